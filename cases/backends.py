@@ -27,10 +27,10 @@ inductor_dense = replace(
     pipeline=Pipeline(backend="inductor"),
 )
 
-# The same with experts, chunked, in bfloat16. A score that rounds differently can send a token to another expert, so
-# the gradients of routers and experts change by far more than rounding. Measured over one step: 0.14 on an EPYC with
-# AVX-512 for bfloat16. A second step starts from parameters that already differ, so its error means little: 0.26 on a
-# Xeon with AMX (0.55 without Inductor's emulation of eager's casts), 0.67 on that EPYC.
+# The whole graph of a model with experts, chunked, in bfloat16. A score that rounds differently can send a token to
+# another expert, so the gradients of routers and experts change by far more than rounding. Measured over one step:
+# 0.14 on an EPYC with AVX-512 for bfloat16. A second step starts from parameters that already differ, so its error
+# means little: 0.26 on a Xeon with AMX (0.55 without Inductor's emulation of eager's casts), 0.67 on that EPYC.
 inductor_moe = replace(
     moe_batch,
     name="inductor_moe",

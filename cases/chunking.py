@@ -50,10 +50,11 @@ def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
 def made_to_see(base: Case, parallelism: Parallelism) -> Case:
     """A case whose inputs expose defects that those of `base` hide: docs/reference/faults.md lists them.
 
-    Rows have different positions, and documents end inside rows. There are six data ranks, not a power of two, and
-    three share an expert or a set of experts, so every sum has at least three summands. An expert of twelve gets no
-    token, and some get more than 256. Weights span seven powers of two. The step computes in float32, so no later
-    rounding hides a difference. Every module's output and its gradient are compared, too.
+    Rows have different positions, and documents end inside rows. There are six data ranks, not a power of two; three of
+    them have the same experts or divide a set of experts among them, so every sum has at least three summands. There
+    are twelve experts: expert 1 gets no token, and some get more than 256. Weights span seven powers of two. The step
+    computes in float32, so no later rounding hides a difference. Every module's output and its gradient are compared,
+    too.
     """
     return replace(
         variant(base, "sight", FAMILY),

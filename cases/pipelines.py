@@ -45,8 +45,9 @@ pipeline_chunked = replace(
     pipeline=Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True, overlap=True),
 )
 
-# Each pass on each stage's graph, also compared with no stages: all of a block computed again, in chunks or not. Four
-# stages have a single layer each, and the first has no experts, so there is no all-to-all for overlap to hide.
+# Passes on each stage's graph. `pipeline_recomputed` computes whole blocks again, without chunks; the two after it are
+# compared with a model without stages. If there are four stages, each has a single layer, and the first has no experts,
+# so overlap has no all-to-all to hide there.
 pipeline_recomputed = replace(
     pipeline_1f1b,
     name="pipeline_recomputed",

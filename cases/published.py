@@ -1,4 +1,5 @@
-"""A model of published size: DeepSeek-V2-Lite's 16 billion parameters, in chunks with every pass, and placed.
+"""A model of published size: DeepSeek-V2-Lite's 16 billion parameters, in chunks with every pass, and with chosen
+placements.
 
 Each rank holds 29 GiB of state. On smaller machines the steps do not run, but they are traced, rewritten, proved,
 placed and precompiled every night, which needs no values (`make published`).
@@ -36,7 +37,7 @@ whole_16b_placed = replace(
     requires="cuda",
 )
 
-# The same with the debug model, which fits two machines of two cores.
+# As `experts_seq_16b`, with the debug model, which fits two machines of two cores.
 experts_seq_nightly_debug = replace(
     nightly.experts_seq_nightly,
     name="experts_seq_nightly_debug",

@@ -54,7 +54,7 @@ experts_seq_flex_marked = replace(
     pipeline=Pipeline(backend="regional_inductor", regions=("layers.*.ffn_norm", "layers.*.moe.shared_experts")),
 )
 
-# The same for a step in two halves, compiled separately: the system joint.
+# SDPA regions in a step whose two halves are compiled separately: the system joint.
 halves_regional = replace(
     joint_llama3_fsdp4_tp2,
     name="halves_regional",

@@ -14,7 +14,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "world4": {"parallelism": Parallelism(world_size=4)},
     # 8 ranks divide neither the dense nor the expert parameters' rows: the last ranks hold padding, some nothing else.
     "uneven": {"model": Model(flavor="uneven")},
-    # 16 tokens a rank reach 3 experts each: two ranks share 128 experts and have 96 rows for them.
+    # Each of a rank's 16 tokens goes to 3 experts: two ranks share 128 experts and have 96 rows for them.
     "idle_experts": {"model": Model(flavor="many_experts"), "batch": Batch(sequences=2, seq_len=8)},
     "batch2": {"batch": Batch(sequences=2)},
     "batch8": {"batch": Batch(sequences=8)},

@@ -46,8 +46,8 @@ tp_chunked_llama3 = replace(
     tp_chunked_batch, name="tp_chunked_llama3", steps=2, model=Model(family="llama3"), parallelism=Parallelism(tp=4)
 )
 
-# Residuals and norms divided along the sequence: a layer gathers its input and scatters its output, once a chunk. That
-# is cut along batch alone: along the sequence, ranks divide what chunks would.
+# Residuals and norms divided along the sequence: a layer gathers its input and scatters its output, once a chunk.
+# Chunks are along the batch only, as the ranks already divide the sequence.
 tp_chunked_sp = replace(
     tp_chunked_batch, name="tp_chunked_sp", steps=5, parallelism=replace(tp_chunked_batch.parallelism, sequence=True)
 )

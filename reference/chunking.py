@@ -40,12 +40,12 @@ _running_chunk: ContextVar[int | None] = ContextVar("running_chunk", default=Non
 
 
 def running_chunk() -> int | None:
-    """The chunk whose forward runs now, 0 or 1; None outside chunks."""
+    """The index of the chunk whose forward runs now, 0 or 1; None outside chunks."""
     return _running_chunk.get()
 
 
 class ChunkedModules:
-    """The modules that run in chunks, `names`; checks that each step runs all of them, equally often."""
+    """The modules that run in chunks, by their `names`. It checks that each step runs all of them, equally often."""
 
     def __init__(self, model: nn.Module, chunking: Chunking, names: list[str], inspect_module: Inspect | None) -> None:
         self.names = names
@@ -58,7 +58,7 @@ class ChunkedModules:
             for name, module in model.named_modules()
             if name
         ]
-        """Used in the first step only, so that an error can list the modules that do run."""
+        """Note which modules run in the first step, so that an error can list them. `end_step` removes them."""
         for name in names:
             module = model.get_submodule(name)
             module.forward = _ChunkedForward(name, module.forward, chunking.dim, self._count)
@@ -129,7 +129,8 @@ _INSTANCE_NORMS = (
 
 
 def _refuse_statistics(name: str, module: nn.Module, chunking: Chunking) -> None:
-    """Refuse a norm that mixes the rows of a batch, or that updates running statistics, which each chunk would do."""
+    """Refuse a norm that mixes the rows of a batch, or that updates running statistics: each chunk would update
+    them."""
     for below, part in module.named_modules(prefix=name):
         computes = isinstance(part, _BATCH_NORMS) and (part.training or part.running_mean is None)
         updates = isinstance(part, _INSTANCE_NORMS) and part.training and part.track_running_stats

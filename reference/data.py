@@ -22,7 +22,7 @@ DOCUMENT_START = 256
 
 FILE_DOCUMENT_BYTES = 512
 LARGEST_TEXT = 1 << 32
-"""A file has no document boundaries, so it is cut into pieces of this many bytes."""
+"""The largest data file in bytes. It has no document boundaries, so it is cut into pieces of FILE_DOCUMENT_BYTES."""
 
 
 class Step(NamedTuple):

@@ -33,9 +33,9 @@ def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool =
 
     `spread` chooses values that expose rounding, which plain values hide: each row is scaled by its own power of two,
     so that sums have terms of different size; weights of norms are between 0.5 and 1.5, as 1 would make a product
-    exact; embeddings are rows of `near_midpoints`. Expert 1 has a bias so low that no token chooses it, the last expert
-    a bias so low that few tokens do, all others a bias between -0.05 and 0.05. Experts 3 and 4 start as ties, in score
-    and in bias.
+    exact; embeddings are rows of `near_midpoints`. Expert 1 has a bias so low that no token chooses it. The last
+    expert's bias is so low that few tokens choose it. All other biases are between -0.05 and 0.05. Experts 3 and 4
+    start with equal scores and equal biases.
 
     | name or shape                       | values                                            |
     |-------------------------------------|---------------------------------------------------|
@@ -67,7 +67,7 @@ def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool =
 
 
 def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
-    """Plain values after this change. A row's index determines its exponent, among seven."""
+    """The values with `spread`: each row is scaled by a power of two. The row's index chooses among seven exponents."""
     if len(shape) == 1:
         generator = torch.Generator(device="cpu").manual_seed(stream_seed(name, seed))
         unit = torch.rand(*shape, generator=generator, dtype=torch.float32, device="cpu").sub_(0.5)
@@ -87,7 +87,7 @@ def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
 
 
 def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
-    """Return rows of integers up to 511 times powers of two, with the first two elements chosen again.
+    """Return each row of integers (up to 511) times its power of two, after a new choice of its first two elements.
 
     A model's first norm takes a square root per distinct token, and an incorrectly rounded root shows in only one of
     two hundred random rows. So the first two elements are chosen to bring the root of mean(x^2) + 1e-6 as near as
@@ -111,7 +111,8 @@ def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
 
 
 def _spread_bias(unit_E: Tensor) -> Tensor:
-    """Convert draws between -0.5 and 0.5 into biases: an expert without tokens, an expert with few, and ties."""
+    """Convert draws between -0.5 and 0.5 into biases: an expert gets no tokens, another gets few, and two have equal
+    biases."""
     bias_E = unit_E.mul_(0.1)
     if len(bias_E) > max(TIED) + 1:
         bias_E[UNCHOSEN] = -4.0  # sigmoid scores lie between 0 and 1

@@ -1,4 +1,4 @@
-"""Eager's activations at module boundaries: modules' outputs, and the gradients of these."""
+"""Eager's activations at module boundaries: the outputs of modules, and the gradients of these outputs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ Observe = Callable[[Kind, str, Tensor], None]
 
 
 class Activations:
-    """The modules of a model whose activations a case has recorded. Raises CaseError for a pattern that matches
-    none."""
+    """The modules of a model whose activations the case observes. Raises CaseError for a pattern that matches none."""
 
     def __init__(self, model: nn.Module, patterns: Sequence[str]) -> None:
         names = observed_modules(patterns, [name for name, _ in model.named_modules()]) if patterns else []

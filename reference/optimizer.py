@@ -58,9 +58,9 @@ def layers_with_experts(model: nn.Module) -> list[Any]:
 def balance_experts(layers: Sequence[Any], rate: float) -> None:
     """Move each expert's bias by `rate` toward balance, and reset its token count to zero.
 
-    A single all-reduce sums counts over all ranks of a tensor coordinate, in rank order on gloo: these ranks read
-    different text, and each counts all its tokens. An expert with fewer tokens than the mean gains `rate`, an expert
-    with more loses it (https://arxiv.org/abs/2408.15664).
+    A single all-reduce sums the counts over all ranks with the same tensor coordinate, in rank order on gloo. These
+    ranks read different text, and each counts all tokens of its text. An expert with fewer tokens than the mean gains
+    `rate`, an expert with more loses it (https://arxiv.org/abs/2408.15664).
     """
     if not layers:
         return

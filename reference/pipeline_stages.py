@@ -37,7 +37,7 @@ def stage_of(name: str, num_layers: int, num_stages: int) -> int:
 
 
 def keep_stages(model: Decoder, kept: Sequence[int], num_stages: int) -> None:
-    """Remove all modules from a model, in place, that do not belong to the given stages.
+    """Remove from a model, in place, all modules that do not belong to the given stages.
 
     The first stage also has the embeddings, the last stage the final norm and the projection to logits. Raises
     CaseError if there are more stages than layers.
@@ -61,7 +61,8 @@ def keep_stages(model: Decoder, kept: Sequence[int], num_stages: int) -> None:
 
 
 class StageModule(nn.Module):
-    """A stage's forward for a micro-batch: from tokens or the previous stage's activation to an activation or logits.
+    """A stage's forward for a micro-batch. It maps tokens or the previous stage's activation to an activation or
+    logits.
 
     Its modules are those that `keep_stages` left in the model.
     """
@@ -131,7 +132,8 @@ class StagedGradients:
             self._schedule = schedules[case.schedule.order](*stages, **settings)
 
     def __call__(self, inputs: StepInputs) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """This rank's mean loss, None except in the last stage; its shards' gradients, as in eager."""
+        """Return this rank's mean loss (None except in the last stage), and its shards' gradients, as the eager step
+        does."""
         self._losses.clear()
         tokens = (inputs.tokens_BS,) if 0 in self._own else ()
         target = inputs.labels_BS if self._num_stages - 1 in self._own else None
@@ -142,7 +144,7 @@ class StagedGradients:
         return mean_of_losses(self._losses) if self._losses else None, gradients
 
     def _loss(self, logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
-        """The loss times its weight: torch starts backward from 1."""
+        """The loss times its weight, as torch starts backward from a gradient of 1."""
         loss = cross_entropy(logits_BSV, labels_BS)
         self._losses.append(loss.detach())
         return loss * self._seed

@@ -120,8 +120,8 @@ def build_sharded_model(
 
 
 class _NoInitialValues(TorchFunctionMode):
-    """Skips modules' own initialization: on the meta device it has no effect, but imports torch's compiler, a
-    second."""
+    """Skips modules' own initialization. It has no effect on the meta device, but would import torch's compiler, which
+    takes a second."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -135,8 +135,8 @@ class _NoInitialValues(TorchFunctionMode):
 def recorded_a_step(case: Case) -> dict[Kind, int]:
     """The number of records of each kind that all ranks make in a step of a built-in system, without activations.
 
-    Every rank of a stage has a part of each of its parameters, for which AdamW keeps two moments and a step count; each
-    buffer with state is recorded before and after the update. The last stage has the loss.
+    Every rank of a stage has a part of each of the stage's parameters. For each part AdamW keeps two moments and a step
+    count; each buffer with state is recorded before and after the update. The last stage has the loss.
     """
     with torch.device("meta"), _NoInitialValues():
         model = build_model(case.model)
@@ -149,7 +149,8 @@ def recorded_a_step(case: Case) -> dict[Kind, int]:
 
 
 class Trainer:
-    """A rank of a training run. `step` computes, observes and updates; see `Observe` for the names.
+    """A rank of a training run. `step` computes, observes and updates. `Observe` documents the names of observed
+    values.
 
     Order of observation: activations, if the case asks for them, in the order of their computation; loss; every local
     gradient; their norm, if the case asks for it; buffers `<name>@before_optimizer`; then, after balancing and AdamW,

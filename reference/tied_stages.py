@@ -1,8 +1,8 @@
 """A parameter in two stages: the embeddings of the first and the projection of the last, or two modules' parameters.
 
 Each of the two stages has a copy, as in Megatron-LM. Both begin with the same values. A copy has the gradient of its
-own use, added over micro-batches like any other. Once a step the stages exchange these sums, and both add the first
-copy's first. So the copies get equal gradients, and stay equal.
+own use, added over micro-batches like any other. Once a step the stages exchange these sums, and both compute the first
+copy's gradient plus the second's. So the copies get equal gradients, and stay equal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from bitproof.reference.parallel.mesh import PIPELINE, Mesh, pipeline_group
 from bitproof.reference.pipeline_stages import stage_of
 
 Join = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-"""Gradients by the names of parameters, and the same with those of copies joined."""
+"""Takes gradients by the names of parameters; returns them with the joined gradient for each parameter that has a
+copy."""
 
 EMBEDDINGS, PROJECTION = "tok_embeddings.weight", "output.weight"
 
@@ -46,7 +47,7 @@ def copies_of(case: Case, names: Iterable[str]) -> dict[str, str]:
 
 
 def share_parameters(model: nn.Module, case: Case) -> None:
-    """Make the parameters of a whole model's second shared module those of its first, in place.
+    """Let a whole model's second shared module use the parameters of the first, in place.
 
     Raises CaseError for modules that the model lacks, that are in the same stage, or whose parameters differ in form.
     """
@@ -85,7 +86,7 @@ class _Copies(NamedTuple):
 class JoinTied:
     """Adds the gradients of both copies. All ranks construct it together, each with the names of its own parameters.
 
-    `is_cut`: a rank has its own stages alone.
+    `is_cut`: a rank has only the layers of its own stages.
     """
 
     def __init__(self, case: Case, mesh: Mesh, names: Iterable[str], num_layers: int, is_cut: bool) -> None:
@@ -98,7 +99,8 @@ class JoinTied:
         self._group = pipeline_group(mesh) if is_cut and is_tied else None
 
     def __call__(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The gradients, those of a rank's copies replaced by the sum, in the order of the copies' names."""
+        """Return the gradients, with the sum for each of this rank's copies. Copies are handled in the order of their
+        names."""
         found = dict(gradients)
         for copies in self._copies:
             own = {name: gradients[name] for name in copies.names if name in gradients}
@@ -109,7 +111,8 @@ class JoinTied:
         return found
 
     def _exchanged(self, copies: _Copies, own: Tensor) -> tuple[Tensor, Tensor]:
-        """The first copy's gradient and the second's, of this rank's shard. The rank of the first sends first."""
+        """Return the gradients of the first copy and of the second, of this rank's shard. The rank of the first copy
+        sends first."""
         own = own.contiguous()
         other = torch.empty_like(own)
         first, last = copies.coordinates

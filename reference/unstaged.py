@@ -1,7 +1,7 @@
 """A pipeline's step without stages: the values that the stages must compute.
 
-    bitproof.reference.unstaged:eager            as eager, but the ranks of each stage train the whole model, among
-                                                 themselves
+    bitproof.reference.unstaged:eager            as eager, but the ranks of each stage train the whole model,
+                                                 among themselves
     bitproof.reference.unstaged:eager_chunked    as eager_chunked, in the same way
 
 Stages send each other nothing: ranks with the same coordinates in different stages read the same text and compute the
@@ -40,7 +40,7 @@ class Unstaged(Trainer):
 
 
 def eager(case: Case, mesh: Mesh) -> Unstaged:
-    """The system."""
+    """The system without chunks."""
     return Unstaged(case, mesh)
 
 

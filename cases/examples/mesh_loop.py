@@ -12,8 +12,8 @@
                                 different numbers of tokens, and the loss is the mean of all tokens
 
 The loss is that of the global batch, so it is the same on any number of ranks. Each rank yields its part of a tensor as
-a DTensor, whose placements state the part. `SharedExperts.shown` makes a DTensor only for that. For example, of 61 rows
-of an embedding on 2 ranks, rank 0 yields rows 0:31.
+a DTensor, whose placements state the part. `SharedExperts.shown` makes a DTensor only to state the part. For example,
+of 61 rows of an embedding on 2 ranks, rank 0 yields rows 0:31.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from bitproof.harness.case import observed_modules
 from bitproof.harness.torch_distributed import functional_collectives
 
 VOCABULARY, DIM, HIDDEN, EXPERTS, SEQUENCES, LENGTH = 61, 24, 64, 4, 8, 12
-"""A vocabulary size that no number of ranks divides, so its rows are sharded unevenly.
+"""Default sizes. No number of ranks divides the vocabulary's size, so its rows are sharded unevenly.
 
 A case's options may set another `dim`, number of `rows`, or `length`.
 """
@@ -84,7 +84,7 @@ class SharedExperts(nn.Module):
 
     @property
     def rank(self) -> int:
-        """This rank's index among them."""
+        """This rank's index among the ranks that share the experts."""
         return int(self.mesh["ep"].get_local_rank()) if self.mesh else 0
 
     def shown(self, part: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class SharedExperts(nn.Module):
         return part if self.mesh is None else DTensor.from_local(part, self.mesh, [Replicate(), Shard(0)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Send tokens (.., D) to the ranks of their experts and back: gather all tokens, then sum and scatter."""
+        """Apply each token's expert to tokens (.., D): gather all ranks' tokens, then sum and scatter the results."""
         rows_TD = self.norm(x).flatten(0, 1)
         scores_TE = self.router(rows_TD).softmax(-1)
         if self.mesh is not None:
@@ -304,7 +304,7 @@ def uneven(case: Case, mesh: Mesh) -> MeshLoop:
 
 
 def uneven_halves(case: Case, mesh: Mesh) -> MeshLoop:
-    """Texts of other lengths, in two micro-batches."""
+    """Texts of different lengths, in two micro-batches."""
     return ddp(case, mesh, micro=2, loop=UnevenLoop)
 
 

@@ -1,14 +1,16 @@
-"""The loop of `mesh_loop` with optimizers that must take the same step, as systems.
+"""The loop of `mesh_loop` with AdamW or Muon in several forms, as systems.
 
-bitproof run -k optimizers
+    bitproof run -k optimizers
 
-adamw            parameter by parameter
-adamw_foreach    all parameters at once
-adamw_fused      a fused kernel for each parameter, which multiplies in another order
-muon             every rank orthogonalizes every matrix
-muon_by_layer    each rank orthogonalizes its share of the matrices and sends them to all
-muon_fsdp        parameters and momentum are sharded; gathers each matrix to orthogonalize it
-muon_fsdp_tp     sharded over data ranks, and each layer split over `tp` ranks; gathers each matrix from both
+    adamw            parameter by parameter
+    adamw_foreach    all parameters at once
+    adamw_fused      a fused kernel for each parameter, which multiplies in another order
+    muon             every rank orthogonalizes every matrix
+    muon_by_layer    each rank orthogonalizes its share of the matrices and sends them to all
+    muon_fsdp        parameters and momentum are sharded; each matrix is gathered to orthogonalize it
+    muon_fsdp_tp     sharded over data ranks, and each layer split over `tp` ranks; each matrix is gathered from both
+
+All forms of AdamW must take the same step, and so must all forms of Muon.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ def orthogonal(matrix: Tensor, turns: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalized if the parameter is a hidden layer's matrix.
 
-    With `by_layer`, rank i modulo the number of ranks orthogonalizes matrix i, and sends it to all: for example, on two
-    ranks matrices 0, 2, 4 are rank 0's.
+    With `by_layer`, matrix i is orthogonalized on rank i modulo the number of ranks, and sent to all: for example, on
+    two ranks rank 0 orthogonalizes matrices 0, 2 and 4.
     """
 
     def __init__(self, model: nn.Module, lr: float, *, by_layer: bool = False) -> None:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from bitproof import Case, Mesh
 
 LAYERS, DIM, ROWS, PARTS = 16, 16, 8, 4
-"""Default sizes, which the case's options `layers`, `dim` and `rows` override; `PARTS` micro-batches."""
+"""Default sizes, which the case's options `layers`, `dim` and `rows` override. `PARTS` is the number of
+micro-batches."""
 
 
 class StagedRun:
@@ -63,7 +64,8 @@ def _layers(case: Case) -> int:
 
 
 def made(case: Case, mesh: Mesh, schedule: Any, per_rank: int = 1) -> Any:
-    """A system that runs a schedule of torch's with `per_rank` stages on each rank: rank r has stages r, r + ranks, ...
+    """Make a system that runs a torch schedule with `per_rank` stages on each rank: rank r has stages r, r + ranks,
+    ...
 
     For example, with 2 stages on each of 4 ranks, rank 1 has stages 1 and 5.
     """

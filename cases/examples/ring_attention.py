@@ -7,10 +7,10 @@
     gathered    each rank gathers all keys and values at once, and uses the parts in the same order
 
 Every reduction has a fixed order. A rank uses the parts of keys and values in ring order: its own, then the previous
-rank's, and so on. Each part's scores have their own maximum and sum; two parts are merged by the logarithm of the sum
-of exponentials, the running result first. For example, rank 2 of 4 uses parts 2, 1, 0; the causal mask excludes part 3.
-In backward a part's keys and values visit the ranks in ascending order, starting with their own, and their gradients
-are added in that order. An all-reduce of each parameter's gradient follows.
+rank's, and so on. Each part's scores have their own maximum and sum; two parts are merged by the logarithms of their
+sums of exponentials, in the order of running result, next part. For example, rank 2 of 4 uses parts 2, 1, 0; the causal
+mask excludes part 3. In backward a part's keys and values visit the ranks in ascending order, starting with their own,
+and their gradients are added in that order. An all-reduce of each parameter's gradient follows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Parts = tuple[Tensor, ...]
 
 @dataclass
 class SequenceRing:
-    """The ranks that share a sequence; this is `rank` of `ranks`. Parts are gathered at once, or sent around."""
+    """The ranks that share a sequence, for rank `rank` of `ranks`. It gathers parts at once, or sends them around."""
 
     rank: int
     ranks: int
@@ -78,8 +78,8 @@ class SequenceRing:
     def returned(self, shares: dict[int, Parts]) -> Parts:
         """Send each share to its part's rank, and return the sum of all ranks' shares for this rank's part.
 
-        The sum begins with this rank's share, then adds the next rank's, and so on. `shares` are this rank's results
-        by the rank of the part.
+        The sum begins with this rank's share, then adds the next rank's, and so on. `shares` maps each part's rank to
+        this rank's share for that part.
         """
         total = shares[self.rank]
         for turn in range(1, self.ranks):

@@ -1,4 +1,5 @@
-"""A batch against two halves: the same terms added in another order, so CLOSE within the bound for that."""
+"""A batch against two halves: the same terms are added in another order, so these cases are CLOSE, within a bound for
+that order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The same training loop in two layouts of ranks, compared by logical tensor: the possible effects of a layout.
+"""The same training loop in two layouts of ranks, compared by logical tensor: the cases show what a layout may
+change.
 
 EQUAL if both layouts compute the same sums; otherwise CLOSE, within bounds derived from the reference's own sums in
 other orders.
@@ -43,7 +44,7 @@ ep2_ep4 = replace(
     parallelism=Parallelism(world_size=8, ep=4),
     reference_parallelism=Parallelism(world_size=8, ep=2),
 )
-# What modules return is compared, too: so a defect that shows in the loss has a module.
+# Modules' outputs are compared, too, so that a defect that shows in the loss is located in a module.
 _SEEN = ("embedding", "blocks.*", "output")
 fsdp_observed = replace(ddp_fsdp, name="fsdp_observed", observe=_SEEN)
 hsdp_observed = replace(fsdp_hsdp, name="hsdp_observed", parallelism=_FOUR, reference_parallelism=_FOUR, observe=_SEEN)

@@ -36,8 +36,8 @@ class Plan:
 class Autoplace:
     """Placements that a linear program chooses on the mesh of the case's parallelism.
 
-    `memory_mib` bounds a rank's memory, in MiB, as the program counts it (see `harness.placement.build`). `source` is
-    the origin of placements: only this program. `plan` is the result; None until then.
+    `memory_mib` bounds a rank's memory, in MiB, as the linear program counts it (see `harness.placement.build`).
+    `source` is the origin of placements: "solver", the only one so far. `plan` is the result; None until then.
     """
 
     __pydantic_config__ = STRICT

@@ -37,7 +37,7 @@ class Bounds:
 
 
 LONGEST_NAME = 100
-"""Characters of a case's name."""
+"""The most characters in a case's name."""
 
 SEED = Bounds(0, 2**32 - 1)
 """numpy's range of seeds, the smallest of all seeded generators."""

@@ -17,7 +17,7 @@ from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.validate import parse
 
 LARGEST = 1 << 20
-"""Bytes. A case takes two thousand."""
+"""The maximum number of bytes in the file of a case. A case takes two thousand."""
 
 LONGEST_CHAIN = 50
 """The longest chain of case files that are `like` each other."""
@@ -57,7 +57,7 @@ def _values(path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path
 
 
 def _like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
-    """The values of the case that a file says it is like."""
+    """The values of the case that a file names in its field `like`."""
     if isinstance(like, str) and like.endswith(".json"):
         other = path.parent / like
         if _real(other) in through:
@@ -117,10 +117,10 @@ def _beside(path: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_here(folder: Path, file: Path) -> str:
-    """The path of a file in the folder from the working directory; unchanged if there is no such file."""
+    """A file's path from the working directory. `file` is relative to `folder`; unchanged if there is no such file."""
     there = folder / file
     if file.is_absolute() or not os.path.isfile(there):
-        # Os.path.isfile accepts a name that is too long, unlike Path.is_file.
+        # `os.path.isfile` accepts a name that is too long; `Path.is_file` raises.
         return str(file)
     here = os.path.relpath(there)
     return str(there.resolve()) if here.startswith(os.pardir) else here

@@ -24,7 +24,7 @@ DIM_MULTIPLE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model, its size, and its attention: "flex" masks documents apart with FlexAttention.
+    """A model, its size, and its attention: "flex" is FlexAttention with a mask that separates documents.
 
     The other fields make a flavor smaller or larger; None keeps the flavor's size. `dim` is the model dim, and hidden
     dims follow it in proportion, as key/value heads follow `heads`. The first `dense_layers` of `layers` have no
@@ -118,8 +118,8 @@ class Parallelism:
 
     `shared_groups`: groups over the same ranks are a single process-group object, as in meshes that cache them.
 
-    `sequence`: outside layers that the tensor group splits, each of its ranks has an equal part of the sequence, so
-    that a layer begins with an all-gather and ends with a reduce-scatter.
+    `sequence`: outside layers that a tensor group splits, each rank of the group has an equal part of the sequence. So
+    a split layer begins with an all-gather and ends with a reduce-scatter.
     """
 
     __pydantic_config__ = STRICT
@@ -158,17 +158,17 @@ class Parallelism:
 
     @property
     def stage_ranks(self) -> int:
-        """The ranks of a pipeline's stage; all ranks without a pipeline."""
+        """The number of ranks of a pipeline's stage; of all ranks without a pipeline."""
         return self.world_size // self.pp
 
     @property
     def data_ranks(self) -> int:
-        """Ranks that read different data: within a stage, all but those that share a model between them."""
+        """The number of a stage's data coordinates. Ranks of a tensor group read the same data, so they count once."""
         return self.stage_ranks // self.tp
 
     @property
     def expert_fsdp(self) -> int:
-        """Ranks that share the parameters of an expert shard."""
+        """The number of ranks that share the parameters of an expert shard."""
         return self.stage_ranks // self.ep
 
 

@@ -1,8 +1,8 @@
 """Activations at module boundaries: which of them a case records, and their names.
 
-A boundary is the output of a module's call (`forward`), or the gradient of that (`backward`). A module inside a chunked
-module has a boundary per chunk; the chunked module itself has a single boundary with both chunks' rows along the
-chunked dim, chunk 0 first.
+A boundary is the output of a module's call (`forward`), or the gradient of this output (`backward`). A module inside a
+chunked module has a boundary per chunk; the chunked module itself has a single boundary with both chunks' rows along
+the chunked dim, chunk 0 first.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def root_of(patterns: str, module: str) -> str | None:
 
 
 def check_patterns(patterns: str, what: str) -> None:
-    """Raise CaseError if one of the patterns is invalid or lies inside another; errors call a pattern `what`."""
+    """Raise CaseError if one of the patterns is invalid or within another. In errors, a pattern is called `what`."""
     each = patterns.split(",")
     for pattern in each:
         check_pattern(pattern, what)
@@ -46,7 +46,7 @@ def check_patterns(patterns: str, what: str) -> None:
 
 
 def check_pattern(pattern: str, what: str) -> None:
-    """Raise CaseError, which calls it `what`, for an invalid pattern over module names."""
+    """Raise CaseError for an invalid pattern over module names. In the error, the pattern is called `what`."""
     if not _CHOSEN.fullmatch(pattern):
         raise CaseError(
             f"{what} is a dotted module name",
@@ -56,7 +56,7 @@ def check_pattern(pattern: str, what: str) -> None:
 
 
 def _agree(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether the components that both have may belong to the same name."""
+    """Whether two patterns may match the same name, judging by the components that both have."""
     return all("*" in (one, other) or one == other for one, other in zip(first, second, strict=False))
 
 

@@ -1,4 +1,4 @@
-"""The pipeline schedule of a case's micro-batches, and the cases that it refuses."""
+"""The pipeline schedule of a case's micro-batches, and the check that refuses unsupported schedules."""
 
 from __future__ import annotations
 

@@ -19,5 +19,5 @@ def is_text_of_ours(data: str) -> bool:
 
 
 def data_of_file(file: Path) -> str:
-    """A file's name in `batch.data`: ./ before it if the name is that of a built-in text."""
+    """A file's name in `batch.data`. A file with the name of a built-in text gets ./ in front."""
     return f"./{file}" if is_text_of_ours(str(file)) else str(file)

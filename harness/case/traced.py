@@ -18,7 +18,7 @@ TRACED = (GRAPH, JOINT, AUTOPLACE)
 with solved placements."""
 
 PRECOMPILED = "precompiled"
-"""The system graph with its finished graph read from disk, written before by a process without ranks."""
+"""Like the system graph, but reads its finished graph from disk. A process without ranks wrote it before the run."""
 PREPARED = (*TRACED, PRECOMPILED)
 """The systems that run a prepared graph."""
 
@@ -111,7 +111,11 @@ def _check_joint(case: Case) -> None:
 
 
 def _check_autoplace(case: Case) -> None:
-    """Refuse the system without a bound, or with chunks; and a bound without it, unless the case states its plan."""
+    """Refuse the system autoplace without a memory bound, and a bound without that system, unless the case states its
+    plan.
+
+    With a bound, also refuse chunks and a memory policy.
+    """
     is_asked = AUTOPLACE in (case.reference, case.candidate)
     if is_asked != (case.autoplace is not None) and not (case.autoplace and case.autoplace.plan):
         raise CaseError(

@@ -30,7 +30,7 @@ class Alignment:
 
 @dataclass(kw_only=True)
 class Unpaired:
-    """Records without a partner in the alignments so far; `names` are the kinds that paired."""
+    """Records without a partner in the alignments so far. `names` has the names that paired, by kind."""
 
     missing: list[Key] = field(default_factory=list)
     extra: list[Key] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Unpaired:
     names: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, alignment: Alignment) -> None:
-        """Add an alignment, whose records are new to the others."""
+        """Add an alignment of further records: no earlier alignment has them."""
         self.missing += alignment.missing
         self.extra += alignment.extra
         for side, keys in alignment.duplicates.items():

@@ -6,8 +6,9 @@ switches, the ordered passes with their settings, and the data. The commit, a fa
 out: a baseline exists to show their effects.
 
 If bits differ from a baseline of the same environment, the recording is DRIFTED. If all baselines are from other
-environments, it is NOT COMPARABLE: the nearest, with the fewest differing fields, is named with those fields, and, if
-only package versions differ, with the tensors that drifted. Folder names are for people: manifests decide.
+environments, it is NOT COMPARABLE. The result then names the nearest baseline, which has the fewest differing fields,
+and those fields; if only package versions differ, it also names the tensors that drifted. Folder names are for people:
+manifests decide.
 """
 
 from __future__ import annotations
@@ -80,12 +81,17 @@ def environment_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def _without_code(rank: Mapping[str, Any]) -> dict[str, Any]:
-    """A rank's system's description of itself, without what belongs to its code: a file's sha256, its settings."""
+    """A rank's description of its system, without the entries that follow from code: a file's sha256, optimizers'
+    settings."""
     return {name: value for name, value in rank.items() if name not in ("sha256", OPTIMIZERS)}
 
 
 def _release_of(machine: MachineFacts) -> dict[str, str]:
-    """torch's version without a `+cu132` that repeats the field `cuda`: not all earlier manifests had it."""
+    """The field `torch` without a suffix such as `+cu132`, which repeats the field `cuda` and is not in all earlier
+    manifests.
+
+    Empty if the manifest lacks either field.
+    """
     torch, cuda = machine.get("torch"), machine.get("cuda")
     if not isinstance(torch, str) or not isinstance(cuda, str):
         return {}
@@ -112,8 +118,8 @@ def file_baseline(
 ) -> Path:
     """Move a recording into the folder for its environment's baseline, and return that folder.
 
-    The manifest of an `accepted` baseline says so. Raises UsageError if there is a baseline already, unless `force`
-    replaces it.
+    With `accepted`, the baseline's manifest states why it was accepted. Raises UsageError if there is a baseline
+    already, unless `force` replaces it.
     """
     found = read_recording(recording)
     environment = environment_of(found.manifest)
@@ -149,7 +155,7 @@ def file_baseline(
 
 
 def values_to_keep(baseline_dir: Path | None, case: Case, system: str) -> tuple[str, ...]:
-    """Patterns of the values in a system's baselines: a run that keeps them too can state drift in ULPs."""
+    """Patterns of the values in a system's baselines: a run that keeps the same values can state drift in ULPs."""
     manifests = _manifests(baseline_dir, case, system).values() if baseline_dir else ()
     known = [manifest.values for manifest in manifests if not isinstance(manifest, RecordingError)]
     return tuple(dict.fromkeys(pattern for patterns in known for pattern in patterns))
@@ -173,7 +179,7 @@ def hold_against_baselines(
 
 
 def demanded(about: BaselineResult) -> BaselineResult:
-    """The result if a baseline of this environment is required: without it, the status is MISSING."""
+    """`about` for a run that requires a baseline: the status is MISSING if there is none of this environment."""
     if about.status not in (BaselineStatus.NO_BASELINE, BaselineStatus.NOT_COMPARABLE):
         return about
     why = "there is no baseline" if about.status == BaselineStatus.NO_BASELINE else "no baseline is of this environment"
@@ -250,7 +256,8 @@ def _compare(
 
 
 def _other_code(baseline: Manifest, here: Manifest) -> list[str]:
-    """The code hashes that differ, to explain drift: the graph's own, and that of the code generated from it."""
+    """A line for each code hash that differs, to explain drift: the graph's hash, and the hash of the code generated
+    from it."""
     if baseline.graph is None or here.graph is None:
         return []
     names = ("code_hash", "generated_hash")
@@ -281,9 +288,10 @@ def _differences(baseline: Mapping[str, Any], here: Mapping[str, Any]) -> dict[s
 
 
 def _folders(baseline_dir: Path, case: Case, system: str) -> tuple[Path, Path]:
-    """The folder of a system's baselines, with a subfolder per environment, and the folder of earlier versions.
+    """The folder of a system's baselines, with a subfolder per environment, and the folder that earlier versions
+    used.
 
-    In the latter two systems may share a folder, such as `sub/t.py:make` and `sub-t.py:make`; manifests name the
+    In earlier versions two systems may share a folder, such as `sub/t.py:make` and `sub-t.py:make`; manifests name the
     system.
     """
     earlier = re.sub(r"[^\w.-]", "-", system).lstrip(".") or "-"

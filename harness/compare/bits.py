@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ULP_DTYPES = ("float16", "bfloat16", "float32", "float64")
 NUM_SAMPLES = 8
 SLICE = 1 << 22
-"""Elements that are compared at a time."""
+"""The number of elements that are compared at a time."""
 
 _BUCKET_ENDS = (0, *(2**power for power in range(63)))
 
@@ -50,7 +50,7 @@ class BitDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedBits:
-    """How two values differ, None for other dtypes or shapes, and the digests of both."""
+    """`difference`: how two values differ, None if dtype or shape differ. `digests`: the digests of both values."""
 
     difference: BitDifference | None
     digests: tuple[str, str]
@@ -155,7 +155,7 @@ def name_counts(counts: Tensor) -> dict[str, int]:
 
 
 def is_unlike(reference: Tensor, candidate: Tensor) -> Tensor:
-    """Mask of the elements that are NaN or infinite on a side, unless both sides have the same."""
+    """Mask of the elements that are NaN or infinite on a side, unless both sides are NaN or the same infinity."""
     special = ~(reference.isfinite() & candidate.isfinite())
     return special & ~(reference.isnan() & candidate.isnan()) & (reference != candidate)
 
@@ -180,10 +180,10 @@ def _ordered(tensor: Tensor) -> Tensor:
 
 
 def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Slices of both tensors' bytes, at most SLICE elements at a time, on the reference's device.
+    """Yield slices of both tensors' bytes, at most SLICE elements at a time, on the reference's device.
 
-    Yields the first element's number, and uint8 of shape [elements, bytes per element] for each tensor. So a GPU's
-    tensor is never fetched whole.
+    A slice has the index of its first element, and for each tensor uint8 of shape [elements, bytes per element]. So a
+    GPU's tensor is never fetched whole.
     """
     from bitproof.harness.capture.digest import octets
 

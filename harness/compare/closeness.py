@@ -6,8 +6,8 @@ digest, so that the measured values are the recorded values.
 - A tensor's relative error is |r - c| / |r|, Euclidean norms over all elements in float64. Squares are added in
   sequence in row-major order, after division by the largest magnitude, so none over- or underflows. Example: r = [3, 4]
   and c = [3, 5] have the error 1 / 5.
-- A NaN on both sides adds nothing to an error, nor does the same infinity. On one side they make it infinite, as
-  does a difference from a reference of zeros.
+- A NaN on both sides adds nothing to an error, nor does the same infinity on both. A NaN or an infinity on a single
+  side makes the error infinite, as does a difference from a reference of zeros.
 - Tensors that are not floating point have no error: they agree in bits or are infinitely far apart.
 """
 
@@ -31,7 +31,8 @@ from bitproof.harness.records import Closeness, Key, Recording
 
 
 def measure(reference: Path, candidate: Path, bound: float, step: int | None = None) -> Closeness:
-    """Compare the values of two recordings with the same keys except for buffers, at one step or all.
+    """Compare the values of two recordings, at `step` or at all steps. Except for buffers, both must have the same
+    keys.
 
     Raises RecordingError when a side lacks evidence.
     """
@@ -73,7 +74,7 @@ def measure(reference: Path, candidate: Path, bound: float, step: int | None = N
 
 
 def _refuse_unlike(key: Key, left: Tensor, right: Tensor) -> None:
-    """Raise RecordingError if shapes differ, as elements then have no partners: a rank's shard, for example."""
+    """Raise RecordingError if shapes differ, as for shards of different sizes: then elements have no partners."""
     if left.shape != right.shape:
         raise RecordingError(
             f"step {key.step}, rank {key.rank}, {key.kind} {key.name} is of two sizes: a bound says nothing of it",
@@ -100,7 +101,8 @@ def relative_error(reference: Tensor, candidate: Tensor) -> float:
 
 @contextmanager
 def _opened(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
-    """A rank's values, which must be present for exactly the tensors that the rank recorded."""
+    """Open a rank's values. Raises RecordingError unless they are those of exactly the tensors that the rank
+    recorded."""
     path = checked_values_path(folder, recording.manifest, rank)
     names = {name_value(key) for key in recording.records if key.rank == rank}
     with open_values(path) as values:

@@ -17,7 +17,7 @@ _MAX_SENTENCES = 3
 
 
 class _Held(NamedTuple):
-    """The optimizer of a parameter, and its settings."""
+    """A parameter's optimizer, and the optimizer's settings for it."""
 
     optimizer: str
     settings: Mapping[str, str]
@@ -55,10 +55,10 @@ class DifferingSetting(NamedTuple):
 def differing_settings(
     reference: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]], step: int
 ) -> list[DifferingSetting]:
-    """The settings that differ at a step. `name` is empty where the optimizers are of two classes.
+    """The settings that differ at `step`, no matter when they were set. `name` is empty if the optimizers' classes differ.
 
-    The sides are their ranks' descriptions. A setting that only one side's optimizer has is not compared: another
-    release of torch may have added it.
+    `reference` and `candidate` are the descriptions of each rank's system. A setting that only one side's optimizer has
+    is not compared: another release of torch may have added it.
     """
     sides = [_settings_at(side, step) for side in (reference, candidate)]
     found: dict[tuple[str, str, str, str], list[str]] = {}
@@ -103,7 +103,7 @@ def _each(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _Held]:
-    """Each parameter's optimizer and settings at a step, by its name. The lowest rank that names it counts."""
+    """Each parameter's optimizer and settings at a step, by name. If several ranks name it, the lowest rank counts."""
     found: dict[str, _Held] = {}
     for rank in ranks:
         groups: dict[str, tuple[str, list[str], dict[str, str]]] = {}

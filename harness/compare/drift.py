@@ -40,7 +40,7 @@ def measure_drift(reference: Path, candidate: Path) -> list[Drift]:
         for key in sorted(differing, key=order):
             place, new = order(key), _new_entry(key, left[key], right[key])
             first, entry = entries.setdefault((key.kind, key.name), (place, new))
-            if place < first:  # a rank before had a later step as its first
+            if place < first:  # the first difference of an earlier rank was at a later step
                 for name in ("step", "rank", "reference_type", "candidate_type"):
                     setattr(entry, name, getattr(new, name))
                 entries[key.kind, key.name] = place, entry

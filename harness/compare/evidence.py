@@ -1,6 +1,6 @@
 """The evidence in two recordings, added up rank by rank.
 
-Ranks record alike: the same names at the same steps, of the same dtype, shape and content. The consequences (gaps,
+Most ranks record alike: the same names at the same steps, of the same dtype, shape and content. The consequences (gaps,
 counts, the order of computation) are computed from the records of the first rank of each such group; for the others
 only digests are compared, as whole columns. So a thousand ranks take seconds, and the memory of two. A rank that
 recorded differently is processed on its own.
@@ -47,8 +47,8 @@ _is_digest = re.compile("[0-9a-f]{32}").fullmatch
 
 
 class DifferingPair(NamedTuple):
-    """A record that differs, and its position in the run. The records state its types; their digests may be another
-    rank's."""
+    """A record that differs, and its position in the run. `records` have the right types, but may have another rank's
+    digests."""
 
     place: ComputedAt
     key: Key
@@ -69,7 +69,7 @@ class Likeness:
 
     `reference` and `candidate` are the rows of the group's first rank; `keys` are the reference's, and `partners` maps
     each to the row of the candidate that pairs with it. `computed` has the rows in the order in which a step computes
-    them, `kinds` and `tensors` a number for each row's step and kind, and for its kind and name.
+    them. `kinds` has a number for each row, equal for rows of equal (step, kind); `tensors` likewise for (kind, name).
     """
 
     reference: RankRows
@@ -91,10 +91,10 @@ class Likeness:
 class Evidence:
     """The comparison so far, and its gaps.
 
-    `compared` and `mismatched` count records by kind. `first` is the differing record that was computed first, and
-    `differing` the first MAX_DIFFERING of those inside the case; `kinds` are those that differ at each step. `layouts`
-    has a sentence for each pair whose dtype, shape or placements differ. `one_sided` are buffers of one side,
-    which are no gaps.
+    `compared` and `mismatched` count records by kind. `first` is the differing record that was computed first.
+    `differing` are the first MAX_DIFFERING records that differ and are inside the case. `kinds` has the kinds that
+    differ at each step. `layouts` has a sentence for each pair whose dtype, shape or placements differ. `one_sided` are
+    buffers of one side, which are no gaps.
     """
 
     case: Case
@@ -314,7 +314,7 @@ def _tell_layout(key: Key, reference: Record, candidate: Record) -> str:
 
 
 def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[str]:
-    """A sentence for each name that is absent at some steps, on both sides."""
+    """A sentence for each name that both sides lack at some steps, although they recorded it at others."""
     for kind, name, rank in dict.fromkeys((key.kind, key.name, key.rank) for key in alignment.pairs):
         if kind == "rng" or Key(0, kind, name, rank).is_changed_setting:
             # Recorded only at steps that draw from it or change it.

@@ -6,12 +6,16 @@ from bitproof.harness.compare.order import place_of
 from bitproof.harness.records import Comparison, Divergence, InFloat64, Key, LayoutBounds, Verdict
 
 USED_BY_ONE = 0.6
-"""In one tensor of a hundred rounding may use half of the bound, such as a loss that moves by two units in the last
-place: 7 of 60 correct pairs had such a tensor (`bench_bounds.py`)."""
+"""A single tensor that uses less than this share of its bound causes no remark.
+
+In a tensor of a hundred, rounding may use half of the bound: for example, a loss that moves by two units in the last
+place. 7 of 60 correct pairs had such a tensor (`bench_bounds.py`).
+"""
 
 
 def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
-    """CLOSE if every difference is rounding within its derived bound; else DIFFERENT, with the first that is not."""
+    """CLOSE if every difference is rounding within its derived bound; else DIFFERENT, with a sentence about the first
+    difference that is not."""
     if layouts.is_rounding:
         return Verdict.CLOSE, None
     if layouts.is_within and layouts.in_float64:
@@ -40,9 +44,8 @@ def first_beyond(layouts: LayoutBounds, comparison: Comparison) -> Divergence | 
 
 
 def _told_in_float64(found: InFloat64) -> str:
-    """Such as "in float64 the relative error of step 0, loss loss is still 5e-07, where sums in other orders explain
-    4e-16; 98 tensors are like this, and this is the first".
-    """
+    """The sentence about a defect, such as "in float64 the relative error of step 0, loss loss is still 5e-07, where
+    sums in other orders explain 4e-16; 98 tensors are like this, and this is the first"."""
     row = found.rows[0]
     error = "infinite" if row.error is None else f"{row.error:.3g}"
     more = f"; {found.beyond} tensors are like this, and this is the first" if found.beyond > 1 else ""
@@ -51,7 +54,8 @@ def _told_in_float64(found: InFloat64) -> str:
 
 
 def remarks_on(layouts: LayoutBounds) -> list[str]:
-    """What a CLOSE leaves open: the second test's result if it decides nothing, or that there was none."""
+    """Remarks on a CLOSE: the result of the second test, in float64, if it decides nothing, or that this test was not
+    possible."""
     found = layouts.in_float64
     if found is None:
         return []

@@ -1,16 +1,16 @@
 """Buffers that only one of two systems registers, and their effect on the verdict.
 
 A constant of one side, such as `positions`, is another way to write a number: its effects show in every compared
-tensor. So it is a remark, and the other tensors decide the verdict. State differs: if steps change a buffer of a single
-side, it has no partner, and nothing shows that it is right.
+tensor. So it is a remark, and the other tensors decide the verdict. State is another matter: if steps change a buffer
+of a single side, nothing shows that its values are right.
 
     candidate alone   positions   the same bits at every step     EQUAL is EQUAL, with a remark
     candidate alone   count       other bits at a later step      EQUAL and CLOSE are UNVERIFIED
 
 This holds only for buffers, and only if the side without them is known to show every buffer it has
 (`shows_every_buffer` in its manifest): another system may have the buffer and not show it. If each side has buffers
-that the other lacks, they may be the same under two names, and their records are missing as usual. So is a buffer that
-some rank or step of the other side has.
+that the other lacks, they may be the same under two names: then their records are missing, as usual. The records of a
+buffer are also missing if the other side has it on some rank or at some step.
 
 Changed settings and attributes of an optimizer (`@changed`) have records on the side and at the steps of the change.
 Without a partner they withhold EQUAL and CLOSE, like a buffer that steps change; if the other side's system does not
@@ -29,10 +29,11 @@ _NUM_NAMED = 5
 
 @dataclass(kw_only=True)
 class OneSided:
-    """Buffers of one side. `side` has them, None without any; `changed` are those that steps change.
+    """Buffers that only `side` has; None if there are none. `names` are all of them, `changed` those that steps
+    change.
 
-    `settings` are optimizer settings that the steps of one side change, by side; `compared` are the sides whose
-    partner shows such changes.
+    `settings` has, by side, optimizer settings that only this side's steps change. `compared` has the sides whose
+    settings count, since the other side's system would show such changes.
     """
 
     side: Role | None = None
@@ -42,12 +43,12 @@ class OneSided:
     compared: frozenset[Role] = frozenset()
 
     def covers(self, key: Key) -> bool:
-        """Whether a record without a partner belongs to these."""
+        """Whether a record without a partner belongs to these buffers or settings."""
         is_setting = key.is_changed_setting and any(bare(key.name) in names for names in self.settings.values())
         return is_setting or (key.kind == "buffer" and bare(key.name) in self.names)
 
     def remarks(self) -> Iterator[str]:
-        """A sentence that names them."""
+        """Sentences that name the buffers and settings."""
         if self.side is not None:
             what = "it stays the same" if len(self.names) == 1 else "they stay the same"
             held = f"; {what} in all steps, and what it changes is compared" if not self.changed else ""
@@ -98,7 +99,7 @@ def one_sided(
 
 
 def _changes(moments: Mapping[tuple[int, str], Mapping[int, str]], num_steps: int) -> bool:
-    """Whether a rank's value differs between two moments, or is missing at some step."""
+    """Whether a buffer's value changes on some rank, or is missing at some step. `moments` has its digests by step."""
     by_rank: dict[int, set[str]] = {}
     for (rank, _), steps in moments.items():
         by_rank.setdefault(rank, set()).update(steps.values())

@@ -12,8 +12,8 @@ BEFORE_FORWARD = "@before_forward"
 BEFORE_OPTIMIZER = "@before_optimizer"
 BACKWARD = "@backward"
 PHASES = (BEFORE_FORWARD, "activation", "loss", BACKWARD, "grad", "grad_norm", BEFORE_OPTIMIZER, "param", "optimizer")
-"""Buffers before forward, activations, loss, their gradients, grad, their norm, buffers before the optimizer, param,
-optimizer; then others."""
+"""The phases of a step: buffers before forward, activations, the loss, gradients of activations, gradients of
+parameters, their norm, buffers before the optimizer, parameters, optimizer state. Unknown kinds come last."""
 
 
 class ComputedAt(NamedTuple):
@@ -26,7 +26,7 @@ class ComputedAt(NamedTuple):
 
 
 class ComputationOrder:
-    """A sort key for records: step, phase of the step, name as the reference first recorded it, rank."""
+    """A sort key for records: step, phase of the step, index of the name in the reference's order, rank."""
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], int] = {}
@@ -42,7 +42,7 @@ class ComputationOrder:
 
 
 def computation_order(recorded: Iterable[Key]) -> Any:
-    """The order of records whose names are those of `recorded`."""
+    """A `ComputationOrder` for records whose names are those of `recorded`."""
     order = ComputationOrder()
     order.add(recorded)
     return order

@@ -20,7 +20,7 @@ from bitproof.harness.errors import (
 from bitproof.harness.records import CaseResult, Verdict
 
 MAX_ERROR = 2 * MAX_TRACEBACK
-"""Characters of a result's error: its message, a traceback, and text from a search for the cause."""
+"""The most characters in a result's error: its message, a traceback, and text from a search for the cause."""
 
 
 def result_of(case: Case, judgement: Judgement, *, device: str, backend: str, **facts: Any) -> CaseResult:

@@ -10,9 +10,9 @@ among other ranks, every sum has the same terms in the same order: each tensor u
   gradients. If the number of backwards differs, the batch is divided differently, so sums differ from the first phase
   on.
 - Over more than two ranks, a collective's order of addition for an element depends on the element's index among all
-  elements that are added at once (measured on gloo's ring). So sums of other sizes have other orders. So have sums of
-  gradients if ranks have other parts of them: FSDP1 cuts a flattened tensor, and FSDP2 cuts rows. Such parts have other
-  norms, too, and a norm is summed over any number of ranks.
+  elements that are added at once (measured on gloo's ring). So sums of other sizes have other orders. Sums of gradients
+  also have other orders if the two systems give a rank other parts of a gradient: FSDP1 cuts a flattened tensor, and
+  FSDP2 cuts rows. The norms of these parts differ, too, so the sum of norms has other terms on any number of ranks.
 - A number that is no power of two rounds: dividing each term by 3 before the sum differs from dividing the sum by 3.
 
 Stages of a pipeline are an exception. If each parameter is on one rank on both sides, and no rank adds over
@@ -39,7 +39,7 @@ def regrouped_from(
 ) -> int | None:
     """The first phase, as an index into PHASES, whose sums have another order or other terms; None if no phase has.
 
-    Systems of unequal numbers of ranks divide the batch differently, so from the first on. With `are_staged` each
+    If the numbers of ranks differ, the batch is divided differently, so it is the first phase. With `are_staged` each
     parameter is on one rank; with `are_moved` ranks have other parts of gradients than in the other system.
     """
     meetings = [manifest.meetings or () for manifest in (reference, candidate)]
@@ -64,13 +64,13 @@ def regrouped_between(reference: Recording, candidate: Recording) -> int | None:
 
 
 def apart_from(candidate: Manifest) -> int:
-    """The first step in which the candidate may have its own layout: before, a resumed case runs the reference's
+    """The first step in which the candidate may have its own layout. Until then, a resumed case runs the reference's
     system."""
     return int(candidate.case["resume_at"]) if candidate.case.get("resumes_reference") else 0
 
 
 def _are_added_alike(*sides: Sequence[Meeting]) -> bool:
-    """Whether both sides add gradients of the same number of parts, or of single parts in the same number of
+    """Whether the sides add the same number of parts to a gradient, or a single part in the same number of
     backwards."""
     parts, backwards = (
         [{meeting.backwards for meeting in side if meeting.what == what} for side in sides]

@@ -4,12 +4,13 @@
 2. All others may differ by rounding. The amount depends on the number of terms, on dtypes and on the amplification of
    errors on the way, so it is measured: the reference runs a few more times with all of its sums in other orders
    (`harness.disturb.regroup`), in as many parts as the larger system has ranks.
-3. A tensor's bound is Student's quantile times the root mean square of its samples' distances from the reference, at
-   the level at which all tensors together stay within theirs with CONFIDENCE; and at least FEWEST_UNITS units in the
-   last place of its norm, since samples of few elements may all be rounded to the same value, and some sums are fused.
+3. A tensor's bound is the root mean square of its samples' distances from the reference, times Student's quantile. The
+   level of the quantile is such that all tensors together stay within their bounds with CONFIDENCE. A bound is at least
+   FEWEST_UNITS units in the last place of the tensor's norm, since samples of few elements may all be rounded to the
+   same value, and some sums are fused.
 4. Three samples estimate a spread badly: with three degrees of freedom a bound is 30 spreads for a hundred tensors, and
-   a defect of 17 fits in. Rounding itself moves tensors by 1 spread, at most 2 (`bench_layouts.py defects`). So a
-   tensor that moves by more than NEAR_SPREADS, and by more than a unit, is `near`: `across` then takes more samples,
+   a defect of 17 spreads fits in. Rounding itself moves tensors by 1 spread, at most 2 (`bench_layouts.py defects`). So
+   a tensor that moves by more than NEAR_SPREADS, and by more than a unit, is `near`: `across` then takes more samples,
    and with twelve a bound is 6 spreads.
 
 Distances are Euclidean, over all cells of a tensor, each cell once; among a candidate's replicas the farthest counts.
@@ -41,11 +42,16 @@ CONFIDENCE = 0.99
 FEWEST_UNITS = 4
 NEAR_SPREADS = 2.5
 MARGIN = 2.0**14
-"""How many spreads a difference in float64 must have to be no rounding. From float32 to float64 rounding shrinks by
-2^29 and a defect does not, so half of these bits are far from both, and one sample is enough to know a spread.
+"""How many spreads a difference in float64 must have to be no rounding.
+
+From float32 to float64, rounding shrinks by 2^29 and a defect does not. This factor has half of these 29 bits, so it is
+far from both, and a single sample is enough to estimate the spread.
 """
 NEARLY_ALL = 0.95
-"""The share of differing tensors that a loss of accuracy shows in: a single small tensor may be exact by chance."""
+"""The quantile of the tensors' error ratios that decides about a loss of accuracy.
+
+The largest ratios do not count, as the reference may be exact in a small tensor by chance.
+"""
 
 
 def measure_layouts(
@@ -104,7 +110,7 @@ def measure_in_float64(
     plain: tuple[Path, Path, Sequence[Path]],
     apart: Collection[LogicalTensor] = (),
 ) -> InFloat64:
-    """The second test: the reference, the candidate and samples in float64, and the plain runs.
+    """The second test. `wide` are the reference, the candidate and samples in float64; `plain` are the plain runs.
 
     1. If a tensor differs in the plain runs, and moves by MARGIN spreads in float64, rounding does not explain it.
     2. All plain runs are compared with the reference in float64, which is nearly exact. The candidate is less accurate
@@ -144,7 +150,8 @@ def measure_in_float64(
 
 
 def student_quantile(level: float, degrees: int) -> float:
-    """How many standard deviations, estimated from so many distances, a normal error exceeds with this probability.
+    """The number of standard deviations that a normal error exceeds with probability `level`, if the deviation is
+    estimated from `degrees` distances.
 
     Two-sided Student's t distribution: Student, Biometrika 6 (1908), 1. Its integral for whole degrees of freedom:
     Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.
@@ -196,7 +203,7 @@ class Distances:
 
     @property
     def is_near(self) -> bool:
-        """Whether it moved farther than rounding usually does, so that more samples are worth their time."""
+        """Whether the tensor moved farther than rounding usually does, so that more samples are worth their time."""
         return self.error > NEAR_SPREADS * self.spread and self.error > self.least / FEWEST_UNITS
 
     def relative(self, distance: float) -> float:
@@ -219,7 +226,8 @@ class _Side:
 
 
 class _Unit(NamedTuple):
-    """A cell: a rank of the reference that has it, with its slice, and the candidate's ranks that have it."""
+    """A cell: `here` is a rank of the reference that has it, `at` the cell's slice of this rank's part. `there` has the
+    candidate's ranks with the cell, each with its slice."""
 
     here: int
     at: tuple[slice, ...]
@@ -227,7 +235,10 @@ class _Unit(NamedTuple):
 
 
 def _distances(tensor: LogicalTensor, sides: Sequence[_Side], *, of_one_dtype: bool = True) -> Distances:
-    """How far a tensor of the second and of further sides is from that of the first."""
+    """The distances of a tensor on all further sides from the tensor on the first side.
+
+    Without `of_one_dtype`, floats of all dtypes are compared as float64.
+    """
     squares, norm, eps = [0.0] * (len(sides) - 1), 0.0, 0.0
     values: dict[tuple[int, int], Values] = {}
     ranks: set[int] = set()
@@ -265,8 +276,7 @@ def _crosses(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:
 
 
 def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[bool, list[_Unit]]:
-    """The cells of a tensor, each once, and whether they index it as flat. If ranks pair, a cell is a rank's whole
-    part."""
+    """Whether cells index a tensor as flat, and its cells, each once. If ranks pair, a rank's whole part is a cell."""
     here, there = reference.parts[tensor], candidate.parts.get(tensor, {})
     if not _crosses(tensor, reference, candidate):
         return False, [_Unit(rank, (), [(rank, ())] if rank in there else []) for rank in here]

@@ -11,10 +11,10 @@ candidate's four, have the cells 0:2, 2:4, 4:6, 6:8.
   the candidate differs from one of them, and `replicas` names the tensor.
 - A plain tensor counts as whole. If the candidate has as many ranks, and each has the same part as in the reference,
   records pair rank by rank, and plain tensors may differ between ranks.
-- A cell on one side is a gap.
+- A cell that the other side lacks is a gap.
 
-Recordings are read rank by rank, as with equal layouts. Only the layout of each tensor stays in memory, shared between
-the steps at which it is the same, and the digests of cells.
+Recordings are read rank by rank, as with equal layouts. Only the digests of cells and the tensors' layouts stay in
+memory; steps with the same layout share it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NUM_NAMED = 5
 
 
 class LogicalTensor(NamedTuple):
-    """A tensor at a step, on any ranks."""
+    """The step, kind and name of a tensor; it may be recorded on any ranks, in parts or whole."""
 
     step: int
     kind: Kind
@@ -64,8 +64,8 @@ PartLayouts = Mapping[int, PartLayout]
 class Relaid:
     """The reference's recording in the candidate's layout, and findings on the way.
 
-    `across` are the tensors that had to be compared by cells. `unusable` lists gaps in the evidence, and `apart` names
-    tensors whose replicas differ within the reference or within the candidate. `parted` are those tensors.
+    `across` are the tensors that had to be compared by cells. `unusable` lists gaps in the evidence. `parted` are the
+    tensors whose replicas differ within the reference or within the candidate, and `apart` has a sentence for each.
     """
 
     recording: Recording
@@ -97,8 +97,8 @@ def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> 
 
 
 def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayouts) -> bool:
-    """Whether a gradient or a state is missing on some ranks, and has the same layout on ranks that have it on both
-    sides."""
+    """Whether a tensor is a gradient or a state with equal layouts on each rank where both sides have it. If it is also
+    missing on some ranks, only a part is lacking."""
     both = here.keys() & there
     left, right = ({rank: side[rank] for rank in both} for side in (here, there))
     return tensor.kind in ("grad", "optimizer") and not lies_otherwise(left, right, have_as_many=True)
@@ -146,12 +146,12 @@ class _RelaidRecording(Recording):
 
     @property
     def holds_records(self) -> bool:
-        """Whether `records` were made."""
+        """Whether `records` are already made."""
         return "records" in self.__dict__
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks of both."""
+        """The ranks of both recordings."""
         return sorted({*self._reference.ranks, *self._candidate.ranks})
 
     @cached_property
@@ -198,8 +198,11 @@ def replicas(recording: Recording) -> Iterator[LogicalTensor]:
 
 @dataclass
 class _Cells:
-    """A tensor's cells on both sides, rank after rank. `first` is the reference's first record of it, `digests` has by
-    side the digests of each cell. A side without a known layout has none."""
+    """A tensor's cells on both sides, rank after rank. `first` is the reference's first record of it.
+
+    `digests` has, for each side, the digest of each cell, or a set if ranks differ; it is empty for a side without a
+    known layout.
+    """
 
     tensor: LogicalTensor
     cuts: Cuts | None
@@ -248,7 +251,11 @@ class _Cells:
                 yield f"{what} of one tensor differ within the {role}: {self.tensor}"
 
     def as_in(self, rank: int, record: Record) -> Record | None:
-        """The candidate's record on a rank with the reference's bits; None if the reference lacks a cell of it."""
+        """The reference's record in the layout of `record`, the candidate's on a rank.
+
+        It is `record` itself if all its cells agree, and otherwise has another digest. None if the reference lacks a
+        cell.
+        """
         first = self.first
         # Such tensors cannot be equal: a placeholder for the digest makes the pair differ.
         if self.cuts is None or first.dtype != record.dtype:
@@ -296,8 +303,8 @@ def _across(
 def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_as_many: bool) -> bool:
     """Whether a tensor's records do not pair rank by rank.
 
-    A tensor that is missing on a side has no other layout. Neither has a tensor without elements there, such as the
-    gradient None of a parameter that FSDP2 shards: the records pair, and differ.
+    A tensor that is missing on a side does not count as laid out differently. Nor does a tensor without elements on a
+    side, such as the gradient None of a parameter that FSDP2 shards: its records pair, and differ.
     """
     if not have_as_many:
         return True
@@ -336,7 +343,7 @@ def tensors_of(recording: Recording) -> list[LogicalTensor]:
 
 
 def _layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, dict[int, PartLayout]]]:
-    """Layouts by (kind, name), rank and step; equal ones are a single object.
+    """Layouts by (kind, name), rank and step. Equal layouts are a single object.
 
     The result is cached on a recording whose records are not in memory, as they cannot change.
     """

@@ -38,7 +38,7 @@ def contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]
 
 
 def in_todays_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A recorded case, with later settings at their defaults, which changed nothing.
+    """A recorded case in this version's form: settings that it lacks get their defaults, which change nothing.
 
     A case that this version refuses stays unchanged: a comparison shows each difference.
     """
@@ -56,7 +56,10 @@ def unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
 
 
 def leaf_differences(values: Mapping[str, tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Paths of JSON values, such as `case.batch.seq_len`, at which two trees differ."""
+    """Each path at which two trees of JSON values differ, such as `case.batch.seq_len`, with both values there.
+
+    `values` has, by name, the subtrees of both.
+    """
     for name, (left, right) in values.items():
         path = f"{prefix}{name}"
         if path.removeprefix("case.") in LABELS:

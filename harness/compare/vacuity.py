@@ -1,6 +1,6 @@
 """Agreement that shows nothing: ranks without collectives, code that was not compiled, and tensors without a value.
 
-Such tensors have no elements or no finite element, or are gradients and parameters of zeros alone.
+A tensor without a value has no elements or no finite element, or is a gradient or a parameter of zeros alone.
 
 Two systems that both lost every value agree in every bit. So at every step each required kind needs a tensor, on any
 rank, whose agreement shows something. A remark names single tensors that never show anything, such as the gradient of
@@ -103,7 +103,8 @@ def unshown_state(side: str, manifest: Manifest) -> Iterator[str]:
 
 
 def _tell_compiled(found: TorchCompile) -> str:
-    """As in "2 graphs of 31 operators by inductor, from 2 of 3 frames, 1 graph break, the first: ...".
+    """A description such as "2 graphs of 31 operators by inductor, from 2 of 3 frames, 1 graph break, the first:
+    ...".
 
     Dynamo counts no frames of code that must be captured whole (fullgraph=True), which raises if it cannot be.
     """

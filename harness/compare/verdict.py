@@ -152,12 +152,13 @@ def judge(
 ) -> Judgement:
     """Combine a comparison with its controls, each a system compared with itself, and with measured values.
 
-    - Controls and runs under stress: if evidence is missing, the case is UNVERIFIED. If it differs, the case is
-      NONDETERMINISTIC, with the first divergence of the system from itself. Without a control its field is None.
+    - If a control or a run under stress lacks evidence, the case is UNVERIFIED. If its system differs from itself, the
+      case is NONDETERMINISTIC, with the first divergence of the system from itself. Without a control, the result's
+      field for it is None.
     - `closeness`: a case with a bound whose systems differ is UNVERIFIED without it, unless dtypes or shapes differ, as
       then there is nothing to measure.
-    - `races` of graphs withdraw agreement: they read the result of a collective or a copy, or write its input, before
-      anything waits for it. If a system differs from itself, its races are listed beside that.
+    - `races` withdraw agreement. A graph races if it reads the result of a collective or a copy, or writes its input,
+      before anything waits for it. If a system differs from itself, its races are listed beside that.
     - A case's bound does not apply to two layouts: the case is UNVERIFIED if differing tensors have different
       placements. With `layouts` the bounds are measured, and a difference within all of them is CLOSE. No call is
       blamed, unless calls of both sides have partners (`lack_parts_alone`).
@@ -230,7 +231,7 @@ def _measured(
 
 
 Comparisons = Mapping[Any, Comparison | None]
-"""By side, the comparison of its runs, if there were several."""
+"""The comparison of each side's runs with each other, by side; None for a side that ran once."""
 
 
 def repeats(controls: Comparisons, stresses: Comparisons) -> list[Repeat]:
@@ -270,7 +271,11 @@ def _tell_repeat(repeat: Repeat, system: str) -> str:
 
 
 def _decide(bound: float, may_be_close: bool, closeness: Closeness | None) -> tuple[Verdict, str | None]:
-    """CLOSE within the bound, if the case allows it; else DIFFERENT, with a sentence if it is beyond the bound."""
+    """The verdict by a case's bound: CLOSE within it, if the case allows that, else DIFFERENT; UNVERIFIED without
+    measured values.
+
+    Also a sentence, except for values within the bound.
+    """
     if closeness is None or closeness.bound != bound:
         return Verdict.UNVERIFIED, f"bits differ, and no values were measured against the case's bound of {bound:g}"
     if closeness.is_within:

@@ -47,7 +47,7 @@ ANY = "*"
 
 
 class Site(NamedTuple):
-    """A call site: module ("" the root, None no owner), direction, chunk, operator without overload.
+    """A call site: module ("" is the root, None is no owner), direction, chunk, operator without overload.
 
     `ANY` stands for an unknown part.
     """
@@ -92,12 +92,12 @@ PIPELINED = Need(lambda case: case.candidate == "graph" and case.parallelism.pp 
 
 
 def ranks(number: int) -> Need:
-    """At least this many ranks, without pipeline stages."""
+    """The condition that a case has at least this many ranks; in a pipeline, that each stage has."""
     return Need(lambda case: case.parallelism.stage_ranks >= number, f"{number} ranks or more")
 
 
 def steps(number: int) -> Need:
-    """At least this many steps."""
+    """The condition that a case has at least this many steps."""
     return Need(lambda case: case.steps >= number, f"{number} steps or more")
 
 
@@ -179,8 +179,8 @@ def row(
     """Turn a function into a row.
 
     The function edits a graph. With `runner` it changes the runner of a staged graph or of a built-in loop; with
-    `operators` it replaces their calls in the update; with `order` only its name and docstring count. The family is the
-    module's name by default.
+    `operators` it replaces calls of these operators in the update; with `order` only its name and docstring count. The
+    family is the module's name by default.
     """
 
     def entry_of(function: Callable[..., Any]) -> Entry:

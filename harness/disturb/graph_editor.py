@@ -58,7 +58,8 @@ class GraphEditor:
     ) -> list[Call]:
         """Calls of an operator in modules whose names match `at`; "" matches nodes without an owner.
 
-        By default only chunk 1's calls if there are any. Raises NoPlaceError if there is no such call.
+        Without `chunk`, only calls of chunk 1 are returned if there are any. Raises NoPlaceError if there is no such
+        call.
         """
         found = [
             node
@@ -80,7 +81,7 @@ class GraphEditor:
         return found
 
     def find(self, name: str | None = None, at: str = ".*", turn: int = 0, **options: Any) -> Call:
-        """The turn-th call of `all`, or the last if there are fewer."""
+        """The call of `all` with index `turn`, or the last if there are fewer."""
         found = self.all(name, at, **options)
         return found[min(turn, len(found) - 1)]
 
@@ -114,7 +115,8 @@ class GraphEditor:
         return found
 
     def after(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Let all readers of a node read the result of `target` on it and further arguments."""
+        """Insert a call of `target` on a node and `args`. All readers of the node read the new call, which is
+        returned."""
         with self.graph.inserting_after(node):
             made = self._make(target, (node, *args), options)
         node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
@@ -122,14 +124,15 @@ class GraphEditor:
         return made
 
     def before(self, node: Node, read: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Let a node read the result of `target` on `read`."""
+        """Insert a call of `target` on `read` and `args`. The node reads the new call, which is returned, in place of
+        `read`."""
         with self.graph.inserting_before(node):
             made = self._make(target, (read, *args), options)
         node.replace_input_with(read, made)
         return made
 
     def instead(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Replace a node by a call with other arguments."""
+        """Replace a node by a call of `target` on `args`, which is returned."""
         with self.graph.inserting_before(node):
             made = self._make(target, args, options)
         node.replace_all_uses_with(made)
@@ -149,7 +152,7 @@ class GraphEditor:
         return made
 
     def kernel(self, name: str) -> Callable[..., Any]:
-        """A function of `kernels`."""
+        """The function with this name in `kernels`."""
         found: Callable[..., Any] = getattr(kernels, name)
         return found
 
@@ -166,7 +169,8 @@ class GraphEditor:
         self.graph.erase_node(node)
 
     def still_there(self, shows: Sequence[Show]) -> list[Show]:
-        """The observations, moved to the nodes that replaced theirs; those of erased nodes are dropped."""
+        """The observations, each moved to the nodes that replaced the observed nodes. Observations of erased nodes are
+        dropped."""
 
         def now(node: Node) -> Node:
             while node in self._stand_ins:
@@ -238,7 +242,7 @@ class GraphEditor:
         ]
 
     def launches(self, name: str, direction: str = "forward", at: str = ".*") -> list[Call]:
-        """Collectives with this operator name."""
+        """The launches of collectives with this operator name."""
         return [node for node in self.all(name, at, direction=direction) if is_collective(node)]
 
     def wait_of(self, launch: Node) -> Call:

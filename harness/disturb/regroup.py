@@ -1,10 +1,11 @@
 """Runs a system with its sums in other orders, to measure how far rounding alone changes its records.
 
-Another layout adds the same terms in other groups: tensor parallelism sums parts of a product by rank, data parallelism
-parts of the batch. So every matrix product and every sum of this thread is computed in `parts` over permuted terms:
-each part in the operator's own dtype, then the parts are added one after the other. For example, with two parts a sum
-of 8 terms becomes (t5+t0+t3+t6) + (t1+t7+t2+t4). The resulting change, after all amplification and damping in the
-system, is what another layout may cause. Orders are drawn from a seed, so a run can be repeated.
+Another layout adds the same terms in other groups: tensor parallelism sums parts of a product over ranks, and data
+parallelism sums parts of the batch. So the terms of every matrix product and every sum of this thread are permuted, and
+divided into `parts`. Each part is computed in the operator's own dtype, and the parts are added in sequence. For
+example, with two parts a sum of 8 terms becomes (t5+t0+t3+t6) + (t1+t7+t2+t4). The resulting change, after all
+amplification and damping in the system, is what another layout may cause. Orders are drawn from a seed, so a run can be
+repeated.
 
 Like scheduling stress (`stress.py`), a mode below autograd intercepts the calls of eager code, of backward and of
 users' systems. Fused operators (attention, norms, a compiled region) run unchanged, on changed inputs.
@@ -35,11 +36,9 @@ class Regroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Across:
-    """Request to a run if two systems have different layouts: digest cells of tensors, cut by `cuts`.
-
-    With `keeps_values` it stores values, so errors can be measured. With `regroup` it takes its sums in other orders,
-    with `in_float64` it computes everything in float64.
-    """
+    """A request to a run of one of two systems with different layouts: digest the cells into which `cuts` divide
+    tensors. With `keeps_values` the run also stores values, so errors can be measured. With `regroup` it takes its sums
+    in other orders, and with `in_float64` it computes everything in float64."""
 
     cuts: dict[str, Cuts]
     keeps_values: bool = False
@@ -102,7 +101,7 @@ def _product(function: Any, args: Sequence[Any], kwargs: Any, at: int, parts: in
     total = None
     for terms in _terms(left.shape[-1], parts, generator, left.device):
         factors = left.index_select(-1, terms), right.index_select(-2, terms)
-        # What is added, such as a bias, is added with the first part; the others are products alone.
+        # A summand, such as a bias, is added with the first part; the other parts are only products.
         part = theirs(function, *args[:at], *factors, **kwargs) if total is None else factors[0] @ factors[1]
         total = part if total is None else total + part
     assert total is not None, "a product has terms"

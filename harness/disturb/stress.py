@@ -3,17 +3,17 @@
 Three changes to a plain run must not change any bit of a system that synchronizes shared memory and writes memory
 before it reads it:
 
-1. Before every collective and every wait a rank sleeps for a random time, so ranks arrive in another order. On CUDA
-   the computing stream sleeps; if the host slept, the device would meanwhile finish the work for which a wait is
-   missing. Before a copy to host memory or back, the copy stream sleeps.
-2. Memory that a system allocates and does not write holds zeros, and that of kernels is uninitialized. In a plain run
-   both hold NaN, or the largest integer (`determinism.set_determinism`).
+1. Before every collective and every wait a rank sleeps for a random time, so ranks arrive in another order. On CUDA the
+   computing stream sleeps; if the host slept, the device would meanwhile finish the work for which a wait is missing.
+   Before a copy to host memory or back, the copy stream sleeps.
+2. Memory that a system allocates and does not write holds zeros; memory that kernels allocate is uninitialized. In a
+   plain run both hold NaN, or the largest integer (`determinism.set_determinism`).
 
 3. On a CPU, the results of a c10d collective arrive at the wait for its work, and never without a wait.
 
-A fourth only on request, as it changes bits of correct kernels, too: operators run on several threads. On one CPU two
-threads changed a float32 sum of a million elements and a product of (64, 4096) with (4096, 4096), but nothing in this
-project's cases.
+A fourth change is made only on request, as it also changes bits of correct kernels: operators run on several threads.
+On one CPU two threads changed a float32 sum of a million elements and a product of (64, 4096) with (4096, 4096), but
+nothing in this project's cases.
 
 Sleeps are drawn from a seed and the rank, so a stressed replay sleeps like the stressed run. A mode below autograd sees
 every operator call, and so every launch and wait of eager code, graphs and users' systems on any backend. Imports no

@@ -1,7 +1,7 @@
-"""Replace calls of some operators by wrong calls, in whatever system makes them.
+"""Replace calls of some operators by wrong calls, in any system.
 
-A mode below autograd sees each call, like `stress`. Blame's recorder is entered after it, so it records a call's real
-inputs and the tampered output, as if the kernel were wrong.
+A mode below autograd sees each call, like `stress`. Blame's recorder is entered after this mode, so the recorder sees a
+call's real inputs and the tampered output, as if the kernel were wrong.
 """
 
 from __future__ import annotations

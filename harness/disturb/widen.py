@@ -1,8 +1,8 @@
 """Computes a system's run in float64, to separate a small defect from rounding.
 
 Rounding in float64 is 2^29 times smaller than in float32. A candidate that computes something else, such as a norm with
-another eps, differs from the reference by as much as before. So what two systems still differ by in float64 is no
-rounding, however small it is.
+another eps, differs from the reference by as much as before. So a difference that remains in float64 is no rounding,
+however small it is.
 
 A mode below autograd sees every operator call, from before the system is made:
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 _SENT = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")
-"""Namespaces of collectives: what they are given they also fill, or another rank fills it."""
+"""Namespaces of collectives. Their arguments keep their dtypes, as this rank or another rank writes into them."""
 
 
 @dataclass
@@ -46,7 +46,11 @@ class Widened:
 
 @contextmanager
 def computed_in_float64(found: Widened | None) -> Iterator[None]:
-    """Compute what this thread runs in float64, and note in `found` what is not; without it nothing changes."""
+    """Within this context, this thread computes in float64. `found` gets the first call for which that is not
+    possible.
+
+    No effect if `found` is None.
+    """
     if found is None:
         yield
         return
@@ -96,7 +100,7 @@ def _again(mode: Any, function: Any, asked: tuple[Any, Any]) -> Any:
 
 
 def _wide_dtype(x: torch.dtype) -> torch.dtype:
-    """The dtype to compute in where this one is asked for."""
+    """The dtype to compute in if a call asks for `x`."""
     import torch
 
     if x in (torch.float32, torch.float16, torch.bfloat16):
@@ -118,9 +122,9 @@ def _is_rounded(x: Any) -> bool:
 
 
 def _read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
-    """The arguments of a call, narrow ones widened, but for those that it writes or returns views of.
+    """A call's arguments with narrow tensors widened, and whether the call reads numbers that may be rounded.
 
-    And whether it reads numbers that may be rounded.
+    Arguments that the call writes, or returns views of, are not widened.
     """
     import torch
 
@@ -142,7 +146,7 @@ def _read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 
 def _draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Draw random numbers as in float32, where a call reads no float64 number that decides them."""
+    """Draw random numbers in float32, as in a plain run, and widen them. Calls that draw no floats run unchanged."""
     import torch
 
     from bitproof.harness.graph.operators import row_of

@@ -45,9 +45,10 @@ class Works:
     def held(
         self, function: Any, result: Any, written: Sequence[Tensor], index: int, arrived: Callable[[], None]
     ) -> Any:
-        """A collective's return value with our handles in it; except for point-to-point, the collective is complete.
+        """A collective's result with our handles in it. The collective is complete, unless it is a point-to-point
+        message.
 
-        For point-to-point, `arrived` is called once the caller has waited.
+        Such a message is waited for when the caller waits; then `arrived` is called.
         """
 
         def hold(work: Any) -> Any:
@@ -114,11 +115,11 @@ def in_place_results(function: Any) -> tuple[str, ...]:
 
 
 class HeldWork(Work):
-    """An async handle whose `results` are written when it is waited for. C++ may hold it too, e.g.
+    """An async handle whose `results` are written when it is waited for. A call of any of its methods counts as a
+    wait.
 
-    DistributedDataParallel. A call of any of its methods counts as a wait. `arrive` is called once, at the first of
-    these calls. C++ keeps only its own part, and would wait forever without this object, so the caller must keep it
-    alive.
+    `arrive` is called once, at the first of these calls. C++ code, such as DistributedDataParallel, may keep the handle
+    too. It keeps only its own part, and would wait forever without this object, so the caller must keep it alive.
     """
 
     def __init__(self, results: Sequence[Tensor], arrive: Callable[[], Any] | None = None) -> None:

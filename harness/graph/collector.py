@@ -9,7 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Both create many objects that stay alive: searching them for garbage would cost n log n."""
+    """Pause the collector in this context.
+
+    Code in it creates many objects that stay alive: searching them for garbage would cost n log n.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -34,7 +34,7 @@ from bitproof.harness.torch_compile import trace_artifact
 
 
 class GraphDump:
-    """Writes each graph that it is called with into `folder`, within a `with` block.
+    """Writes each graph that it is called with into `folder`. Use it in a `with` block.
 
     Texts name the parameter, buffer or gradient of each graph input and output.
     """
@@ -155,7 +155,10 @@ def _sizes(sizes: Sequence[Any]) -> str:
 
 
 def _is_contiguous(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """Compares numbers, as a symbol's stride may have another form than its size."""
+    """Whether strides are those of a contiguous tensor of this shape.
+
+    Symbols are replaced by a number first, since a stride and a size may be different expressions of the same number.
+    """
     sizes = [max(1, _any_number(size)) for size in shape]
     wanted = list(itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1))[: len(sizes)]
     return [_any_number(stride) for stride in strides] == wanted[::-1]

@@ -128,7 +128,7 @@ def _stands_at(run_pass: Callable[..., Any], spec: PassSpec) -> bool:
 
 
 def _calls(module: GraphModule) -> dict[str, str]:
-    """Every call by its name, as text, so that those of a copied graph compare equal."""
+    """The text of each node by its name. A copied graph has the same texts."""
     return {node.name: f"{node.target}{node.args}{node.kwargs}" for node in module.graph.nodes}
 
 

@@ -22,7 +22,7 @@ PASSES = (
     *("clean_up", "partition", "tag_memory", "offload", "rematerialize", "chunk", "isolate_process_groups"),
     *("isolate_gathers", "bucket", "overlap", "concretize_symbols", "measure_memory"),
 )
-"""The names in the pass list of `graph/pipeline`, in order; a case runs those that it asks for."""
+"""The names in the pass list of `graph/pipeline`, in order; a case runs those that its settings need."""
 
 _SYNTAX = re.compile(r"(?P<source>.+):(?P<function>[^\W\d]\w*)(@(?P<side>before|after)=(?P<anchor>\w+))?")
 
@@ -39,8 +39,8 @@ class GraphOptions:
 class PassSpec:
     """A function, its module or file, and its place in the pass list.
 
-    The default is after `concretize_symbols`: after all rewriting passes, when every size is a number, and before a
-    compiling backend.
+    The default place is after `concretize_symbols`: after all rewriting passes, when every size is a number, and before
+    a compiling backend.
     """
 
     source: str

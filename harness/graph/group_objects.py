@@ -24,7 +24,8 @@ def collectives_by_object(graph: Graph, groups: GroupTable) -> list[list[Node]]:
 
 
 def move_to_own_group(nodes: list[Node], groups: GroupTable, purpose: str, *, high_priority: bool = False) -> str:
-    """Move collectives of an object to a new group over the same ranks; returns its name."""
+    """Move collectives that share a process-group object to a new group over the same ranks. Returns the new group's
+    name."""
     name = groups.derive(operators.group_name(nodes[0]), purpose, high_priority=high_priority)
     for node in nodes:
         node.args = (*node.args[:-1], name)

@@ -45,7 +45,7 @@ class GroupTable:
         return self.groups[name]
 
     def derive(self, source: str, purpose: str, *, high_priority: bool = False) -> str:
-        """The name of a separate group over the ranks of `source`, which is added if it does not exist yet."""
+        """Add a separate group over the ranks of `source`, unless it already exists. Returns its name."""
         name = derived_name(source, purpose)
         if name not in self.groups:
             self.groups[name] = Group(name, self[source].partition, high_priority)

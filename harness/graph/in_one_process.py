@@ -20,7 +20,8 @@ class NotEvaluatedError(Exception):
 
 
 def collective(op: str, partition: Partition, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-    """A collective's result on every rank. `arguments` are each rank's: its tensor first, without the group."""
+    """The result of a collective on every rank. `arguments[rank]` has the rank's arguments: its tensor first, no
+    group."""
     found: list[Any] = [None] * len(arguments)
     for group in partition:
         xs = [arguments[rank][0] for rank in group]
@@ -43,7 +44,7 @@ def _delivered(name: str, xs: list[Tensor], rest: list[Sequence[Any]], place: in
 
 
 def reduced(xs: Sequence[Tensor], operation: str) -> Tensor:
-    """The sum, or the average, added in this order."""
+    """The sum or the average of `xs`, added in their order."""
     if operation not in ("sum", "avg"):
         raise NotEvaluatedError(f"a reduction by {operation}")
     total = functools.reduce(torch.add, xs).clone()

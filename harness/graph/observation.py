@@ -142,8 +142,8 @@ def marked_nodes(graph: Graph) -> list[Marked]:
 
 
 def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
-    """If a marked node is gone, move its marks to the node that its readers now read; a new node also gets its
-    chunk."""
+    """If a marked node is gone, move its marks to the node that its readers now read. If that node is new, it also gets
+    the chunk of the lost node."""
     nodes = {node.name: node for node in graph.nodes}
     for node, readers in before:
         if nodes.get(node.name) is not None:
@@ -169,7 +169,8 @@ def _read_by(node: Node) -> list[Node]:
 
 
 def show_activations(module: GraphModule, chunking: Chunking | None) -> int:
-    """Write a call of `observed` for each marked boundary, and return their number. Raises PassError: see above.
+    """Write a call of `observed` for each marked boundary, and return their number. Raises PassError if chunks cannot
+    be joined or split.
 
     `chunking` is the graph's chunking, None for an unchunked graph. If a pass removed the boundary's nodes, there is no
     call, and the comparison finds its record missing.
@@ -212,7 +213,8 @@ def take_out(graph: Graph) -> list[Show]:
 
 
 def _shows(mark: Mark, nodes: dict[int | None, Node], chunking: Chunking | None) -> Iterator[Show]:
-    """A boundary's records: by name, the nodes to join, the dim, and the half to take."""
+    """The observing calls of a boundary: for each, the record's name, the nodes to join, the dim, and the half to
+    take."""
     boundary, dim = mark.boundary, mark.dim
     root = chunking.root_of(boundary.module) if chunking else None
     whole = nodes.get(None)

@@ -55,7 +55,8 @@ def empty_like(x: Tensor, device: torch.device | str, pin: bool = False) -> Tens
 
 
 def begin_copy(source: Tensor, target: Tensor, device: torch.device) -> None:
-    """Copy now, or, on CUDA, on the device's copy stream, after the current stream's earlier work."""
+    """Copy `source` to `target`. On CUDA this only starts the copy, on the device's copy stream, after the current
+    stream's earlier work."""
     if device.type != "cuda":
         target.copy_(source)
         return
@@ -93,7 +94,7 @@ def run_wait_offload(host: Tensor, x: Tensor) -> Tensor:
 
 
 def run_reload(host: Tensor, device: str) -> Tensor:
-    """Begin to copy a host's tensor to a device."""
+    """Begin to copy a host tensor to a device."""
     to = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
     x = empty_like(host, to)
     begin_copy(host, x, to)
@@ -101,7 +102,7 @@ def run_reload(host: Tensor, device: str) -> Tensor:
 
 
 def run_wait_reload(x: Tensor) -> Tensor:
-    """Wait for a copy that `run_reload` began; it may be read afterwards."""
+    """Wait for a copy that `run_reload` began; `x` may be read afterwards."""
     end_copy(x, x.device)
     return x
 

@@ -125,7 +125,7 @@ def joins_ranks(node: Node) -> bool:
 
 
 def launch_of(wait: Node) -> Node:
-    """The collective of a wait, which may be for a single tensor of a coalesced collective."""
+    """The collective that a wait waits for. The wait may be for a single tensor of a coalesced collective."""
     launch = wait.all_input_nodes[0]
     while launch.target is operator.getitem:
         launch = launch.all_input_nodes[0]
@@ -133,9 +133,10 @@ def launch_of(wait: Node) -> Node:
 
 
 def group_name(node: Node) -> str:
-    """The name of a collective's process group: its last argument, or for torch's own collectives their group's name.
+    """The name of a collective's process group.
 
-    "" for an object without a known name.
+    A functional collective takes the name as its last argument. torch's own collectives (c10d) take a group object: the
+    result is its name, or "" if it is unknown.
     """
     target, given = called(node)
     if getattr(target, "namespace", None) != "c10d":
@@ -146,7 +147,7 @@ def group_name(node: Node) -> str:
 
 
 def attends(node: Node) -> bool:
-    """Whether a call mixes the positions of a sequence, forward."""
+    """Whether a call is attention in forward, which mixes the positions of a sequence."""
     return named(operator_name(node)).attends
 
 
@@ -213,8 +214,9 @@ def is_view(target: Any) -> bool:
 
 
 def storage_owners(nodes: Any) -> dict[Node, Node]:
-    """For each node the owner of its storage: that of a view's base or of a written argument; else the node itself.
+    """The owner of each node's storage: the node that first had it.
 
+    A view, or a call that returns a written argument, has the owner of that argument; any other node owns its storage.
     All results of a call count as a single storage.
     """
     owners: dict[Node, Node] = {}

@@ -106,7 +106,7 @@ class OriginRecorder:
     """Stamps the nodes of a trace. Use `recording` around forward and `before_backward` after it.
 
     `num_calls` is the number of calls of each of the model's modules, by name, without the root. `name` is the model's
-    own, if it is part of a larger model.
+    fully qualified name, if it is part of a larger model.
     """
 
     def __init__(self, model: nn.Module, name: str = "") -> None:
@@ -225,7 +225,7 @@ def user_line(path: str, line: int) -> str | None:
     return f"{file}:{line}" if (file := _user_file(path)) else None
 
 
-@functools.cache  # asked for each frame around each node
+@functools.cache  # called for each frame around each node
 def _user_file(path: str) -> str | None:
     if path.startswith((*_NOT_THE_USERS, "<")):
         return None

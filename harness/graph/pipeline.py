@@ -55,9 +55,9 @@ BLOCKS = "layers.*"
 class PassRow:
     """A row of the pass list: a pass and its properties.
 
-    `is_wanted` says whether the case asks for it. `follows` are the case's settings that it reads in its context, and
-    `bound` are settings from the pass list: a recording's manifest has both. `leaves` is the graph's stage afterwards,
-    None if it stays the same.
+    `is_wanted` says whether the case needs the pass. `follows` are the case's settings that the pass reads in its
+    context; `bound` are settings from the pass list. A recording's manifest has both. `leaves` is the graph's stage
+    afterwards, None if it stays the same.
     """
 
     run: Callable[..., GraphModule]
@@ -135,7 +135,7 @@ def run_pipeline(
     nothing to do in some of them, but not in all.
 
     `observe` gets the traced graph, and then the graph after each pass, before its verification. `enter` is called
-    before each pass.
+    before each pass, with a text such as "in pass chunk".
     """
     reports: list[PassReport] = []
     stages = StageGraphs.of(module, context.cuts, context.chunk_symbol)

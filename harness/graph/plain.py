@@ -8,8 +8,8 @@ as a finished graph no longer needs the metadata of passes, such as fake values.
 
 A reader of an untrusted graph states which operators it may call: see `graph.backend.allowed`.
 
-UnkeptError refuses graphs without such a form: with tensors as attributes, calls of other functions, symbols among
-arguments, or a node with an unknown kind of place.
+A graph without such a form raises UnkeptError: a graph with tensors as attributes, with calls of other functions, with
+symbols among arguments, or with a node that has an unknown kind of place.
 """
 
 from __future__ import annotations

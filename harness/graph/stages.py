@@ -17,7 +17,7 @@ from bitproof.harness.graph.verify import Facts, PassEffect, Rule
 
 @dataclass(frozen=True)
 class GraphStage:
-    """A stage of the pipeline, and the rules for every graph in it."""
+    """A stage of the graph between passes, and the rules for every graph in it."""
 
     name: str
     rules: tuple[Rule, ...]

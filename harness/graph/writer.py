@@ -28,8 +28,8 @@ CHUNK_KEY = "chunk"
 
 
 class GraphWriter:
-    """A graph being written. `extent` replaces the chunk symbol in the values of its inputs. Calls are written into
-    `half`, if the graph has halves."""
+    """A graph being written. `extent` replaces the chunk symbol in the values of the graph's inputs. Calls are written
+    into `half`, if the graph has halves."""
 
     def __init__(self, source: GraphModule, symbol: Any, extent: int) -> None:
         self.source = source
@@ -170,7 +170,8 @@ class GraphWriter:
 
 
 def _without_memory(node: Node) -> Any:
-    """A copy of a node's value for sharing: a fake tensor caches the symbols read from it."""
+    """A node's value. A fake tensor first forgets the symbols that it has cached, so that this call gets new
+    symbols."""
     value = node.meta["val"]
     if isinstance(value, FakeTensor):
         forget_memos(value)

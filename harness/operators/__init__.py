@@ -1,7 +1,7 @@
 """Facts about operators that their schemas do not state, in a table with a row per operator. Imports no torch.
 
 `row` documents the columns, `rows` is the table, `questions` are its queries; `happens_before` decides which calls are
-ordered. The checker of certificates has its own copy, which a test compares.
+ordered. The checker of certificates has its own copy of the table; a test compares the two.
 """
 
 from bitproof.harness.operators.questions import COMMUNICATES, known, named, names, names_of_uninitialized, overloads

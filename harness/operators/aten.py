@@ -16,7 +16,7 @@ _COMPUTES = """
     sigmoid_backward silu silu_backward sin slice_backward slice_scatter sqrt tanh threshold_backward unfold
     view_as_complex
 """
-"""Operators that a graph from elsewhere may call, and without any other fact in the table."""
+"""Operators that a graph from elsewhere may call, and about which the table has no other fact."""
 
 ATEN = (
     Operator(name="aten._assert_async", checks=("default", "msg"), allowed=("default", "msg")),

@@ -49,14 +49,18 @@ class RankTurn:
 
     @property
     def queue(self) -> str:
-        """The queue of launches that run in sequence with it."""
+        """The name of the queue of this launch: the launches of a queue run in sequence."""
         return self.communicator or self.group
 
 
 @dataclass
 class _Rank:
-    """The progress of a rank: `place` is its next entry; `launched` has the launches by group; `calls` has, by queue,
-    its calls, each a list of launches, and `ended` the number of calls that have ended."""
+    """The progress of a rank.
+
+    `place` is its next entry. `launched` has its launches by group; `calls` has its calls by queue, each a list of
+    launches; `ended` has, by queue, the number of calls that have ended. A launch has the index `nth` in its group, and
+    its call has the index `call` in its queue.
+    """
 
     turns: Sequence[RankTurn]
     place: int = 0
@@ -87,7 +91,7 @@ class _Rank:
 
 
 def crossed(turns_of: Mapping[int, Sequence[RankTurn]]) -> list[Deadlock]:
-    """The deadlocks at which ranks stop, and launches of different calls that match."""
+    """The deadlocks at which ranks stop, and the launches that match although they are different calls."""
     ranks = {rank: _Rank(turns) for rank, turns in turns_of.items()}
     # A list and no generator: every rank advances in each round.
     while any([_goes_on(rank, ranks) for rank in ranks]):
@@ -117,8 +121,10 @@ def _goes_on(rank: int, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _met(rank: int, index: int, ranks: Mapping[int, _Rank]) -> dict[int, int | None]:
-    """The launch of each member that matches a rank's launch, by its index in the group; None if it does not exist
-    yet."""
+    """For each member of a group, its launch that matches a rank's launch; None if it does not exist yet.
+
+    The n-th launches of a group match.
+    """
     own = ranks[rank]
     turn, nth = own.turns[index], own.nth[index]
     theirs = {member: ranks[member].launched.get(turn.group, []) for member in turn.ranks if member in ranks}

@@ -4,13 +4,14 @@ The caller reports each call to `Order`, in the graph's order: the memory that i
 waits. A piece of memory has one key, and a value may use several. The table (`harness.operators.rows`) says which
 operators launch, wait and order streams. The rules are those of torch's CUDA sanitizer:
 
-1. Calls of one stream run in order, different streams concurrently. A stream's clock has, for each stream, the last
-   call that ends before the stream's next call. An event stores the clock of the stream that recorded it, and a stream
-   that waits for the event merges it into its own.
-2. The host queues work on streams, so all its earlier work and waits come before; it waits only explicitly.
+1. Calls of one stream run in order, different streams concurrently. The clock of a stream has, for each stream, the
+   last call that ends before this stream's next call. An event stores the clock of the stream that recorded it. A
+   stream that waits for the event merges that clock into its own.
+2. The host queues work on streams, so all earlier work and waits of the host come before that work. The host itself
+   waits for a stream only explicitly.
 3. A launch starts after its stream's earlier calls, and then runs concurrently with everything; a wait ends it for the
-   waiting stream. NCCL would run two launches of one group in order; gloo need not, so no graph may depend on it: a
-   wait for a launch ends no other.
+   waiting stream. NCCL would run two launches of one group in order; gloo need not, so no graph may depend on that
+   order: a wait for a launch ends no other launch.
 
 Two calls race if they use the same memory, one of them writes or frees it, and neither comes before the other. Example:
 `all_reduce(x)` is launched, and `x.mul_(2)` runs before the wait.
@@ -68,7 +69,7 @@ class _Work:
 
 
 State = dict[Key, list[tuple[_Work, int, int]]]
-"""The work that uses each piece of memory, and the number of its known waits."""
+"""The work that uses each piece of memory, each with the lengths of `filled` and `taken`."""
 
 
 @dataclass
@@ -82,11 +83,11 @@ class _Uses:
 
 
 class Order:
-    """The calls of a graph.
+    """The order of a graph's calls, which the caller reports one after the other.
 
     `last_use` has the time at which each piece of memory is used last: NEVER_FREED if its owner keeps it, as for a
-    graph's inputs and outputs. Times count calls. If last uses are known only at the end, it is None, and `overdue`
-    returns memory freed too early.
+    graph's inputs and outputs. Times count calls. If last uses are known only at the end, `last_use` is None, and
+    `overdue` returns memory freed too early.
 
     With `is_single` all calls run on one stream, which itself waits for work; then only launches can race.
     """
@@ -106,8 +107,8 @@ class Order:
     # -- calls ------------------------------------------------------------------------------------------
 
     def call(self, name: Hashable, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """Report a call on a stream that uses this memory. Returns its races; with a single stream `races` is the
-        same."""
+        """Report a call on `stream` that reads and writes these pieces of memory. Returns its races; with a single
+        stream these are the result of `races`."""
         if self._is_single:
             return self.races(reads, writes)
         seq = self._tick(stream)
@@ -134,7 +135,7 @@ class Order:
         return found
 
     def call_of_one(self, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """As `call`, for memory that this stream alone uses in the whole graph, besides launches."""
+        """As `call`, for memory that only this stream uses in the whole graph, apart from launches."""
         clock = self._clocks[stream]
         clock[stream] = clock.get(stream, 0) + 1
         for key in (*reads, *writes):
@@ -205,7 +206,8 @@ class Order:
         return found
 
     def unfinished(self, keys: Iterable[Key]) -> list[Race]:
-        """Work that may still use memory that outlives the graph when the computing stream ends."""
+        """Races with the caller of the graph: work that may still use memory that outlives the graph, at the computing
+        stream's end."""
         found: dict[tuple[Hashable, str], Race] = {}
 
         def add(first: Hashable, does: str, key: Key, work: Launch | None = None) -> None:
@@ -267,7 +269,7 @@ class Order:
                 self._forget(work)
 
     def _forget(self, ended: _Work) -> None:
-        """With a single stream, forget calls that end before its next call."""
+        """With a single stream, forget work that the stream has waited for."""
         for key in ended.fills | ended.takes:
             left = [
                 work
@@ -298,7 +300,7 @@ class Order:
         self._join(stream, self._events.get(event, {}))
 
     def wait_stream(self, stream: Stream, other: Stream | None) -> None:
-        """A stream's later calls come after all earlier calls of another; None means all streams."""
+        """Order a stream's later calls after all earlier calls of the stream `other`; None means all streams."""
         for each in [*self._clocks] if other is None else [other]:
             self._join(stream, dict(self._clock(each)))
 

@@ -37,7 +37,7 @@ def names(holds: Callable[[Operator], object]) -> frozenset[str]:
 
 
 def overloads(column: Callable[[Operator], str | Iterable[str] | None]) -> frozenset[str]:
-    """The full names of the overloads in a column."""
+    """The full names of all overloads that a column of the table names. `column` reads this column of a row."""
     found = set()
     for row in ROWS.values():
         value = column(row)
@@ -46,7 +46,8 @@ def overloads(column: Callable[[Operator], str | Iterable[str] | None]) -> froze
 
 
 def names_of_uninitialized(*parts: Uninitialized) -> frozenset[str]:
-    """The names, without namespace and overload, of operators with this part of the result uninitialized."""
+    """The names, without namespace and overload, of operators that leave one of these parts of their result
+    uninitialized."""
     return names(lambda row: row.uninitialized in parts)
 
 

@@ -51,8 +51,11 @@ class Hides(Enum):
 
 
 class RowFlow(Enum):
-    """Which rows of its arguments an operator computes a row of its result from (`graph.analysis.mixing_rules` has a
-    rule for each). EACH_ means the same rule for every one of several results."""
+    """From which rows of its arguments an operator computes a row of its result.
+
+    `graph.analysis.mixing_rules` has a rule for each. EACH_ means that an operator has several results, and that the
+    rule holds for each of them.
+    """
 
     ELEMENTWISE = auto()
     EACH_ELEMENTWISE = auto()
@@ -93,11 +96,12 @@ class RowFlow(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """An operator that returns before its work is done: until then results are filled and tensor arguments are read.
+    """An operator that returns before its work is done. Until then the work fills its results and reads its tensor
+    arguments.
 
     `takes` is the verb for reading the arguments. With `holds_source` the caller must keep the memory of the arguments
-    until the wait; without, the runtime does. With `awaited_by_source` a wait for an argument ends the work, too: it
-    fills nothing.
+    until the wait; otherwise the runtime keeps it. With `awaited_by_source` the work fills no result, and a wait for an
+    argument ends it.
     """
 
     work: Work
@@ -126,7 +130,7 @@ class Operator:
     launch: Launch | None = None
     """The work that continues after the call has returned."""
     wait: Wait | None = None
-    """The work that is done after the call."""
+    """The work that the call waits for."""
     sync: Sync | None = None
     """The call's effect on streams and events."""
     frees: str | None = None
@@ -175,12 +179,12 @@ class Operator:
     fills: tuple[str, float | str] | None = None
     """The overload whose result is filled with a number, and that number, or the argument that contains it."""
     carries: str | None = None
-    """The overload that copies elements to other indices, chosen by index arguments or sizes: no layout decides
-    which."""
+    """The overload that copies elements to other indices. Index arguments or sizes choose the elements, never a
+    layout."""
     in_place_of: str | None = None
-    """The operator whose result it leaves in `self`, in the overload of the same name."""
+    """The operator whose result this operator writes into `self`. Overloads correspond by name."""
     counts_as: str | None = None
-    """The operator that returns in new memory the values that this operator writes: a batch's statistics besides its
+    """The operator that returns, in new memory, the values that this operator writes: a batch's statistics besides its
     results, or parameters and moments."""
     commutes: bool = False
     """The result does not depend on the order of two tensor arguments."""

@@ -73,8 +73,8 @@ class PlacedLayer:
 class PlacedParameter:
     """A parameter: its whole shape, and the layer that decides its placement on the tensor axis, if any.
 
-    `split_dim` is the dim that a split layer splits, None for a parameter that stays whole. `data_ranks` may shard its
-    rows, after dim 0 (of experts) was divided into `parts`.
+    `split_dim` is the dim that a split layer splits, None for a parameter that stays whole. Expert parallelism divides
+    dim 0 into `parts`; the rows of a part may be sharded over `data_ranks`.
     """
 
     name: str
@@ -89,7 +89,8 @@ class PlacedParameter:
 class PlacementInputs:
     """Facts that a traced step lacks: layers and parameters, the tensor axis, the number of each kind of layer.
 
-    `times` is by the first two parts of a module's name, such as layers.0; everything else occurs once.
+    `times` has the number of each kind of layer by the first two components of its name, such as layers.0. A module
+    outside all of them occurs once.
     """
 
     layers: Sequence[PlacedLayer]
@@ -147,7 +148,7 @@ class _Builder:
         """For each node and choice, the placements of its outputs on the tensor axis."""
 
     def add_parameter(self, parameter: PlacedParameter, node: Node) -> None:
-        """Step 2."""
+        """Step 2 for a parameter."""
         times = self._scene.times_of(parameter.name)
         layer = next((x for x in self._scene.layers if x.name == parameter.layer), None)
         tensor = [REPLICATED] * (layer is None or WHOLE in layer.may_be or parameter.split_dim is None)
@@ -186,7 +187,7 @@ class _Builder:
         self._sources[node] = {0: _Source(node.name, 0, False)}
 
     def add_operator(self, node: Node) -> None:
-        """Step 3, and the edges of step 4 to it."""
+        """Step 3 for an operator, and the edges of step 4 that lead to it."""
         result = node.meta.get("val")
         if getattr(node.target, "__name__", "") == "getitem":
             source = self._sources.get(cast(Node, node.args[0]), {}).get(cast(int, node.args[1]))
@@ -232,7 +233,10 @@ class _Builder:
             self.program.add_edge(layer.name, node.name, np.array(fits))
 
     def add_gradient(self, parameter: PlacedParameter, gradient: Node) -> None:
-        """The sum of a gradient over the tensor axis, in the reduce dtype, if the parameter is whole."""
+        """Add the conversion of a gradient, in the reduce dtype, to its parameter's placement on the tensor axis.
+
+        For a whole parameter this may be a sum over the axis.
+        """
         layer = self._scene.layer_of(parameter.layer)
         if layer is not None and layer.is_opaque:
             return

@@ -6,8 +6,8 @@ Promises: the choices are optimal: the solver proved a gap of zero, within its t
 Refuses:  an infeasible bound, naming the minimum that is feasible; a machine without scipy (MachineError).
 
 1. Fix nodes with a single choice: their edges become costs of the other node, and incompatible choices are removed.
-2. A binary variable for each remaining choice; the variables of a node add up to 1.
-3. A variable for each compatible pair of an edge; the pairs with a choice add up to that choice's variable.
+2. Make a binary variable for each remaining choice. The variables of a node add up to 1.
+3. Make a variable for each compatible pair of an edge. The pairs with a choice add up to that choice's variable.
 4. Minimize the sum of costs, with the bytes within the bound.
 """
 
@@ -42,7 +42,7 @@ class Optimum:
 
 
 def solve(program: PlacementProblem, bound: float = math.inf) -> Optimum:
-    """The cheapest choices within the bound, in bytes per rank. Raises PlacementError and MachineError."""
+    """The cheapest choices that take at most `bound` bytes per rank. Raises PlacementError and MachineError."""
     found = _solve(program, bound, [[choice.cost for choice in choices] for choices in program.nodes.values()])
     if found is None:
         least = math.ceil(least_bytes(program) / MIB * 1000) / 1000
@@ -56,7 +56,7 @@ def solve(program: PlacementProblem, bound: float = math.inf) -> Optimum:
 
 
 def least_bytes(program: PlacementProblem) -> float:
-    """The minimum bytes per rank of any choices."""
+    """The fewest bytes per rank that any valid choices need."""
     free = PlacementProblem(
         program.nodes, {key: np.where(np.isfinite(costs), 0.0, np.inf) for key, costs in program.edges.items()}
     )
@@ -136,7 +136,8 @@ def _written(program: PlacementProblem, choices: dict[str, list[int]], base: dic
 
 
 def _minimized(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndarray, float] | None:
-    """Step 4: all variables, and the gap; None if choices of these `sizes`, in MiB, exceed the bound."""
+    """Step 4: the values of all variables, and the gap; None if no choices keep the bound. `sizes` are the choices', in
+    MiB."""
     optimize, sparse = _scipy()
     num_variables, equals = len(lines.objective), lines.equals
     table = sparse.csr_array((lines.values, (lines.rows, lines.columns)), (len(equals), num_variables))

@@ -90,7 +90,8 @@ def redistribute_cost(shape: tuple[int, ...], dtype: torch.dtype, size: int, bef
 
 
 def is_sharded_evenly(x: Tensor, placement: str, size: int) -> bool:
-    """Whether a tensor can have a placement on `size` ranks."""
+    """Whether `size` ranks get equal parts of a tensor with this placement; true for placements that do not shard
+    it."""
     if placement in (REPLICATED, PARTIAL):
         return True
     dim = int(placement[1:])

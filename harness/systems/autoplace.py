@@ -4,7 +4,7 @@ This module joins the reference, whose layers and parameters are placed, and the
 
 1. Find the kinds of layers, and keep one layer of each kind: the others get the same placement.
 2. Trace the step of that model on a rank's batch, with whole parameters in the compute dtype, on fake tensors.
-3. Build the program, and solve it under the case's bound; report plans written by hand beside it.
+3. Build the linear program, and solve it under the case's bound. Report its plan beside plans written by hand.
 4. Give every layer of a kind the placement of the traced layer.
 """
 
@@ -37,7 +37,7 @@ from bitproof.reference.step import mean_loss
 
 @dataclass(frozen=True)
 class Traced:
-    """A case's program, with one layer per kind.
+    """A case's linear program, with a single layer per kind.
 
     `kinds` maps the number of each of these layers to the numbers of the model's layers of that kind.
     """
@@ -113,7 +113,8 @@ def plan_hash(plan: Plan) -> str:
 
 
 def by_hand(traced: Traced) -> dict[str, Taken]:
-    """The costs of plans written by hand, for any bound: FSDP alone, and with every divisible layer split."""
+    """The costs of two plans written by hand, both without a bound: FSDP alone, and FSDP with every divisible layer
+    split."""
     program, scene = traced.program, traced.scene
     found = {}
     for name, kinds in (("fsdp", (WHOLE, SPLIT)), ("fsdp and tp", (SPLIT, WHOLE))):
@@ -133,7 +134,7 @@ def by_hand(traced: Traced) -> dict[str, Taken]:
 
 
 def trace_placements(case: Case) -> Traced:
-    """A case's program, built from a trace with one layer per kind."""
+    """A case's linear program, built from a trace with a single layer per kind."""
     mesh, size = Mesh(0, case.parallelism), case.parallelism.tp
     with torch.device("meta"):
         model = build_model(case.model)

@@ -34,9 +34,10 @@ def bare_tensors(model: nn.Module, kind: Literal["parameters", "buffers"]) -> It
 
 
 def _names_of(module: nn.Module, left_out: dict[int, set[str]]) -> set[str]:
-    """The names of a module's tensors and children. A wrapped child is replaced by its own names if none collides.
+    """The names of a module's tensors and children. The name of a wrapped child is replaced by the names within it if
+    none of them collides.
 
-    Adds the names of such children to `left_out`, for this module and each within.
+    Adds the names of replaced children to `left_out`, for this module and each module within.
     """
     left_out[id(module)] = set()
     tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))

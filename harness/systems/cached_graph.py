@@ -5,8 +5,8 @@ Promises: a program with exactly the traced code: its hash is compared with the 
           when it was made: a kept graph does not record the devices of its values.
 Refuses:  to keep graphs that have no form as plain data, and graphs made while their source files were edited.
 
-Never kept are graphs modified by a user's pass, which may do anything; compiled code of a backend; and graphs that
-depend on a user's own cost model.
+Three things are never kept: graphs that a user's pass modified, as it may do anything; compiled code of a backend; and
+graphs that depend on a user's own cost model.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def written(program: GraphProgram) -> dict[str, object]:
 
 
 def program_of(kept: Json, began: float, allowed: Container[str] | None = None) -> GraphProgram:
-    """The program of such values, read since `began`; its operators must be among those `allowed`, by default any.
+    """The program that `written` wrote as `kept`. Its operators must be among `allowed`, by default any. `began` is the
+    time at which reading began.
 
     Raises UnkeptError and ValueError, and KeyError, TypeError or AttributeError for values of another form.
     """

@@ -1,10 +1,9 @@
-"""The system `compiled`: the reference's own system, with its models compiled by torch.compile, whose graphs we
-receive.
+"""The system `compiled`: the reference's own system, whose models torch.compile compiles while we receive their graphs.
 
 Any system with a `model`, such as a system from `watch`, can be compared so, without any further line. Each piece of
 code that Dynamo captures, between two graph breaks, goes through these stages, on every rank separately:
 
-    captured        the captured code, in torch's functions; as the only stage, eager autograd differentiates it
+    captured        the captured code, in torch's functions; if this is the only stage, eager autograd differentiates it
     differentiate   ahead-of-time autograd makes a forward and a backward graph of operators from it
     decompose       operators are decomposed into those that Inductor lowers (backend "inductor" only)
     ...             the user's own passes (--extra-pass), over each of these graphs
@@ -82,7 +81,7 @@ class KernelGraph(NamedTuple):
 
 
 class Capture:
-    """A rank's models, as they are compiled while steps run.
+    """Compiles a rank's models while steps run.
 
     `run` runs a graph of operators, and `call` calls a graph that Inductor compiled; a log may replace both.
     """

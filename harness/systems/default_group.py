@@ -7,7 +7,8 @@ The group exists before the factory is called, and we need it until the last val
    destruction, so `is_initialized()` is False. Another `init_process_group` brings it back;
 3. `as_lent()` surrounds our code: within it the group exists.
 
-`install` replaces both functions before user code can import them by name. Outside of `lent` they are torch's own.
+`install` replaces both functions before user code can import them by name. Outside of `lent` they behave like torch's
+own.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def lent(device: torch.device) -> Iterator[None]:
 
 
 def put_aside() -> None:
-    """Hide the group before user code begins, as for a script: its own `init_process_group` returns the lent group."""
+    """Hide the group before user code such as a script begins: the script's own `init_process_group` returns the lent
+    group."""
     loan = _loans[-1] if _loans else None
     if loan is not None and loan.aside is None:
         loan.is_taken = False

@@ -4,26 +4,27 @@
     candidate    torch.load("tokens.pt")                               refused
 
 All runs have the user's working directory, so a later run finds the files that earlier runs left. It may overwrite
-them: the first run wrote them as well. It may not depend on them, in any of three ways:
+them, since the first run wrote them too. It may not depend on them. There are three ways to depend on such a file:
 
-1. Python opens such a file to read it, in this process or in a worker of a DataLoader: refused at once.
+1. Python opens the file to read it, in this process or in a worker of a DataLoader: refused at once.
 2. Something else reads it: another program, such as `cat`, or a library that opens files itself, such as safetensors.
    inotify reports such a read of each file below the watched folders; the run is refused at its end.
-3. The script asks whether it exists, or names it to another program, and never writes it: refused at the end. A script
-   that copies its configuration over the copy of the run before asks as well, but then it has written the file.
+3. The script asks whether the file exists, or passes its name to another program, and never writes it: refused at the
+   end. A script that copies its configuration over the copy of an earlier run also asks, but then it writes the file.
 
 A file is an earlier run's if it changed after the case's first run began and before this run began, unless its content
-is that of before the first run: Hugging Face's `evaluate`, for example, writes its modules again in every run. That
-content is known if Python opened the file to write it, touched or removed it, or renamed another one to its name.
+is the same as before the first run: Hugging Face's `evaluate`, for example, writes its modules again in every run. The
+content from before the first run is known if Python opened the file to write it, touched or removed it, or renamed
+another file to its name.
 
-Watched are the working directory, the script's folder, and files and folders that Python made anywhere. Python's
-bytecode and bitproof's own files are no input.
+The working directory and the script's folder are watched, and so are files and folders that Python made elsewhere.
+Python's bytecode and bitproof's own files do not count.
 
-Temporary files need no guard: each run has a `TMPDIR` of its own. So has it a folder for output, `{out}`.
+Temporary files need no guard: each run has its own `TMPDIR`. It also has its own folder for output, `{out}`.
 
-Not seen are a script that only lists a folder, or that reads the time of a file whose content is unchanged; a file
-elsewhere that another program wrote and another program reads without being named to it; and a file that another
-program appends to before another program reads it.
+Some dependencies are not seen: a script that only lists a folder, or that reads the time of a file whose content is
+unchanged; a file elsewhere that is written by a program, and read by a program that does not get its name; and a file
+to which another program appends before another program reads it.
 """
 
 from __future__ import annotations
@@ -53,18 +54,18 @@ OUT = "{out}"
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _NOT_WATCHED = {".git", "__pycache__"}
 _MOST_FILES = 200_000
-"""How many names of the watched folders are looked at, the shallow ones first."""
+"""The maximum number of names in the watched folders that are examined, the shallow ones first."""
 
 _STARTS = {"subprocess.Popen": 1, "os.system": 0, "os.exec": 1, "os.posix_spawn": 1, "os.spawn": 2}
-"""Audit events of a new program, and which of their arguments has its words."""
+"""Audit events that start a program, and the index of the argument that has the words of its command line."""
 
 _CHANGES = ("os.remove", "os.truncate", "os.utime", "os.chmod", "os.chown")
-"""Audit events after which a file has another content or time: its path is their first argument."""
+"""Audit events that change a file's content or time. Their first argument is its path."""
 
 _BREAKS = re.compile(r"[\s=:,;'\"<>|&()]+")
 
 _MOST_BYTES = 64 << 20
-"""Larger files have no known content of before the first run."""
+"""The maximum size of a file whose content from before the first run is remembered."""
 
 _READ, _MODIFIED, _WRITTEN, _LOOKED, _OPENED = 0x1, 0x2, 0x8, 0x10, 0x20
 """inotify's events of a file: read, modified, closed after writing, closed after reading only, opened."""
@@ -79,18 +80,19 @@ class _Began(NamedTuple):
     this: int
 
     def is_between(self, found: os.stat_result) -> bool:
-        """Whether a file changed between the two: `touch` and `cp -p` set its mtime, and nothing sets its ctime."""
+        """Whether a file changed between the two, by its mtime, which `touch` and `cp -p` set, or its ctime, which
+        nothing sets."""
         return any(self.first <= when < self.this for when in (found.st_ctime_ns, found.st_mtime_ns))
 
 
 class RunFiles:
-    """The own folders of one run of a script, and the files of earlier runs that it must leave alone.
+    """A run's own folders, and the guard against files that earlier runs wrote. A `with` block surrounds the run.
 
-    `out` is an empty folder.
+    `out` is the run's folder for output, empty at first.
     """
 
     def __init__(self, script: str, case: str, work: Path, folders: Sequence[Path], ours: Sequence[Path] = ()) -> None:
-        """`work` is the run's name in the command's own folder. `folders` are watched, but for what is in `ours`."""
+        """`work` is the run's own path in the command's folder. `folders` are watched, except for files in `ours`."""
         self._script = script
         self._began = _Began(_stamp(work.parent / f"{case}.first-run"), _stamp(work / "script-run"))
         self._notes = work.parent / f"{case}.written"
@@ -114,7 +116,7 @@ class RunFiles:
         sys.addaudithook(self._heard)
 
     def _own_folder(self, work: Path) -> Path:
-        """Make the run's own folders, and have temporary files go into one: by a short path, as sockets need."""
+        """Make the run's own folders, and direct temporary files to the first. Its path is short, as sockets need."""
         short = work.parent / f"{self._began.this:x}"
         for name in ("tmp", "out"):
             (work / "own" / name).mkdir(parents=True, exist_ok=True)
@@ -138,7 +140,10 @@ class RunFiles:
                 self._check(error)
 
     def _check(self, error: BaseException | None) -> None:
-        """Refuse what the run read without Python, or asked for and left as it was."""
+        """Refuse a run that depends on an earlier run's file.
+
+        Something other than Python read the file, or the script asked about it and did not write it.
+        """
         for path in self._reads.found():
             raise _refusal(
                 f"{self._script}, or a program that it ran, reads {path}, which an earlier run of this comparison wrote"
@@ -160,7 +165,8 @@ class RunFiles:
         return path not in self._before or _content(path, found) != self._before[path]
 
     def _is_ours(self, path: str) -> bool:
-        """Whether a file is bitproof's own; a script's revision is below bitproof's folder, too, and is not."""
+        """Whether a file is bitproof's own. The checkout of a script's revision is not, although it is below bitproof's
+        folder."""
         return path.startswith(self._ours) and not path.startswith(self._checkouts)
 
     def _heard(self, event: str, args: tuple[Any, ...]) -> None:
@@ -210,7 +216,7 @@ class RunFiles:
             _append(self._notes, f"{path}\n")
 
     def _keep_content(self, path: str) -> None:
-        """Write down the content of a file that this run is about to replace, if no run has changed it so far."""
+        """Store the hash of a file's content before this run replaces it, unless a run has already changed the file."""
         path = os.path.realpath(path)
         if path in self._before or "\n" in path or (found := _stat(path)) is None or not stat.S_ISREG(found.st_mode):
             return
@@ -221,7 +227,8 @@ class RunFiles:
 
     @contextlib.contextmanager
     def _unasked(self) -> Iterator[bool]:
-        """Whether the script does what is looked at; within, what we open and ask for ourselves is not."""
+        """Yield whether the script itself acts now. In this context, files that bitproof opens or asks about do not
+        count."""
         is_theirs = self._is_on and not getattr(self._within, "us", False)
         if is_theirs:
             self._within.us = True
@@ -236,7 +243,7 @@ class RunFiles:
             self._asked[os.path.abspath(path)] = None
 
     def _telling(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of `os` that notes which file it is asked about."""
+        """Wrap a function of `os`: if the script asks it about an earlier run's file, this is noted."""
 
         @functools.wraps(own)
         def ask(path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -309,7 +316,10 @@ def _events(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _files_below(tops: Sequence[str]) -> Iterator[str]:
-    """Some files, and the regular files below some folders, shallow ones first; links are not followed."""
+    """The files among `tops`, and the regular files below the folders among them, shallow ones first.
+
+    Links are not followed.
+    """
     yield from (each for each in tops if os.path.isfile(each))
     left, seen, num = [each for each in tops if os.path.isdir(each)], set(tops), 0
     while left and num < _MOST_FILES:
@@ -334,7 +344,7 @@ def _stat(path: str) -> os.stat_result | None:
 
 
 def _append(file: Path, line: str) -> None:
-    """Add a line that other ranks may be adding lines beside."""
+    """Append a line to a file to which other ranks may append at the same time."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(descriptor, line.encode(errors="surrogateescape"))
     os.close(descriptor)
@@ -349,7 +359,7 @@ def _content(path: str, found: os.stat_result) -> str | None:
 
 
 def _read_contents(file: Path) -> dict[str, str]:
-    """The sha256 of each file's content of before the case's first run, by path, as ranks wrote it down."""
+    """The sha256 of each file's content from before the case's first run, by path, as ranks stored it."""
     lines = file.read_text(errors="surrogateescape").splitlines() if file.exists() else []
     return {path: content for content, _, path in (line.partition(" ") for line in lines)}
 
@@ -362,7 +372,7 @@ def _words(given: Any) -> Iterator[str]:
 
 
 def _stamp(path: Path) -> int:
-    """The creation time of this file in nanoseconds: the first rank creates it now."""
+    """The creation time of this file in nanoseconds. The first rank that calls this creates it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.open("ab").close()
     return path.stat().st_mtime_ns

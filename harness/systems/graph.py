@@ -76,11 +76,11 @@ class Layout(NamedTuple):
 class GraphProgram:
     """A step ready to run on any rank. `code_hash` identifies the graph's code; it is equal on all ranks.
 
-    `run` takes the graph's inputs: it is the graph itself, or compiled code of a backend. `groups` are those, by name,
-    that all ranks must make in this order before they run it. `passes` are for the report. `is_kept`: an earlier run
-    traced it (harness/systems/cached_graph.py). `parts`: for a case with micro-batches the graph is that of a single
-    micro-batch, cut into stages. `layout` describes the state for which the step was traced, if known; `artifact` is
-    the precompiled step that it was read from, if any.
+    `run` takes the graph's inputs: it is the graph itself, or compiled code of a backend. `groups` has, by name, the
+    groups that all ranks must make, in this order, before they run the graph. `passes` are for the report. `is_kept`:
+    an earlier run traced it (harness/systems/cached_graph.py). `parts`: for a case with micro-batches the graph is that
+    of a single micro-batch, cut into stages. `layout` describes the state for which the step was traced, if known;
+    `artifact` is the precompiled step that it was read from, if any.
     """
 
     module: GraphModule

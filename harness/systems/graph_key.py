@@ -78,13 +78,15 @@ class GraphCache:
         return self.read(NO_MIXING) is True
 
     def keep_no_mixing(self) -> None:
-        """Keep that result for later runs."""
+        """Keep the result that no module mixes rows, for later runs."""
         self.keep(NO_MIXING, True)
 
 
 def traced_part(case: Case) -> Case:
-    """The case without fields that decide no graph: names, systems, verdict, steps, data, optimizer, if norms are
-    kept."""
+    """The case with default values in all fields that do not affect its graph.
+
+    These are names, systems, verdict, steps, data, optimizer, and whether norms are recorded.
+    """
     return replace(
         case,
         name="traced",
@@ -109,7 +111,8 @@ def traced_part(case: Case) -> Case:
 
 
 def step_part(case: Case) -> Case:
-    """The part of `traced_part` that decides the step before any pass: for chunking only its dim, and no pass."""
+    """`traced_part`, with default values also in fields that affect only passes. Chunking keeps its dim, which tracing
+    reads."""
     chunking = case.chunking and Chunking(dim=case.chunking.dim, modules="*")
     return replace(traced_part(case), chunking=chunking, memory=Memory(), pipeline=Pipeline())
 
@@ -119,7 +122,7 @@ def graph_cache_of(
 ) -> GraphCache | None:
     """The cache for a system's graph of a case; None for a graph that is never kept: see `systems.cached_graph`.
 
-    `device` is its type; on a GPU a rank adds its own device (`GraphCache.of_rank`).
+    `device` is a type of device; on a GPU a rank adds its own device to the key (`GraphCache.of_rank`).
     """
     is_plain = (
         system != PRECOMPILED

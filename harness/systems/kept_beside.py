@@ -1,14 +1,14 @@
 """Optimizer state outside parameters and `state`: settings of groups, and attributes.
 
-torch's optimizers keep all of their memory in `state`. Others have some elsewhere: Prodigy's step size is a setting of
-its groups, a momentum may be an attribute, and schedulers write the learning rate. All of that is read when a step
-begins. Changes during the step are recorded under a name that ends in `@changed`:
+torch's optimizers keep all of their memory in `state`. Other optimizers keep some elsewhere: Prodigy's step size is a
+setting of its groups, a momentum may be an attribute, and schedulers write the learning rate. All of that is read when
+a step begins. Changes during the step are recorded under a name that ends in `@changed`:
 
     0.weight.lr@changed             a setting, for each parameter of the group, so that the division into groups is free
     optimizer.0.momentum.1@changed  an attribute, by its path: lists, dicts, modules, and objects one level deep
 
-Unchanged values are not recorded, so an implementation may have settings and scratch that others lack. Flags, texts and
-memory shared with a parameter, a gradient or a state, which are recorded already, are left out.
+Unchanged values are not recorded, so an implementation may have settings and scratch that others lack. Flags and texts
+are left out. So is memory shared with a parameter, a gradient or a state, as these are recorded already.
 
 For example, StepLR halves the learning rate 0.1 in step 3: that step records `0.weight.lr@changed`, 0.05. Other steps
 do not.
@@ -42,7 +42,7 @@ class KeptBeside:
         self._attributes = {name: _content(value) for name, value in self._held()}
 
     def changed_settings(self) -> dict[int, dict[str, Tensor]]:
-        """The settings that changed since, by group and name."""
+        """The settings that have changed since the step began, by group and name."""
         found: dict[int, dict[str, Tensor]] = {}
         for (group, name), value in _settings(self._holder):
             if group < self._groups and _content(value) != self._settings.get((group, name)):
@@ -50,7 +50,7 @@ class KeptBeside:
         return found
 
     def changed_attributes(self) -> Iterator[tuple[str, Tensor]]:
-        """The attributes that changed since, by path."""
+        """The attributes that have changed since the step began, by path."""
         for name, value in self._held():
             if _content(value) != self._attributes.get(name):
                 yield f"{name}{CHANGED}", tensor_of(value)
@@ -67,7 +67,8 @@ class KeptBeside:
 
 
 def _settings(holder: Any) -> Iterator[tuple[tuple[int, str], Any]]:
-    """Numbers, tensors and sequences of them in an optimizer's groups, by the group and their path."""
+    """Yield each number, tensor or sequence of these in an optimizer's groups, after its key: the group's index, and
+    the path in the group."""
     for number, group in enumerate(getattr(holder, "param_groups", ())):
         settings = {name: value for name, value in group.items() if name != "params"}
         for path, value in _leaves_in(settings, "", {}, set(), depth=0):
@@ -77,8 +78,10 @@ def _settings(holder: Any) -> Iterator[tuple[tuple[int, str], Any]]:
 def _leaves_in(
     place: Any, prefix: str, names: Mapping[int, str], known: set[int], depth: int
 ) -> Iterator[tuple[str, Any]]:
-    """Tensors and numbers in an object and below it. `known` objects were seen, and `depth` more levels may be
-    entered."""
+    """Tensors and numbers in an object and below it, by path.
+
+    `known` has the ids of objects to skip. Objects with attributes are entered at most `depth` levels deep.
+    """
     import numpy
     from torch import Tensor, nn
 
@@ -175,7 +178,8 @@ def _number_of(value: Any) -> Tensor:
 
 
 def tensor_of(value: Any) -> Tensor:
-    """A tensor unchanged, an array as a tensor, a number as a float64 tensor."""
+    """A value as a tensor: a tensor is unchanged, an array keeps its dtype, and a number becomes float64 or
+    complex128."""
     import numpy
     import torch
 

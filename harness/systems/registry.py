@@ -46,7 +46,7 @@ Optional attributes of the object:
                       any of five plain values: node.meta["bitproof"] = {"module": "layers.0.mlp", "direction":
                       "backward", "chunk": 1, "source": "model.py:12", "part": "dispatch"}; a direction is forward,
                       backward or update
-    wrap_gradients    a method that wraps that function for a fault; without it a fault changes the yielded tensors
+    wrap_gradients    a method that wraps `gradients` for a fault; without it a fault changes the yielded tensors
     independent_ranks True if ranks rightly train alone. For any other system a rank without collectives in its
                       steps makes the case UNVERIFIED: such ranks do not test their parallelism
     manifest          a method: facts beyond the case that decide this rank's numbers, as plain JSON values
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
 
 BUILT_IN = ("eager", "eager_chunked", *PREPARED)
 NAMED = (*BUILT_IN, COMPILED)
-"""The names of ours. For the last, all code but torch.compile's is the user's."""
+"""The names of bitproof's systems. In the last, `compiled`, all code except torch.compile's is the user's."""
 
 OWN = "package.module:factory or FILE.py:factory"
 
@@ -208,8 +208,8 @@ def program_name(name: str) -> str:
 def load_factory(name: str, work: Path = Path("run"), ours: Sequence[Path] = ()) -> Factory:
     """The factory of a system that is not built in. Raises UsageError when it cannot be loaded.
 
-    `work` is the run's own name in the command's folder, which has the checkouts of revisions. `ours` are folders of
-    reports.
+    `work` is the run's own path in the command's folder. That folder also has the checkouts of revisions. `ours` are
+    folders of reports.
     """
     if script := script_of(name):
         from bitproof.harness.systems.script import make_script

@@ -22,7 +22,8 @@ from bitproof.reference.tied_stages import copies_of
 def staged_gradients(
     trainer: Trainer, graph: CutGraph, parameter_names: Sequence[str], buffer_names: Sequence[str]
 ) -> GradientFunction:
-    """The gradient function for a trainer, which runs it as its `graph`. All ranks call this together.
+    """Make a trainer's gradient function, and set `trainer.graph` to the step that it runs. All ranks call this
+    together.
 
     Names are those of the whole graph's parameters and buffers, in the order of its inputs; a rank has some of them. A
     second copy of a parameter that two stages share is no input: the first copy's input is read.

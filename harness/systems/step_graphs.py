@@ -30,9 +30,9 @@ def step_graph(
 ) -> tuple[StepGraph, GroupTable]:
     """A system's step as a graph of its calls, and its groups.
 
-    Activations that the case observes are outputs if `observed` is set, in a graph that passes rewrote. A prepared
-    system has its finished graph; `eager` and `eager_chunked` are traced with every size fixed. Raises the errors of
-    `prepare`, and UsageError for a system without a known graph.
+    For a traced system this is its finished graph, which shows the case's observed activations if `observed` is set.
+    `eager` and `eager_chunked` are traced with every size fixed, and show none. Raises the errors of `prepare`, and
+    UsageError for a system without a known graph.
     """
     case = placed_case(case)
     case = case if observed else replace(case, observe=())
@@ -62,13 +62,14 @@ def step_graph(
 
 
 def num_parameters(case: Case) -> int:
-    """How many elements a rank's parameters have before their shards are gathered."""
+    """The number of elements of a rank's parameters, counting only its own shards."""
     model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"), shares=True)
     return sum(x.numel() for x in model.parameters())
 
 
 def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
-    """Each rank's inputs at a step, or in its first micro-batch, by the names of the graph's last inputs."""
+    """Each rank's inputs at a step, by the names of the graph's last inputs; with micro-batches, only the first of
+    them."""
     documents, _ = text_source(case.batch.data)
     ranks = [Mesh(rank, case.parallelism).coordinate(FSDP) for rank in range(case.parallelism.world_size)]
     size = case.parallelism.data_ranks

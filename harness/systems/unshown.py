@@ -2,7 +2,7 @@
 
 1. Look for models and optimizers in the factory's result: in its attributes, a function's closure, lists.
 2. Their state is each buffer, each tensor of an optimizer, and each generator in them.
-3. Report state that steps have changed and that no record contains, by its name or its value.
+3. Report state that steps have changed and that no record contains: none has its name, and none its value.
 """
 
 from __future__ import annotations

@@ -23,8 +23,11 @@ from bitproof.reference.step import Trainer, build_sharded_model
 
 
 class UpdateGraph(NamedTuple):
-    """The graph, and its inputs, in this order: fake tensors by name, with the layout of the real tensors. It writes
-    them, and returns nothing."""
+    """The graph `module`, and its inputs in the order of the other fields. The graph writes its inputs and returns
+    nothing.
+
+    Inputs are fake tensors by name, with the layout of the real tensors.
+    """
 
     module: GraphModule
     parameters: dict[str, Tensor]
@@ -34,8 +37,11 @@ class UpdateGraph(NamedTuple):
 
 
 def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.device) -> UpdateGraph:
-    """Trace `Trainer.update` on gradients with these layouts, by parameter, and on an optimizer's state after a step,
-    as the state before its first step is zeros. Raises the errors of the update."""
+    """Trace `Trainer.update`. `gradients` has, by parameter, tensors with the layouts of the gradients.
+
+    The traced optimizer already has the state of a step, as the state before its first step is zeros. Raises the errors
+    of the update.
+    """
     model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"))
     mode = step_fake_mode(ShapeEnv())
     parameters = {name: fixed_fake(mode, x, device) for name, x in model.named_parameters()}
@@ -62,8 +68,10 @@ def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.devi
 def _state(
     case: Case, mode: FakeTensorMode, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The optimizer's state after a step, in new tensors that have a layout and no known values: a known step count
-    would be used for every step."""
+    """The optimizer's state after a step, in new tensors that have a layout and no known values.
+
+    A known step count would become a constant of the graph.
+    """
     with mode:
         optimizer = ShardedAdamW(parameters, case.optimizer)  # type: ignore[arg-type]
         optimizer.step(gradients)

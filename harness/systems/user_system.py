@@ -91,7 +91,8 @@ class UserSystem:
 
     @contextmanager
     def _showing(self, index: int, observe: Observe) -> Iterator[Observe]:
-        """A function that checks the values of a step, and records them."""
+        """Yield a function that checks and records the values of a step. Raises RecordingError if the step shows no
+        value."""
         own_names: dict[tuple[str, str], str] = {}
 
         @refusing()

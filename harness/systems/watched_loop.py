@@ -2,9 +2,9 @@
 
 This module knows no framework. Hooks of torch's optimizers report the begin and end of an optimizer's step:
 
-1. When an optimizer that counts begins, its gradients are recorded.
-2. When all that count have ended their step, the step is over. The resulting values are recorded, and the next step
-   begins. Optimizers that alternate, each with the others' parameters frozen, all count.
+1. When an optimizer that counts (see `WatchedLoop.counts`) begins its step, its gradients are recorded.
+2. When all optimizers that count have ended theirs, the step is over. The resulting values are recorded, and the next
+   step begins. Optimizers that alternate, each with the others' parameters frozen, all count.
 3. After the last step the loop is left, by an exception that `except Exception` does not catch.
 
 Operations of a loop between the optimizers' step and its next batch, such as setting the learning rate, belong to the
@@ -58,7 +58,7 @@ class WatchedLoop(WatchedStep):
         """Parameters that require no gradients, and belong to no optimizer."""
 
     def take_steps(self, num_steps: int, taking: Callable[[int], AbstractContextManager[Observe]]) -> None:
-        """Run the loop for so many steps, each within `taking(index)`.
+        """Run the loop for `num_steps` steps, each within `taking(index)`.
 
         Raises RecordingError if it ends earlier, or if it is unclear which optimizers make a step.
         """
@@ -97,8 +97,8 @@ class WatchedLoop(WatchedStep):
         return is_ours and held_optimizers(optimizer) == [optimizer]
 
     def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
-        """Whether all that count have taken their step: no other optimizer has trainable parameters, or parameters that
-        are frozen only while optimizers alternate."""
+        """Whether all optimizers that count have taken their step: no other optimizer has trainable parameters, or
+        parameters that are frozen only while optimizers alternate."""
         if self.watched_optimizers:
             return len(stepped) == len(self.watched_optimizers)
         held = held_by(stepped)
@@ -106,7 +106,7 @@ class WatchedLoop(WatchedStep):
         return not any(p.requires_grad for p in left) and not self._may_take_turns({id(p) for p in left})
 
     def check_losses(self, losses: list[Tensor]) -> None:
-        """Refuse a step that never ends, by the losses of it so far."""
+        """Refuse a step that never ends, judging by its losses so far. Here nothing is refused: subclasses decide."""
 
     def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
         """Record the tensors that backward began with in a step, as one number."""
@@ -182,7 +182,11 @@ class _Steps:
 
     @refusing()
     def optimizer_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record the gradients of an optimizer that counts, and end the step after it, behind all hooks of its own."""
+        """Hook the step of an optimizer that counts: record its gradients before it, and end the loop's step after
+        it.
+
+        Both hooks run behind all hooks that the optimizer has already.
+        """
         if self._is_within_own_step(optimizer):
             return
         hooks = self.hooks.setdefault(id(optimizer), ExitStack())
@@ -216,7 +220,8 @@ class _Steps:
             raise _EnoughError
 
     def _leave_again(self) -> None:
-        """Leave a loop that caught the exception before. Raises RecordingError if that happens too often."""
+        """Leave a loop that caught the exception when it was left before. Raises RecordingError if that happens too
+        often."""
         self._times_left += 1
         if self._times_left > _MOST_TIMES_LEFT:
             raise RecordingError(

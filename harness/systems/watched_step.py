@@ -17,9 +17,9 @@ watched optimizer has taken one, and the loop is left after the last step of the
 
 Names are those of the bare model: additions of DistributedDataParallel, torch.compile and wrappers of blocks are left
 out (`bare_names`). If two models of a list have a name in common, all names begin with the model's index in the list. A
-parameter of an optimizer that is in no model, such as a learned scale of the loss, is named by its index there:
-`optimizer.0.group1.param0`. Optimizers that were not passed to `watch` come after those that were, in the order in
-which they first run in a step. For a DTensor each rank records its own shard. Imports torch when it is called.
+parameter of an optimizer that is in no model, such as a learned scale of the loss, is named by its index in the
+optimizer: `optimizer.0.group1.param0`. Optimizers that were not passed to `watch` come after those that were, in the
+order in which they first run in a step. For a DTensor each rank records its own shard. Imports torch when it is called.
 """
 
 from __future__ import annotations
@@ -59,15 +59,16 @@ def watch(
 ) -> WatchedStep:
     """Make a system of `step`, which takes the step's index, trains once, and returns the loss or None.
 
-    Or make a system of `train`, which runs a framework's whole loop: each step of the optimizers ends a step. It must
-    be able to take as many as the case has, and is left after that many.
+    Or make a system of `train`, which runs a framework's whole loop: each step of the optimizers ends a step. The loop
+    must be able to take as many steps as the case has, and is left after the last of them.
 
-    `model` and `optimizer` are trained, several in a list. With `train`, `optimizer` may be left out: then those count
-    that have parameters of the model, until together they have all that require gradients. `loss` is the method of the
-    framework that returns each loss, such as torchtitan's `trainer.forward_backward_step`; without it the loss is the
-    tensor that backward begins with; there is none if a graph computes gradients. A factory returns the
-    result. `names` and `independent_ranks` are as in any system. Raises UsageError for an object that is no model or no
-    optimizer, for a `loss` that is no method of an object, and unless exactly one of `step` and `train` is given.
+    `model` and `optimizer` are the trained model and its optimizer, or lists of several. With `train`, `optimizer` may
+    be left out: then each optimizer with parameters of the model counts, and a step ends when all parameters that
+    require gradients have been stepped. `loss` is the method of the framework that returns each loss, such as
+    torchtitan's `trainer.forward_backward_step`; without it the loss is the tensor that backward begins with; there is
+    none if a graph computes gradients. A factory returns the result. `names` and `independent_ranks` are as in any
+    system. Raises UsageError for an object that is no model or no optimizer, for a `loss` that is no method of an
+    object, and unless exactly one of `step` and `train` is given.
     """
     from torch import nn
 
@@ -130,7 +131,8 @@ class WatchedStep:
         self._beside = {id(each): KeptBeside(each, self._seen, self.models) for each in (*self._seen, *self.holders)}
 
     def placing(self, observe: Observe) -> Observe:
-        """Wrap `observe`: attach its position to each tensor that is a part of an FSDP1 flat parameter."""
+        """Wrap `observe`: a tensor that is a part of an FSDP1 flat parameter gets its position there as an
+        attribute."""
         from bitproof.harness.capture.digest import FLAT
         from bitproof.harness.torch_distributed import flattened_parts
 
@@ -250,8 +252,8 @@ class WatchedStep:
                 observe("buffer", f"{prefix}{name}@{when}", buffer)
 
     def _show_state(self, optimizer: Optimizer, observe: Observe) -> None:
-        """Record the optimizer's state of each parameter, without elements for a parameter that has had no gradient
-        yet.
+        """Record the optimizer's state of each parameter. Records of a parameter without a gradient so far have no
+        elements.
 
         State under a name of the optimizer's own is `optimizer.0.<name>`.
         """
@@ -334,7 +336,7 @@ class WatchedStep:
         return next(number for number, each in enumerate(self._seen) if each is optimizer)
 
     def _held_alone(self, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """The parameters of optimizers that are in no watched model, each once: `optimizer.0.group1.param0`."""
+        """Parameters that are in an optimizer but in no watched model, each once: `optimizer.0.group1.param0`."""
         shown = {id(p) for p in trained.values()}
         for number, optimizer in enumerate(self._seen):
             for name, parameter in _held_names(number, optimizer):
@@ -343,7 +345,8 @@ class WatchedStep:
                     yield name, parameter
 
     def _held_by(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-        """The optimizer's parameters with their names, those of the models in their order, then any others.
+        """Yield the optimizer's parameters with their names: the models' parameters in the models' order, then any
+        others.
 
         A trainable parameter in no optimizer counts as the first optimizer's: a trainer may have forgotten it.
         """
@@ -380,7 +383,8 @@ def around_closure(
 
 
 def held_optimizers(given: Any) -> list[Optimizer]:
-    """The optimizers that really step, out of those that wrap others, as Accelerate's and torchtitan's do."""
+    """The optimizers that really step: `given`, or the optimizers that it wraps, as Accelerate's and torchtitan's
+    do."""
     from torch.optim import Optimizer
 
     if isinstance(given, (list, tuple)):
@@ -396,7 +400,7 @@ def held_optimizers(given: Any) -> list[Optimizer]:
 
 
 def _holders(given: Any) -> list[Any]:
-    """The objects passed to `watch` as optimizers that wrap others, the outer ones first."""
+    """The objects that `watch` was given as optimizers and that wrap other optimizers, the outermost first."""
     from torch.optim import Optimizer
 
     if isinstance(given, (list, tuple)):
@@ -449,7 +453,7 @@ def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Itera
 
 
 def _parts(gradient: Tensor) -> dict[str, Tensor]:
-    """The parts of a gradient: a sparse gradient has indices and values, unchanged."""
+    """The parts of a gradient: of a sparse gradient, its indices and values, unchanged."""
     if not gradient.is_sparse:
         return {"": gradient}
     from bitproof.harness.torch_operators import sparse_parts

@@ -29,8 +29,9 @@ KERNEL_OPTIONS = {
     "OUTPUT_LOGSUMEXP": True,
     "OUTPUT_MAX": False,
 }
-"""Options that compiled kernels require. The first four are those of `flex_attention`; backward reads the forward's
-logsumexp, nothing reads its maxima. Eager math always returns both."""
+"""Options of the compiled kernels, which need all of them; the first four are those of `flex_attention`. The last two
+choose the forward's extra outputs: backward reads the logsumexp, and nothing reads the maxima. Eager math always
+returns both."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from bitproof.reference.layers.rms_norm import RMSNorm
 
 
 class Block(nn.Module):
-    """Attention, then a dense layer or a mixture of experts; each reads the normalized input and is added to the
-    input."""
+    """Attention, then a dense layer or a mixture of experts. Each of the two reads its normalized input; its output is
+    added to the input."""
 
     def __init__(self, dim: int, attention: nn.Module, feed_forward: FeedForward | MoE, *, norm_eps: float) -> None:
         super().__init__()

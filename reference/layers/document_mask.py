@@ -41,7 +41,8 @@ class MaskMod:
 
 
 def mask_mod_of(mask: BlockMask) -> MaskMod:
-    """A BlockMask's function with its captured tensors; for any function but a MaskMod none are known."""
+    """A BlockMask's function as a MaskMod, with the tensors that it reads. Another function becomes a MaskMod without
+    tensors."""
     mask_mod = mask.mask_mod
     return mask_mod if isinstance(mask_mod, MaskMod) else MaskMod(mask_mod)
 

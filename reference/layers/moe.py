@@ -22,8 +22,8 @@ __all__ = ["Exchange", "Experts", "LocalExchange", "MoE", "MoEConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class MoEConfig:
-    """Routing, an expert's hidden dim, the number of shared experts, and `capacity`: how many times its even share of
-    rows an expert accepts, None for no limit."""
+    """Routing, an expert's hidden dim, the number of shared experts, and `capacity`: an expert accepts at most
+    `capacity` times an even share of the rows; None for no limit."""
 
     routing: RoutingConfig
     hidden_dim: int

@@ -60,7 +60,7 @@ class RoutingConfig:
 
     @property
     def experts_per_group(self) -> int:
-        """M."""
+        """The number of experts in a group (M)."""
         return self.num_experts // self.num_groups
 
 
@@ -73,7 +73,7 @@ class Routing(NamedTuple):
 
 
 class Router(nn.Module):
-    """Computes scores in float32 whatever the dtypes of x and the parameter, with explicit casts and no autocast."""
+    """Computes scores in float32 for any dtypes of x and the parameter, with explicit casts and no autocast."""
 
     def __init__(self, dim: int, config: RoutingConfig) -> None:
         super().__init__()
@@ -113,8 +113,8 @@ def select_experts(
 ) -> Tensor:
     """The top k experts by score plus bias, within the top groups. Returns experts_TK, best first.
 
-    A group's score is the sum of its two best experts' (sigmoid) or its best expert's (softmax). `seen` is called with
-    the values that decide, by name.
+    A group's score is the sum of its two best experts' (sigmoid) or its best expert's (softmax). Each value that
+    decides the choice passes through `seen`, with its name.
     """
     choice_TE = seen("choice", scores_TE + expert_bias_E)
     if config.top_groups < config.num_groups:

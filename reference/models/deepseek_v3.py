@@ -55,8 +55,8 @@ def _block(config: DeepSeekV3Config, layer: int) -> Block:
 
 
 def _tiny() -> DeepSeekV3Config:
-    """The 671B model's features in miniature, without the query latent: it would add six parameters to gather, and
-    collectives take most of a CPU step.
+    """The 671B model's features in miniature, without the query latent. The latent would add six parameters to gather,
+    and collectives take most of a CPU step.
 
     Dims of elementwise kernels are multiples of 64, so that no row count leaves a vector kernel a tail; query/key and
     value head dims are equal, so that attention on a CPU is a single flash kernel.
@@ -89,7 +89,8 @@ def _tiny() -> DeepSeekV3Config:
 def _uneven() -> DeepSeekV3Config:
     """`tiny` with first dims that 8 ranks (or 4 that share an expert's shard) do not divide, so that shards are padded.
 
-    With ten experts in two parts, rank 3 of 4 has only a padding row; so have three of 8 ranks for the router.
+    Ten experts are split in two parts of five, each sharded over 4 ranks: rank 3 has only padding. The router's ten
+    rows are sharded over 8 ranks: three of them have only padding.
     """
     tiny = _tiny()
     return replace(

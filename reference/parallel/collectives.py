@@ -3,7 +3,7 @@
 Eager and traced code share these calls, so both issue the same collectives, and in a traced graph the wait follows the
 launch.
 
-If nothing observes operators, a group written in Python is called directly. The operator would call the same method
+A group written in Python is called directly if nothing observes operators. The operator would call the same method, but
 through the dispatcher, autograd and torch's registry of pending work, which takes twice as long.
 """
 
@@ -58,9 +58,9 @@ def all_to_all(x: Tensor, output_splits: list[int], input_splits: list[int], gro
 
 
 def _own_group(x: Tensor, name: str) -> dist.ProcessGroup | None:
-    """The Python group to call directly for tensors in host memory; None if the operator must be called.
+    """The Python group to call directly for tensors in host memory; None if the operator must be called instead.
 
-    It must be where a mode, a trace or a profiler has to see it, and where autograd has to.
+    The operator must be called if a mode, a trace or a profiler has to see it, or if autograd has to.
     """
     if is_watched() or not x.is_cpu or (x.requires_grad and torch.is_grad_enabled()):
         return None

@@ -1,13 +1,14 @@
 """A process group that sums on the device in ascending rank order, over any backend that can move the tensors.
 
 NCCL chooses the order of a sum by algorithm, message size and the ranks' positions in its rings, and documents none of
-it: a bucketed reduce-scatter may add in another order than the single ones. Here NCCL only moves bits. An all-to-all
-exchanges the parts, and each rank adds them in ascending rank order when it waits. A reduce-scatter moves as much as a
-ring, (W - 1) / W of the input from each rank, and needs memory for its input once more, and for its result.
+it. So a bucketed reduce-scatter may add in another order than a reduce-scatter for each parameter. Here NCCL only moves
+bits: an all-to-all exchanges the parts, and each rank adds them in ascending rank order when it waits. A reduce-scatter
+moves as many bytes as a ring, (W - 1) / W of the input from each rank. It needs memory for a second copy of its input,
+and for its result.
 
-In an all-reduce of a small tensor every rank gathers all inputs, W / 2 times the traffic of a ring. A larger one, whose
-inputs take more than `MOST_GATHERED` bytes, is a reduce-scatter and, in the wait, an all-gather of its parts: it moves
-as much as a ring, and needs memory for its input twice more, for any number of ranks.
+In an all-reduce of a small tensor every rank gathers all inputs, W / 2 times the traffic of a ring. If the inputs take
+more than `MOST_GATHERED` bytes, the all-reduce is a reduce-scatter and, in the wait, an all-gather of the sums. Then it
+moves as many bytes as a ring, and needs memory for two more copies of its input, for any number of ranks.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class _Held(Work):
 
 
 def sum_in_one_kernel(parts_WN: Tensor) -> Tensor:
-    """As `sum_in_rank_order`, with equal bits, by Triton's kernel, which reads each part once."""
+    """Return the sum of `sum_in_rank_order`, with equal bits, by Triton's kernel, which reads each part once."""
     from bitproof.reference.parallel.rank_order_kernel import add_parts
 
     parts_WN = parts_WN if parts_WN[0].is_contiguous() else parts_WN.contiguous()
@@ -122,14 +123,15 @@ def sum_in_one_kernel(parts_WN: Tensor) -> Tensor:
 
 
 def sums_in_one_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel runs on a device, and its order-dependent sums have the bits of sequential additions."""
+    """Whether the kernel runs on a device, and gives the bits of sequential additions where the order of a sum
+    matters."""
     return why_no_kernel(device, dtype) is None
 
 
 @functools.cache
 def why_no_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why additions replace the kernel on a device, in words; None if the kernel is used."""
-    large = 2 / torch.finfo(dtype).eps  # in ascending order 1 is lost in it before it goes, in others not
+    large = 2 / torch.finfo(dtype).eps  # ascending: the first 1 is lost, the sum is 1; descending: it is 2
     ordered_W = torch.tensor([large, 1.0, -large, 1.0], dtype=dtype, device=device)
     many_WN = torch.randn(4, 4097, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     known_WN = torch.cat([ordered_W.unsqueeze(1).expand(4, 3), many_WN, many_WN.flip(0) * large], dim=1)
@@ -141,7 +143,7 @@ def why_no_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def sums_of(device: torch.device) -> str:
-    """How sums over ranks of float32 and bfloat16 are taken on a device, for manifests and reports."""
+    """How a device sums float32 and bfloat16 over ranks, in words, for manifests and reports."""
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
         why = why_no_kernel(device, dtype)

@@ -80,10 +80,11 @@ class ExpertExchange:
 
 
 class CapacityExchange:
-    """Like `ExpertExchange`, but an expert accepts at most C of each rank's rows, `capacity` times an even share.
+    """Like `ExpertExchange`, but with a limit: an expert accepts at most C of each rank's rows.
 
-    C is rounded up. No size depends on data, so the host waits for nothing. Each rank sends an expert's first C rows in
-    order and drops the others, whose results are zeros. Unused slots hold zeros.
+    C is `capacity` times an expert's even share of a rank's rows, rounded up. No size depends on data, so the host
+    waits for nothing. Each rank sends an expert's first C rows in order and drops the others, whose results are zeros.
+    Unused slots hold zeros.
     """
 
     def __init__(self, size: int, group: str, capacity: float) -> None:
@@ -127,7 +128,8 @@ class CapacityExchange:
 
 @dataclass(frozen=True)
 class _Slots:
-    """The slots that an expert has for a rank's rows; for each row its slot, counted from 1, or 0 if it is dropped."""
+    """`number`: the slots that each expert has for a rank's rows. `of_R`: each row's slot, counted from 1; 0 for a
+    dropped row."""
 
     number: int
     of_R: Tensor

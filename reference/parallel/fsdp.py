@@ -40,12 +40,12 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class Sharding:
-    """A parameter's layout: the `rows` of a part of it, sharded over the `size` ranks of `group`.
+    """A parameter's layout: a rank's part of it has `rows` rows, which are sharded over the `size` ranks of `group`.
 
-    `part` has `narrow`'s arguments: (dim, first, extent). The whole parameter is a single part, unless expert
-    parallelism (dim 0) or tensor parallelism (dim 0 or 1) splits it. `is_summed`: each rank of the tensor group has the
-    whole parameter and a part of its gradient. `copies`: how many tensor ranks have the same rows. `is_replicated`:
-    every rank of `group` has all rows, and `size` is 1.
+    `part` has `narrow`'s arguments: (dim, first, extent). The part is the whole parameter, unless expert parallelism
+    (dim 0) or tensor parallelism (dim 0 or 1) splits it. `is_summed`: each rank of the tensor group has the whole
+    parameter and a part of its gradient. `copies`: how many tensor ranks have the same rows. `is_replicated`: every
+    rank of `group` has all rows, and `size` is 1.
     """
 
     group: str
@@ -116,9 +116,9 @@ def fully_shard(
     the tensor group along that dim; if the dim is None, they stay whole and their gradients are summed over the tensor
     group. Parameters named in `replicated` are whole on every rank of the group that they would be sharded over. On the
     meta device no values are made. `initial_values` documents `spread`. A parameter of several modules is a single
-    shard, with the initial values of its first name; a parameter named in `values_of` has those of the name there.
-    Raises CaseError for a name in `replicated` that no parameter has, and for a parameter for which its modules need
-    different layouts.
+    shard, with the initial values of its first name. `values_of` maps a parameter's name to the name whose initial
+    values it has instead. Raises CaseError for a name in `replicated` that no parameter has, and for a parameter for
+    which its modules need different layouts.
     """
     tied = _tied_parameters(model)
     shards: dict[str, tuple[Sharding, nn.Parameter]] = {}
@@ -159,7 +159,7 @@ def fully_shard(
 
 
 def _tied_parameters(model: nn.Module) -> dict[str, str]:
-    """Further names of parameters that several modules share, each with the parameter's first name."""
+    """Maps each further name of a parameter that several modules share to the parameter's first name."""
     first: dict[nn.Parameter, str] = {}
     every = model.named_parameters(remove_duplicate=False)
     found = {name: first.setdefault(parameter, name) for name, parameter in every}
@@ -223,7 +223,8 @@ def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> t
 
 
 def placement_hash(model: nn.Module) -> str:
-    """The SHA-256 of all parameters' layouts, without a rank's own part, which differs from rank to rank."""
+    """The SHA-256 of all parameters' layouts. It leaves out which part a rank has, as that differs from rank to
+    rank."""
     told = [
         [name, x.group, x.size, x.part[0], x.part[2], x.rows, x.is_summed, x.copies, x.is_replicated]
         for name, x in shardings_of(model).items()

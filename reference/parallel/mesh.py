@@ -1,12 +1,12 @@
 """The ranks of a case and their process groups, under names that are the same on every rank.
 
-A traced graph names its groups. A DeviceMesh makes names that differ from rank to rank, and eight ranks could not run
-the same graph. So each group is named here by its purpose, and every rank registers its own instance under that name.
+A traced graph names its groups. A DeviceMesh makes names that differ from rank to rank, so ranks could not run the same
+graph. Here each group is named by its purpose, and every rank registers its own instance under that name.
 
     fsdp    ranks with the same part of dense parameters, all ranks unless tp > 1: their shards, token counts
     efsdp   ranks with the same experts: shards of expert parameters
-    ep      ranks that divide a set of experts among them, whatever text they read: token exchange
-    tp      ranks that share each layer but for the routed experts, and the text they read: sums of a layer's parts
+    ep      ranks that divide a set of experts among them, with the same text or not: token exchange
+    tp      ranks that read the same text and share each layer except the routed experts: sums of a layer's parts
     pp      ranks with the same place in each stage of a pipeline: messages between stages. It is torch's own
             group, as no graph names it
 
@@ -49,7 +49,8 @@ partitions: dict[str, Partition] = {}
 time_limits: list[timedelta] = []
 """The time limit of this process's collectives; empty until it has joined groups."""
 _wraps: list[Wrap] = []
-"""Wraps torch's group in a group with a stated order of sums; returns torch's own if NCCL's own sums are used."""
+"""The function that replaces torch's group by one with a stated order of sums; returns torch's own if NCCL's own sums
+are used."""
 disturbances: list[Wrap] = []
 """A fault's wrapper for every group, if a fault runs."""
 shared_memories: list[SharedMemory] = []
@@ -62,11 +63,12 @@ _boards: list[Board] = []
 
 @dataclass(frozen=True)
 class Mesh:
-    """A rank's coordinates: rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep.
+    """A rank's coordinates in the groups of a case.
 
-    Its `tp` coordinate is r % tp and its `fsdp` coordinate, which also chooses its text, r // tp. In a pipeline, r is
-    the rank's index among the ranks of its own stages. The rank computes on `device`. For example, with ep=2 and tp=1,
-    rank 5 has `ep` coordinate 1, `efsdp` coordinate 2 and `fsdp` coordinate 5.
+    Rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep. It has `tp` coordinate r % tp and `fsdp`
+    coordinate r // tp, which also chooses its text. For example, with ep=2 and tp=1, rank 5 has `ep` coordinate 1,
+    `efsdp` coordinate 2 and `fsdp` coordinate 5. In a pipeline, r is the rank's index among the ranks of its own
+    stages. The rank computes on `device`.
     """
 
     rank: int
@@ -99,7 +101,8 @@ class Mesh:
         }[group]
 
     def object_of(self, group: str) -> str:
-        """The first of the names that stand for the same process-group object as this name."""
+        """The first name of the process-group object that this name stands for: several names may stand for the same
+        object."""
         if not self.parallelism.shared_groups:
             return group
         return next(name for name in GROUP_NAMES if self.partition(name) == self.partition(group))
@@ -149,7 +152,7 @@ def join_groups(
 
 
 def ensure_group(name: str, partition: Partition, *, high_priority: bool = False) -> None:
-    """Make and register a group over each part of `partition`, all ranks together; nothing when it exists already.
+    """Make and register a group over each part of `partition`, all ranks together. Does nothing if the group exists.
 
     All ranks call this for the same groups in the same order. On NCCL, `high_priority` runs the group's collectives on
     a high-priority stream. Raises ValueError if the name stands for another partition, and for ranks that do not
@@ -178,10 +181,10 @@ def pipeline_group(mesh: Mesh) -> dist.ProcessGroup:
 def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
     """torch's group over this rank's part: a rank makes a single group, for any number of parts.
 
-    NCCL splits the communicator of all ranks once for the whole partition. With gloo only the ranks of a part take
-    part; torch then names the group by its ranks and by the number of groups that the rank has made, which must be
-    equal on all of them. If parts differ in size, ranks would make different numbers of groups later, so all ranks make
-    all parts.
+    NCCL splits the communicator of all ranks once for the whole partition. With gloo only the ranks of a part make its
+    group. torch then names the group by its ranks and by the number of groups that the rank has made, which must be
+    equal on all of these ranks. If parts differ in size, ranks would make different numbers of groups later, so all
+    ranks make the groups of all parts.
     """
     rank = dist.get_rank()
     own = next(list(ranks) for ranks in partition if rank in ranks)
@@ -201,10 +204,10 @@ def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
 
 
 def _in_rank_order(group: dist.ProcessGroup, partition: Partition) -> dist.ProcessGroup:
-    """A group in shared memory if some is left, else over torch's `group`.
+    """A group in shared memory if enough of that memory is left, else a group over torch's `group`.
 
-    gloo's group is made in both cases. Its idle threads cost almost nothing, and on a busy machine the steps of ranks
-    without them take up to three times as long (docs/explanation/decisions/shared-memory.md).
+    gloo's group is made in both cases. Its idle threads cost almost nothing, but without them steps on a busy machine
+    take up to three times as long (docs/explanation/decisions/shared-memory.md).
     """
     rings = (
         shared_memories[0].next_area(partition, dist.get_rank(), time_limits[0].total_seconds())
@@ -218,7 +221,8 @@ def _in_rank_order(group: dist.ProcessGroup, partition: Partition) -> dist.Proce
 
 
 def collectives_in_memory() -> dict[str, int]:
-    """The number of collectives that this rank has launched in each group of several ranks in shared memory."""
+    """The number of collectives that this rank has launched in each group in shared memory, except groups of a single
+    rank."""
     groups = [group for group in _in_memory if group.num_ranks > 1]
     return {f"shared memory {index}": group.inline.posted for index, group in enumerate(groups)}
 

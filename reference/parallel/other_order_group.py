@@ -2,7 +2,7 @@
 
     descending   ((r7 + r6) + r5) + ...
     pairwise     ((r0 + r1) + (r2 + r3)) + ..., as a tree adds
-    position     ascending from another rank in each of W equal blocks of the result, as a ring adds
+    position     ascending, but in each of W equal blocks of the result from another rank on, as a ring adds
 
 The third depends on an element's position in the message, so a bucket and its parts are added in different orders.
 """
@@ -22,7 +22,8 @@ from bitproof.reference.parallel.rank_order_group import sum_in_rank_order
 
 ORDERS = ("descending", "pairwise", "position")
 FEWEST_RANKS = {"descending": 3, "pairwise": 4, "position": 3}
-"""The fewest ranks for which each order differs from ascending: two have a single order, and pairs of three ascend."""
+"""For each order, the fewest ranks for which it differs from ascending. Two ranks have a single order of addition, and
+pairs of three ranks are added in ascending order."""
 
 
 class OtherOrderGroup(DeviceOrderGroup):
@@ -47,7 +48,7 @@ class OtherOrderGroup(DeviceOrderGroup):
 
 
 def sum_in_order(parts_WN: Tensor, order: str) -> Tensor:
-    """Sum each rank's part, (N,), in one of the orders above."""
+    """Sum each rank's part, (N,), in an order of this file's list."""
     match order:
         case "descending":
             return sum_in_rank_order(parts_WN.flip(0))

@@ -117,7 +117,8 @@ class RankOrderGroup(dist.ProcessGroup):
 
 
 class LoneGroup(RankOrderGroup):
-    """The group of a single rank: each collective is a copy, done at the launch, and a sum is its only part."""
+    """The group of a single rank: each collective is a copy at the launch, and the sum over ranks is the rank's own
+    part."""
 
     def __init__(self) -> None:
         dist.ProcessGroup.__init__(self, 0, 1)  # type: ignore[call-arg]

@@ -1,9 +1,9 @@
 """The sum over ranks in ascending rank order as a Triton kernel: each part is read once, and the sum written once.
 
-Separate additions per rank would read and write the sum W - 1 times, and need memory for it twice. Each program adds
-its elements in registers, in the order ((r0 + r1) + r2) + ..., and rounds to the tensors' dtype after every addition,
-as torch does; it adds 16-bit floats in float32. It rounds to bfloat16 by arithmetic on bits, so that no compiler and no
-GPU decides how: to nearest, ties to even, and NaN to 0x7fc0.
+Separate additions per rank would read and write the sum W - 1 times, and need memory for two sums. Each instance of the
+kernel adds its elements in registers, in the order ((r0 + r1) + r2) + ..., and rounds to the tensors' dtype after every
+addition, as torch does; it adds 16-bit floats in float32. It rounds to bfloat16 by arithmetic on bits, so that no
+compiler and no GPU decides how: to nearest, ties to even, and NaN to 0x7fc0.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def add_in_rank_order(
     block: tl.constexpr,
     kind: tl.constexpr,
 ) -> None:
-    """Add the parts of this program's elements. Those of bfloat16 come as integers."""
+    """Add the parts' elements that this instance of the kernel has. bfloat16 elements are passed as integers."""
     places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     mask = places < num_elements
     found = tl.load(parts + places, mask)

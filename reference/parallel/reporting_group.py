@@ -25,7 +25,8 @@ Tell = Callable[[str], None]
 
 
 class ReportingGroup(dist.ProcessGroup):
-    """The collectives of `inner`, any group of torch's or of ours, named `name`; calls `tell` with the next action."""
+    """The collectives of `inner`, any group of torch's or of ours, named `name`. Calls `tell` with each action, a
+    launch or a wait."""
 
     def __init__(self, inner: dist.ProcessGroup, name: str, tell: Tell) -> None:
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]

@@ -8,7 +8,7 @@ two sums of a split layer (see `tensor`) become
     output     forward: reduce-scatter   backward: all-gather
 
 After the embeddings a rank keeps its part, and before the projection to logits the parts are gathered: every rank
-computes these two for all tokens, so a sum would count each token once a rank.
+computes these two for all tokens, so a sum over the ranks would count each token W times.
 
 Collectives join tensors along dim 0, so ranks get a dim of their own before the batch. A rank reads the index of its
 part from a buffer, as all ranks must run the same code.
@@ -44,7 +44,8 @@ def own_part(x_BSD: Tensor, size: int, coordinate: Tensor) -> Tensor:
 
 
 class GatherInput(torch.autograd.Function):
-    """Parts to whole rows at a split layer's input; backward adds the ranks' gradients and keeps a rank's part."""
+    """Gathers the ranks' parts at a split layer's input; backward adds the ranks' gradients and keeps this rank's
+    part."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int, group: str) -> Tensor:
@@ -59,7 +60,8 @@ class GatherInput(torch.autograd.Function):
 
 
 class ScatterOutput(torch.autograd.Function):
-    """A rank's part of the sum of partial sums at a split layer's output; backward gathers the parts' gradients."""
+    """Adds the ranks' partial sums at a split layer's output and keeps this rank's part; backward gathers the
+    gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int, group: str) -> Tensor:
@@ -74,7 +76,7 @@ class ScatterOutput(torch.autograd.Function):
 
 
 class KeepOwn(torch.autograd.Function):
-    """A rank's part of a tensor that every rank computes for all tokens; backward gathers the parts' gradients."""
+    """Keeps this rank's part of a tensor that every rank computes for all tokens; backward gathers the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, coordinate: Tensor, size: int, group: str) -> Tensor:
@@ -89,8 +91,8 @@ class KeepOwn(torch.autograd.Function):
 
 
 class GatherWhole(torch.autograd.Function):
-    """Parts to whole rows, for layers that every rank computes for all tokens; backward keeps a rank's part: each rank
-    has the whole gradient."""
+    """Gathers the ranks' parts for layers that every rank computes for all tokens. Backward keeps this rank's part,
+    without a sum: each rank already has the whole gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, coordinate: Tensor, size: int, group: str) -> Tensor:

@@ -43,7 +43,8 @@ _GATHER, _SCATTER, _EXCHANGE = 1, 2, 3
 _MAX_VIEWS = 4096
 
 Receive = Callable[[Sequence[int], Sequence[int], int], None]
-"""Receives a piece: the offset of each rank's bytes in the mapping, their number, and how many came before."""
+"""Receives a piece. Arguments: the offset of each rank's bytes in the mapping, their number, and how many came
+before."""
 
 
 class SharedMemoryGroup(RankOrderGroup):
@@ -111,7 +112,7 @@ class SharedMemoryGroup(RankOrderGroup):
 
 
 class _Exchange(Work):
-    """A collective. `sent` and `received` are the bytes for each rank and from each."""
+    """A collective. `sent`: the number of bytes for each rank; `received`: the number of bytes from each rank."""
 
     def __init__(
         self,
@@ -194,7 +195,7 @@ class _Exchange(Work):
         )
 
     def _read_headers(self, first: int) -> list[Sequence[int]]:
-        """The bytes from each rank to each. Raises RuntimeError if ranks call different collectives."""
+        """For each rank, the number of bytes that it sends to each rank. Raises RuntimeError if collectives differ."""
         if self._are_headers_mine(first):
             return [self._sent] * self._group.num_ranks
         group, memory = self._group, self._group.memory.map
@@ -221,8 +222,8 @@ class _Exchange(Work):
         )
 
     def _exchange_pieces(self, sent_by: list[Sequence[int]], is_inline: list[bool]) -> None:
-        """Exchange large messages in pieces, from the ranks in `sent_by`. The other ranks post empty pieces, to stay in
-        step."""
+        """Exchange the large messages of the ranks in `sent_by` in pieces. The other ranks post empty pieces, to stay
+        in step."""
         group, ring, me = self._group, self._group.bulk, self._group.index
         num_parts, mine = (1, 0) if self._kind == _GATHER else (group.num_ranks, me)
         piece = BULK_BYTES // num_parts // _LINE * _LINE
@@ -254,7 +255,10 @@ class _Exchange(Work):
 
 
 class _Call(NamedTuple):
-    """A collective as in headers: operator, dtype and shape; a digest of all, and as much of the text as fits."""
+    """A collective as headers describe it: operator, dtype and shape.
+
+    `told`: the whole text. `text`: as much of it as fits in a header. `digest`: a digest of all of it.
+    """
 
     told: str
     text: bytes

@@ -12,17 +12,17 @@ layers. Norms, embeddings and the output layer are replicated: they read the sam
 each rank, so their gradients agree without a sum.
 
 Some parameters within a split layer are whole on every rank: the projections to latents, norms over single heads, and
-routers. A rank has their gradient from its own heads or tokens only, so it is summed over the tensor group, in the
-reduce dtype, before it is reduced over data ranks (see `fsdp`).
+routers. A rank computes the part of their gradient that comes from its own heads or tokens. So the gradient is summed
+over the tensor group, in the reduce dtype, before it is reduced over data ranks (see `fsdp`).
 
 A mixture of experts splits its shared experts by features and its tokens by rank. Every rank routes and counts all
 tokens, but sends only its own share to the experts: T / W adjacent tokens. So the ranks of the expert group, which may
 have several texts and several tensor coordinates, never send a token twice. The result is a partial sum of the layer's
-output, zero for the other tokens; it is added to that of the shared experts before the sum over the ranks. A rank reads
-the index of its share from a buffer, as all ranks must run the same code.
+output, zero for the tokens of other ranks. The shared experts' partial sum is added to it before the sum over the
+ranks. A rank reads the index of its share from a buffer, as all ranks must run the same code.
 
 With `Parallelism.sequence` a rank has only its own tokens outside split layers (see `sequence`). Then the norms between
-layers have gradients from those tokens only, which are summed as above.
+layers also have gradients from those tokens only, which are summed in the same way.
 """
 
 # W ranks of the tensor group, T tokens of a rank's text, t of one share (T / W)
@@ -104,9 +104,9 @@ def split_layers(
 
     Returns the dim along which `fully_shard` must split each of their parameters, by name; None for a parameter that
     stays whole and whose gradient must be summed; empty without tensor parallelism. `num_tokens` is the number of
-    tokens in a call of a layer. With `only`, just the layers of these names are split; in all others each tensor rank
-    computes everything, from whole parameters. Raises CaseError for a layer that cannot be split, or not evenly, for a
-    name in `only` that no such layer has, and for a mixture of experts missing from `only`.
+    tokens in a call of a layer. With `only`, just the layers of these names are split; each tensor rank computes all
+    other layers whole. Raises CaseError for a layer that cannot be split, or not evenly, for a name in `only` that no
+    such layer has, and for a mixture of experts missing from `only`.
     """
     size = mesh.size(TENSOR)
     if size == 1:

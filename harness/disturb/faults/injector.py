@@ -61,7 +61,7 @@ class Injector:
             yield
 
     def unseen(self, observe: Observe) -> Observe:
-        """`observe`, such that faults of calls do not affect its own calls."""
+        """Wrap `observe`: a fault of calls does not affect the calls that recording makes."""
         if self.entry is None or self.entry.call is None:
             return observe
         from bitproof.harness.disturb.tamper import untampered
@@ -89,7 +89,7 @@ class Injector:
         self.fired = True
 
     def wrap(self, function: GradientFunction) -> GradientFunction:
-        """The same function, but with the flipped bit in its gradient."""
+        """Wrap a function that computes gradients: the result has the flipped bit."""
         self._wraps = True
 
         @refusing()
@@ -103,7 +103,7 @@ class Injector:
         return faulty
 
     def flipping(self, observe: Observe) -> Observe:
-        """`observe`, such that the bit is flipped in place in the named tensor before that is recorded.
+        """Wrap `observe`: it flips the bit in place in the named tensor, and then records the tensor.
 
         A gradient is flipped here only if the function that computes it cannot be wrapped.
         """

@@ -20,7 +20,7 @@ def _again(g: GraphEditor, name: str) -> Call:
 
 
 def _both(g: GraphEditor, node: Call, *operators: str) -> list[Site]:
-    """The sites of a recomputed call, in both directions: it repeats forward, for backward."""
+    """The sites of a recomputed call in both directions, since it repeats a call of forward in backward."""
     sites = [*g.sites(node, *operators), *g.readers(node)]
     sites += [
         g.site(read, name) for read in node.all_input_nodes[:1] for name in operators

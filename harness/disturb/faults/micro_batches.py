@@ -34,7 +34,8 @@ def _exchanged(action: Any) -> Any:
 
 
 def _received_otherwise(step: Step, half: str, other: Callable[..., Any]) -> None:
-    """Let `other` receive a half's messages; it gets the original receiver, the sender, the index and the form."""
+    """Let `other` receive a half's messages. It is called with the original method, the sender, the index and the
+    crossing."""
     own = step.receive
     step.receive = lambda sender, *args: other(own, sender, *args) if sender.half == half else own(sender, *args)
 

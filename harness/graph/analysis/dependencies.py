@@ -1,9 +1,13 @@
 """Dependencies between nodes, and reordering a graph within them.
 
-A node depends on its inputs, and also on nodes that it does not read: a write to a storage on all earlier readers and
-the previous writer of that storage, a reader on the last writer, and a random draw on the previous draw. So two random
-draws keep their order, as do two writes of a buffer; other nodes may be swapped. A collective reads its input until its
-wait, so a write to that input stays behind the wait.
+A node depends on its inputs, and effects make it depend on nodes that it does not read:
+
+- a write to a storage depends on that storage's earlier readers and previous writer;
+- a reader depends on the last writer;
+- a random draw depends on the previous draw.
+
+So two random draws keep their order, as do two writes of a buffer; other nodes may be swapped. A collective reads its
+input until its wait, so a write to that input stays behind the wait.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ In a partitioned graph (passes/partition.py) each call states its half. It remai
 can read and write it like any other; no pass moves a call to the other half. `divide` returns each half as a separate
 graph, for a backend.
 
-A call's half states when it runs, its direction what it computes. For example, a recomputed activation has the
+A call's half states when it runs; its direction states what it computes. For example, a recomputed activation has the
 direction forward and the half backward.
 """
 
@@ -88,9 +88,9 @@ def divide(module: GraphModule) -> Halves:
 
 
 def written(module: GraphModule, inputs: list[Node], calls: list[Node], outputs: list[Any]) -> GraphModule:
-    """A graph of these calls of `module`, in order, with the nested graphs that they take.
+    """A new graph with copies of these calls of `module`, in order, and of the nested graphs that they take.
 
-    `inputs` are the other nodes that the calls read, graph inputs or not.
+    `inputs` become its graph inputs: all other nodes that the calls read.
     """
     graph = Graph()
     env: dict[Node, Node] = {}

@@ -9,9 +9,9 @@ and back, through a sort of rows by expert and its inverse, through an all-to-al
    them in both factors, a pick, a shift, a sort) has a mixed result, and so have its readers.
 3. A call of a nested graph is followed through that graph. A higher-order operator that runs several, or gives them
    other operands (`cond`, `while_loop`, `map`, `scan`), is refused.
-4. Ranks may divide the rows between them, each computing a range of them: see mixing_shares.py.
-5. A value that is mixed, has its rows in another order, or has only a rank's share of them, must not leave the
-   module along the chunked dim.
+4. Ranks may divide the rows among themselves. Each rank then computes a range of rows: see mixing_shares.py.
+5. A value with a chunked dim must not leave the module if it is mixed, has its rows in another order, or has only a
+   rank's share of the rows.
 
 A mixed value may stay inside: for example, the number of rows per expert determines where rows go, and counts go into
 buffers. Backward needs no check: the derivative mixes no rows that forward does not mix.
@@ -52,7 +52,7 @@ State = Rows | Mixed | tuple["Rows | Mixed | None", ...] | None
 def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbol: sympy.Symbol, dim: str) -> None:
     """Raise ChunkError, which names the call, for the first chunked module whose result mixes rows along `dim`.
 
-    `nodes` are in topological order; `roots` has each node's chosen module.
+    `nodes` are in topological order; `roots` maps each node to the chosen module that contains it, or to None.
     """
     follower = _Follower(roots, symbol)
     for node in nodes:
@@ -128,7 +128,8 @@ class _Follower:
         )
 
     def _state(self, node: Node, reader: Node) -> State:
-        """The rows of a call's input; another module's result holds them along its chunked dim."""
+        """The rows of `node`, an input of `reader`. A value from outside the reader's module has them in its chunked
+        dim."""
         if node in self.states and self.roots[node] == self.roots[reader]:
             return self.states[node]
         value = node.meta.get("val")
@@ -182,7 +183,10 @@ class _Follower:
         return inner.states.get(results) if isinstance(results, Node) else None
 
     def _made(self, node: Node, name: str) -> State:
-        """A result that depends on no row: the same in every chunk, except for counted positions."""
+        """The rows of a result that is computed from no row.
+
+        Such a result is the same in every chunk. The exception is a call that counts positions: its result is mixed.
+        """
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
             return None
@@ -192,7 +196,10 @@ class _Follower:
         return None if dim is None else Rows(dim)
 
     def _write(self, written: Node, state: State) -> None:
-        """A write into the module's own value changes its rows; buffers are handled separately."""
+        """Store the new rows of a value that a call writes in place.
+
+        Only values of the module itself change; buffers are handled separately.
+        """
         if written not in self.states:
             return
         self.states[written] = state
@@ -201,7 +208,10 @@ class _Follower:
             self.states.update(dict.fromkeys((x for x in self.states if self.owners[x] is owner), state))
 
     def _note_permutation(self, node: Node) -> None:
-        """A sort along the only dim returns a permutation; the sort of a permutation its inverse."""
+        """Note whether a call's result is a permutation.
+
+        Sorting a value with a single dim returns a permutation, and sorting a permutation returns its inverse.
+        """
         source = node.args[0] if node.args else None
         if not isinstance(source, Node):
             return

@@ -1,4 +1,4 @@
-"""The position of the chunked elements in a value, and a rule's view of a call that reads some."""
+"""`Rows`: the position of the chunked elements in a value. `RuleCall`: a call with its arguments' rows, for a rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bitproof.harness.torch_operators import schema_of
 
 @dataclass(frozen=True)
 class SharedRows:
-    """Rows divided between ranks: `count` adjacent ranges; each rank takes number `index`.
+    """Rows divided between ranks: `count` adjacent ranges; each rank takes the range with number `index`.
 
     The form is "cut": all rows, with the ranges in a dim before that of the rows; "one": the rows of a single range;
     "cut summand" or "summand": all rows again, with zeros for other ranks' rows until the ranks add theirs. `outer` and
@@ -31,7 +31,7 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class Rows:
-    """The dim of a value that holds the chunked elements, each at an index of its own or flattened with other dims.
+    """The dim of a value that holds the chunked elements, alone or flattened with other dims.
 
     Its size is `outer` * n * `inner`, where n is the chunk symbol; both are None for rows delivered by all-to-alls.
     For example, (B, n, D) viewed as (B * n, D) has `outer` B and `inner` 1. `order` lists the rearrangements that have
@@ -49,7 +49,7 @@ class Rows:
 class RuleCall:
     """A call, the rows of its arguments, and the arguments known to be permutations.
 
-    A permutation is (its sort, whether it is the inverse).
+    `permutations` has, for each permutation, its sort and whether it is that sort's inverse.
     """
 
     node: Node
@@ -80,7 +80,10 @@ class RuleCall:
         return self.rows.get(x) if isinstance(x, Node) else None
 
     def dims(self, name: str, rank: int) -> set[int]:
-        """The dim or dims of this argument name; all dims for None or an empty list."""
+        """The dims that the argument `name` lists, counted from 0; all dims if it is None or an empty list.
+
+        `rank` is the number of dims of the value that it refers to.
+        """
         found = self.given.get(name)
         listed = [found] if isinstance(found, int) else list(found or range(rank))
         return {dim % rank for dim in listed} if rank else set()

@@ -32,14 +32,14 @@ def _common(found: Iterable[Rows]) -> Rows | None:
 
 
 def elementwise(call: RuleCall) -> Answer:
-    """Each element from those at its own index, with shapes aligned at their last dims."""
+    """Each element is computed from the elements at its own index, with shapes aligned at their last dims."""
     rank = call.result_rank
     aligned = [replace(rows, dim=rows.dim + rank - rank_of(x)) for x, rows in call.rows.items()]
     return summed(call, aligned) if any(map(is_summand, aligned)) else _common(aligned)
 
 
 def _all_results(rule: Rule) -> Rule:
-    """For an operator with several results: all have the rows of the first."""
+    """The rule of an operator with several results: each has the rows that `rule` finds."""
 
     def results(call: RuleCall) -> Answer:
         return (answer,) * len(call.node.meta["val"]) if isinstance(answer := rule(call), Rows) else answer
@@ -93,14 +93,14 @@ def _unsqueeze(call: RuleCall) -> Answer:
 
 
 def _cut(call: RuleCall) -> Answer:
-    """A part along another dim; along the rows only the whole."""
+    """A part along another dim keeps the rows. Along the rows' dim, only the whole may be taken."""
     rows = call.rows[call.first]
     is_whole = sizes_of(call.node)[rows.dim] == sizes_of(call.first)[rows.dim]
     return rows if is_whole or call.dims("dim", rank_of(call.first)) != {rows.dim} else None
 
 
 def _split(call: RuleCall) -> Answer:
-    """Parts along another dim; along sorted rows, the rows of each expert."""
+    """Parts along another dim keep the rows. Along the rows' dim, only sorted rows may be split: a part per expert."""
     rows, parts = call.rows[call.first], range(len(call.node.meta["val"]))
     if call.dims("dim", rank_of(call.first)) != {rows.dim}:
         return (rows,) * len(parts)
@@ -111,14 +111,15 @@ def _split(call: RuleCall) -> Answer:
 
 
 def _take(call: RuleCall) -> Answer:
-    """An index of another dim, which is removed."""
+    """An index of another dim removes that dim. An index of the rows' dim mixes."""
     rows = call.rows[call.first]
     (dim,) = call.dims("dim", rank_of(call.first))
     return None if dim == rows.dim else replace(rows, dim=rows.dim - (dim < rows.dim))
 
 
 def _join(call: RuleCall) -> Answer:
-    """Concatenation along another dim; along the rows, only of all parts of a split, in order."""
+    """Concatenation along another dim keeps the rows. Along the rows' dim, it must join all parts of a split, in
+    order."""
     dim = call.given["dim"] % call.result_rank
     parts = [call.of(x) for x in call.given["tensors"]]
     first = parts[0]
@@ -138,7 +139,7 @@ def _stack(call: RuleCall) -> Answer:
 
 
 def _reduce(call: RuleCall) -> Answer:
-    """A sum, a mean or an extreme over other dims."""
+    """A sum, a mean or an extreme over other dims keeps the rows."""
     rows, rank = call.rows[call.first], rank_of(call.first)
     reduced = call.dims("dim", rank)
     if rows.dim in reduced:
@@ -147,13 +148,13 @@ def _reduce(call: RuleCall) -> Answer:
 
 
 def _along(call: RuleCall) -> Answer:
-    """A softmax, a running sum, a sort, a shift along other dims."""
+    """A softmax, a running sum, a sort or a shift along other dims keeps the rows."""
     rows = call.rows[call.first]
     return None if rows.dim in call.dims("dims" if "dims" in call.given else "dim", rank_of(call.first)) else rows
 
 
 def _matmul(call: RuleCall) -> Answer:
-    """Rows of the first factor, columns of the second, or a batch dim of both; never the summed dim."""
+    """Rows may be rows of the first factor, columns of the second, or a batch dim of both; never the summed dim."""
     factors: list[Any] = list(call.node.args)[-2:]
     a, b = factors
     rows_a, rows_b, rank = call.of(a), call.of(b), call.result_rank
@@ -173,7 +174,7 @@ def _matrix_vector(call: RuleCall) -> Answer:
 
 
 def _grouped(call: RuleCall) -> Answer:
-    """Each row times its own group's matrix; the ends of groups are not elements of rows."""
+    """Each row is multiplied by the matrix of its group. The ends of groups are no elements of rows."""
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and call.of(call.node.args[1]) is None and call.result_rank == 2 else None
 
@@ -190,7 +191,7 @@ def _of_batch(call: RuleCall) -> Answer:
 
 
 def _per_sample(call: RuleCall) -> Answer:
-    """A convolution or a group norm: each sample of the batch alone."""
+    """A convolution or a group norm computes each sample of the batch independently."""
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and len(call.rows) == 1 else None
 
@@ -200,7 +201,7 @@ def _embedding(call: RuleCall) -> Answer:
 
 
 def _search(call: RuleCall) -> Answer:
-    """Each value is looked up in a table without rows."""
+    """Each value is looked up in a table, which must hold no rows."""
     return (
         elementwise(call) if call.of(call.given.get("sorted_sequence", call.given.get("boundaries"))) is None else None
     )
@@ -213,14 +214,14 @@ def _gather(call: RuleCall) -> Answer:
 
 
 def _scatter(call: RuleCall) -> Answer:
-    """Scatter within each row's own index; the target may be a constant."""
+    """Each row is scattered within itself, along another dim. The target may be a constant."""
     rows = _common(call.rows.values())
     is_own = call.of(call.given["index"]) is not None and call.given["dim"] % call.result_rank != (rows and rows.dim)
     return rows if is_own else None
 
 
 def _index(call: RuleCall) -> Answer:
-    """A look-up by rows, or along other dims, or a permutation of rows."""
+    """Rows may be indices of a table, may be indexed along other dims, or may be permuted."""
     source, indices = call.of(call.first), call.node.args[1]
     places = [i for i, x in enumerate(indices) if x is not None]  # type: ignore[arg-type]
     used: list[Node] = [indices[i] for i in places]  # type: ignore[index, misc]
@@ -240,7 +241,7 @@ def _index(call: RuleCall) -> Answer:
 
 
 def _index_put(call: RuleCall) -> Answer:
-    """Rows written to the indices of a permutation, which is its inverse; the target is overwritten."""
+    """Writing rows to the indices of a permutation applies its inverse. All of the target is overwritten."""
     indices, values = call.given["indices"], call.of(call.given["values"])
     permutation = call.permutations.get(indices[0]) if len(indices) == 1 else None
     if values is None or permutation is None or values.dim != 0:
@@ -258,7 +259,7 @@ def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
 
 
 def _all_to_all(call: RuleCall) -> Answer:
-    """Rows are sent to other ranks, or return if sent back in the same way."""
+    """Rows are sent to other ranks. A second all-to-all with the sizes swapped sends them back."""
     rows = call.rows[call.first]
     if rows.dim != 0:
         return None
@@ -335,8 +336,8 @@ def rule_of(node: Node) -> Rule | None:
 
 
 def follow(rule: Rule, call: RuleCall) -> Answer:
-    """The rows of a result by its rule; for rows divided between ranks only few operators are allowed until they are
-    whole."""
+    """The rows of a call's result, by the operator's rule. Until rows that ranks divided are whole again, only a few
+    operators may read them."""
     forms = {rows.share.form for rows in call.rows.values() if rows.share}
     if forms & {"cut", "cut summand"} and rule not in (_view, selected):
         return None

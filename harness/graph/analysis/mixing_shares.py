@@ -7,9 +7,10 @@
     summed     all_reduce of it                                all rows
                reduce_scatter of it, if that keeps all rows
 
-In between, a range's rows are like other rows. Cut rows allow no other operator, and a summand only moves and
-additions: in chunks, a rank's own rows are other rows, so another operator could return different results. The analysis
-assumes that the all_reduce's group is the group that divides the rows: a graph does not state it.
+Between `selected` and `copied`, a range's rows are like any rows. Only the listed operators may read cut rows, and only
+moves and additions may read a summand. The reason: with chunks, a rank's range has other rows than without, so any
+other operator could return different results. The analysis assumes that the all_reduce's group is the group that
+divides the rows: a graph does not state it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _ADDS = frozenset({"add"})
 
 
 def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows | None:
-    """A view that divides the rows' dim into ranges; the second part is `dim` of the result."""
+    """The rows of a view that divides their dim into ranges, or None for another view.
+
+    In the result, `dim` holds the rows of a range, and the dim before it numbers the ranges.
+    """
     rows = call.rows[call.first]
     is_cut = dim > 0 and after[dim - 1] * after[dim] == before[rows.dim]
     # Only the number of a range's rows is known.
@@ -41,7 +45,7 @@ def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows |
 
 
 def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
-    """A view that joins the dims into which rows were cut."""
+    """The rows of a view that joins the two dims of cut rows again, or None for another view."""
     share, dim = rows.share, rows.dim - 1
     assert share is not None
     if after != [*before[:dim], before[dim] * before[dim + 1], *before[dim + 2 :]]:
@@ -51,7 +55,10 @@ def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
 
 
 def selected(call: RuleCall) -> Rows | None:
-    """Indices of another dim; or of the dim before cut rows, which selects a range."""
+    """The rows of an `index_select` along another dim.
+
+    Along the dim that numbers the ranges of cut rows, it selects a rank's range.
+    """
     rows, index = call.rows.get(call.first), call.given["index"]
     dim = call.given["dim"] % rank_of(call.first)
     if rows is None or call.of(index) or dim == rows.dim:
@@ -63,7 +70,10 @@ def selected(call: RuleCall) -> Rows | None:
 
 
 def copied_into(call: RuleCall) -> Rows | None:
-    """Copy into zeros without other readers, at indices of another dim; a range of rows to its original index."""
+    """The rows of an `index_copy` along another dim, into zeros without other readers.
+
+    A range of rows must return to the index that it was selected from.
+    """
     rows, index, target = call.of(call.given["source"]), call.given["index"], call.first
     dim = call.given["dim"] % rank_of(target)
     fills = named(operators.operator_name(target)).fills
@@ -90,7 +100,10 @@ def whole(rows: Rows) -> Rows:
 
 
 def summed(call: RuleCall, rows: list[Rows]) -> Rows | None:
-    """A sum with a summand in it, or the sum over all ranks, which is whole; a summand allows nothing else."""
+    """The rows of a call that reads a summand; None for a call that a summand does not allow.
+
+    A sum over ranks makes the rows whole. An addition, a copy or a wait returns a summand again.
+    """
     name = operators.operator_name(call.node)
     distinct = set(map(whole, rows))
     if len(distinct) != 1:

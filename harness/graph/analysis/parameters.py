@@ -24,7 +24,8 @@ def parameters_of(graph: Graph) -> dict[Node, int]:
 
 
 def chain_to_input(launch: Node) -> list[Node]:
-    """The nodes before an all-gather that may precede it, last first, then their input."""
+    """The nodes through which an all-gather reads its input (views, casts, padding), last first, and then that
+    input."""
     source = launch.args[0]
     assert isinstance(source, Node)
     chain = [source]

@@ -23,7 +23,7 @@ TAG_KEY = "memory"
 """The metadata key of an activation's tag."""
 
 STANDS_FOR_KEY = "stands_for"
-"""The metadata key under which a value that replaces an activation in backward names it."""
+"""The metadata key of a value that replaces an activation in backward; it names the activation."""
 
 
 def is_backward(node: Node) -> bool:
@@ -32,7 +32,7 @@ def is_backward(node: Node) -> bool:
 
 
 def is_forward_value(node: Node) -> bool:
-    """Whether a forward call returns a tensor, or several."""
+    """Whether a node is a call of forward that returns one or more tensors."""
     value = node.meta.get("val")
     is_tensors = isinstance(value, (torch.Tensor, tuple, list))
     return node.op == "call_function" and is_tensors and half_of(node) == "forward"
@@ -63,7 +63,10 @@ def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, 
 
 
 def block_of(node: Node, blocks: str) -> str | None:
-    """The block of a call's module, which matches the pattern `blocks`: layers.3 for layers.3.mlp and layers.*."""
+    """The block that contains a call's module, or None.
+
+    `blocks` is a pattern of blocks: for layers.*, the module layers.3.mlp is in the block layers.3.
+    """
     module = origin_of(node).module
     return root_of(blocks, module) if module and node.op == "call_function" else None
 

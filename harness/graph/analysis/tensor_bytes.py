@@ -51,7 +51,7 @@ class TensorBytes:
                     self._symbols[symbol] = sympy.Rational(num_rows, len(sizes))
 
     def _deliver(self, exchange: Node) -> None:
-        """An all-to-all delivers as many rows as it sends: sets the symbol for the other ranks' rows, too."""
+        """Give the symbol for rows from other ranks its number: an all-to-all delivers as many rows as it sends."""
         expression = symbols.expression(exchange.meta["val"].shape[0])
         num_rows = self._number(exchange.args[0].meta["val"].shape[0])  # type: ignore[union-attr]
         if num_rows is not None and (rest := symbols.remainder(expression, self._symbols, num_rows)):

@@ -1,4 +1,4 @@
-"""Counts the calls of a finished graph whose values no record holds, so that an error may be absorbed.
+"""Counts the calls of a finished graph whose values are in no record: an error in them may go unnoticed.
 
 Records hold the graph's results and its observed activations. Only `--every-call` compares the other values.
 """

@@ -75,7 +75,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled step with the graph's signature, from a `step` that takes a list and empties it while reading.
+    """A compiled step with the graph's signature. It calls `step`, which takes a list and empties it while reading.
 
     `folder` holds its files; `facts` are for the report.
     """
@@ -125,7 +125,8 @@ def compile_for(
 
 
 def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any]) -> Compiled:
-    """Load a compiled step from its files, by paths; the step is the function in `main`.
+    """Load a compiled step. `files` has the content of each file by its path; `main` is the path of the file with the
+    step.
 
     This executes the files without compiling: raises WouldCompileError for a kernel that is not among them, ValueError
     for code with another hash than in `facts`, and any exception of the code itself.
@@ -197,7 +198,7 @@ def _remove(folder: str, owner: int) -> None:
 
 
 def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
-    """The whole graph as a compiled function."""
+    """Compile the whole graph. Returns the compiled function and facts for the report."""
     values = _input_values(module)
     lowered = _functional(module, values)
     with compiling(values[0].fake_mode):
@@ -206,7 +207,10 @@ def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
 
 
 def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[GraphModule, dict[str, Any]]:
-    """A copy of the graph in which each region is a call of a compiled function, or several if it is not contiguous."""
+    """Compile the regions of a copy of the graph. Returns the copy and facts for the report.
+
+    In the copy, each region is a call of a compiled function, or several calls if the region is not contiguous.
+    """
     from torch.fx.passes.regional_inductor import regional_inductor
 
     module = _copied(module)
@@ -266,7 +270,7 @@ def _unshare_nested_graphs(module: GraphModule) -> None:
 
 
 def _functional(module: GraphModule, values: list[Any]) -> GraphModule:
-    """The graph in the operators that Inductor lowers, in-place writes as copies at its end."""
+    """The graph written again in the operators that Inductor lowers. Its in-place writes are copies at its end."""
 
     def run(*inputs: Any) -> Any:
         return Interpreter(module).run(*inputs, enable_io_processing=False)

@@ -24,8 +24,10 @@ RegionOf = Callable[[Node], str | None]
 
 
 def marked_by(patterns: tuple[str, ...], graph: Graph) -> RegionOf:
-    """Return a function from nodes to regions, by the first pattern that matches a module around the node; None outside
-    any."""
+    """Return a function that returns the name of a node's region, or None for a node outside any.
+
+    The first of `patterns` that matches a module around the node determines the region.
+    """
     of_parameters = made_of_parameters(graph)
 
     def region_of(node: Node) -> str | None:

@@ -119,7 +119,7 @@ def _is_operator(target: Any) -> bool:
 
 
 def _is_on_host(node: Node) -> bool:
-    """Whether a call computes a CPU tensor. A number that a kernel takes as an argument is none."""
+    """Whether a call computes a CPU tensor. A number that a kernel takes as an argument does not count."""
     return device_of(node.meta.get("val")) == "cpu" and node.target is not operator.getitem
 
 
@@ -160,7 +160,7 @@ class StaticStep:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Take the step. Raises PassError if state is not at its first addresses."""
+        """Take the step. Raises PassError if state has moved from its addresses in the first call."""
         state, own = inputs[: self._num_state], inputs[self._num_state :]
         if not self._static:
             self._begin(state, own)

@@ -1,12 +1,12 @@
 """A hash of the code that Inductor and Triton generated, equal for two traces of a step on every GPU.
 
-The graph's own hash does not cover it: another release, another heuristic, or autotuning may generate other kernels for
-the same graph, with other bits.
+The graph's own hash does not cover that code: another release, another heuristic, or autotuning may generate other
+kernels for the same graph, with other bits.
 
 Inductor writes its calls and every Triton kernel as Python, and CPU kernels as strings in it. The hash leaves out parts
 that change no bit but vary:
 
-1. comments, which name the temporary folder and the files in it, and the order in which graphs were compiled;
+1. comments: they name the temporary folder, its files, and the order in which graphs were compiled;
 2. that folder, wherever else it is named;
 3. the index of the target device: each rank compiles for its own;
 4. the numbers of data-dependent symbols, which a process never resets: they are renumbered by appearance.
@@ -27,7 +27,7 @@ _INDEX = (
     r"(?<=DeviceGuard\(){0}(?=\))",
     r"(?<=\bset_device\(){0}(?=\))",
 )
-"""A device in generated code."""
+"""Patterns for a device in generated code; {0} is its index."""
 
 _SYMBOL = re.compile(r"\bu\d+\b")
 
@@ -45,8 +45,8 @@ def hash_generated(folder: Path, index: int | None = None) -> str:
 
 
 def count_launches(folder: Path) -> int:
-    """The number of launches of kernels that the code in a folder defines, for the CPU or in Triton; not torch's
-    own."""
+    """The number of kernel launches in the code of a folder. Only CPU and Triton kernels that this code defines count,
+    not torch's own kernels."""
     launches = 0
     for source in (file.read_text() for file in folder.rglob("*.py")):
         kernels = set(_KERNEL.findall(source))

@@ -5,8 +5,8 @@ ranks in shared memory, or on an idle machine, such a graph may compute the righ
 reads memory that a stream is still writing. So its equal bits are no evidence.
 
 1. Follow the graph's calls in order (`walk`) with their effects on memory (`effects`), by the rules of
-   `harness.operators.happens_before`. A graph with streams is followed twice: when memory is freed is known only at
-   the end.
+   `harness.operators.happens_before`. A graph with streams is followed twice: the first time finds when each piece of
+   memory is freed.
 2. Check the order in which ranks launch collectives (`turns`).
 
 Graphs from users may also call methods, modules and functions, whose effects follow from their names. An unknown call
@@ -33,9 +33,9 @@ MOST_TOLD = 3
 
 @dataclass(frozen=True)
 class Hazard:
-    """A conflict of `second` with `first`, an earlier call, in the memory of `memory`.
+    """A race: the call `second` conflicts with `first`, an earlier call, in memory that was allocated for `memory`.
 
-    `does` describes it; `missing` is the call that would order them, e.g. a wait.
+    `does` describes the conflict; `missing` is the call that would order the two, e.g. a wait.
     """
 
     first: At
@@ -54,7 +54,7 @@ class Hazard:
 def find_hazards(
     module: GraphModule, groups: Mapping[str, Partition] | None = None
 ) -> tuple[list[Hazard], list[Deadlock]]:
-    """The unordered pairs of calls, in the graph's order, and possible deadlocks.
+    """The races of a graph, in its order, and the possible deadlocks.
 
     `groups` are the ranks of every instance of each process group, by name; without them, groups are not checked.
     """

@@ -1,7 +1,7 @@
 """A call's effects on the memory of its arguments.
 
-They come from its operator's schema and row; for methods, modules and functions, from their names. An unknown call
-reads all its arguments.
+For an operator they follow from its schema and its row in the table of operators; for a method, module or function,
+from its name. An unknown call reads all its arguments.
 """
 
 from __future__ import annotations
@@ -280,7 +280,11 @@ def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) ->
 
 
 def _blocking(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """A collective with async_op=False: on GPUs the stream waits for it, elsewhere only its `Work` does."""
+    """The effects of a collective, which may have async_op=False.
+
+    Such a collective launches nothing on GPUs, since its stream waits for it; elsewhere only the wait of its `Work`
+    does.
+    """
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     tensors = [value for x in found.writes if isinstance(value := x.meta.get("val"), Tensor)]
     is_on_gpus = bool(tensors) and all(x.device.type == "cuda" for x in tensors)
@@ -294,7 +298,8 @@ def _value(x: Any) -> Any:
 
 
 def _copied(node: Node, source: Node) -> bool:
-    """Whether a call that returns a view if possible has made a copy; True if the values do not show it."""
+    """Whether a call that returns a view if possible, such as `reshape`, has made a copy; True without values to
+    compare."""
     own, shown = node.meta.get("val"), source.meta.get("val")
     if not (isinstance(own, Tensor) and isinstance(shown, Tensor)):
         return True

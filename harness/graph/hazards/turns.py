@@ -1,8 +1,8 @@
 """The order in which ranks launch collectives, and possible deadlocks.
 
-If all ranks run the same graph, they launch the same collectives in the same order. So the first collective that some
-rank has not reached is the next for all its members that are behind, and all reach it: no order in a single graph leads
-to a deadlock, even if groups share ranks, a stream or a process group. This holds if
+If all ranks run the same graph, they launch the same collectives in the same order. Take the first collective that some
+rank has not reached: it is the next collective of each member that is behind, so all members reach it. No order in a
+single graph leads to a deadlock, even if groups share ranks, a stream or a process group. This holds if
 
 1. every collective names an existing group, and each rank belongs to a single instance of it,
 2. the call counts as many ranks as the group has,
@@ -105,13 +105,13 @@ RanksIn = Callable[[str], tuple[int, ...] | None]
 
 
 def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None) -> list[RankTurn]:
-    """A rank's launches and waits as data. `ranks_in` returns the ranks of its instance of a group.
+    """A rank's launches and waits as data. `ranks_in` returns the ranks of this rank's instance of a group.
 
     Unknown groups are left out; so are messages between single ranks if `rank`, this rank's number, is unknown.
     """
     found: list[RankTurn] = []
     launched: dict[At, int] = {}
-    joined: Node | None = None  # the call whose messages come
+    joined: Node | None = None  # the call whose messages follow
     for turn in turns:
         group = own_group = operators.group_name(turn.call.node)
         ranks = ranks_in(group)

@@ -60,7 +60,11 @@ class Turn:
 
 
 class GraphWalk:
-    """A pass over a graph. `races` has each race with its second call and the time."""
+    """Follows a graph on creation. `races` has, for each race, its time (the call's number), its second call and
+    itself.
+
+    With `last_use`, from an earlier walk of the same graph, memory is freed after its last use.
+    """
 
     def __init__(self, module: GraphModule, last_use: Mapping[Key, float] | None = None) -> None:
         nodes = [node for m in module.modules() if isinstance(m, GraphModule) for node in m.graph.nodes]
@@ -299,7 +303,8 @@ class GraphWalk:
         return found
 
     def _sync(self, node: Node, sync: Sync, held: Mapping[Node, Held]) -> None:
-        """A call's streams and events, by their numbers."""
+        """Follow a call about streams and events, which it names by numbers: a switch of streams, a record, or a
+        wait."""
         schema = schema_of(node.target)
         given = dict(zip([argument.name for argument in schema.arguments], node.args, strict=False)) | node.kwargs
         first, *others = given.values()

@@ -9,11 +9,12 @@ Refuses:  a collective whose group is unknown. Other collectives than parameters
 1. Find the all-gathers that read a parameter through only casts, changes of shape and padding.
 2. Drop repeated gathers: same parameter, same casts, same group.
 3. Find the reduce-scatters from which only casts, changes of shape, cuts and additions lead to a gradient.
-4. Sort both into buckets: the same group, operation, dtype, block and direction; recomputed gathers and, unless
-   `join_chunks`, chunks apart; the halves of a partitioned graph always stay apart. Modules outside all blocks
-   get their own buckets. Inside a bucket, parameters have the order of the graph's inputs.
-5. Write a bucket's gather at its first member, launched a bucket ahead within its half. Write its reduction
-   after its last gradient, and wait for it when the next is launched, so that a single reduction is in flight.
+4. Sort both into buckets. A bucket's members have the same group, operation, dtype, block, direction and, in a
+   partitioned graph, half. Recomputed gathers have their own buckets, as do modules outside all blocks. Each chunk has
+   its own buckets, unless `join_chunks` joins reductions. Inside a bucket, parameters have the order of the graph's
+   inputs.
+5. Write a bucket's gather at its first member, launched a bucket ahead within its half. Write its reduction after its
+   last gradient, and wait for it when the next is launched, so that a single reduction is in flight.
 6. Move every node behind the nodes that it now reads.
 """
 
@@ -159,7 +160,10 @@ def _find_reductions(graph: Graph) -> list[_Member]:
 
 
 def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
-    """Every launch with a single wait, unless a call writes to its input or output."""
+    """Each launch of the collective `name` with its wait.
+
+    Left out are launches with further readers, and those with an input or output that a call writes.
+    """
     owners = operators.storage_owners(graph.nodes)
     written = {owners[x] for node in graph.nodes for x in operators.written_arguments(node)}
     for launch in graph.nodes:
@@ -174,7 +178,8 @@ def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
 
 
 def _drop_repeated(gathers: list[_Member], kind_of: Callable[[_Member], _Kind]) -> list[_Member]:
-    """Merge equal gathers; backward gathers again only the parameters that its own block gathers twice."""
+    """Merge equal gathers. A recomputed gather equals only recomputed gathers of its kind, so a block in backward still
+    gathers its parameters again."""
     first: dict[Any, _Member] = {}
     for member in gathers:
         kind = kind_of(member)

@@ -4,11 +4,11 @@ Needs:    nothing.
 Promises: an unchanged graph; the facts have the peak of live bytes and its node.
 Refuses:  nothing.
 
-1. Find the storage of each value: a view has its base's, each of a call's results its own.
-2. A storage lives from the call that makes it to the last call that reads it, a view of it, or the
-   tuple that holds it: there the generated code releases it.
-3. Add up the live storages at each call. Parameters, buffers and inputs always exist and do not
-   count; copies in host memory count separately.
+1. Find the storage of each value: a view has its base's storage; each result of a call has its own.
+2. A storage lives from the call that makes it to the last call that reads it, a view of it, or the tuple that holds it:
+   there the generated code releases it.
+3. Add up the live storages at each call. Parameters, buffers and inputs always exist and do not count; copies in host
+   memory count separately.
 
 Sizes that depend on data are estimated: see tensor_bytes.py. An operator's temporary memory and the allocator's
 overhead do not count.

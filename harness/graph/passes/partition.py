@@ -79,7 +79,7 @@ def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphMod
 
 
 def bytes_kept(values: Iterable[Node], sizes: TensorBytes) -> int:
-    """The bytes of the storages that values keep alive, without graph inputs; an unknown size counts 0."""
+    """The bytes of the storages that values keep alive, without graph inputs; an unknown size counts as 0."""
     owners = dict.fromkeys(map(_owner, values))
     tensors = [x.meta["val"] for x in owners if x.op == "call_function" and isinstance(x.meta["val"], torch.Tensor)]
     return sum(sizes.of(tensor) or 0 for tensor in tensors)

@@ -2,12 +2,12 @@
 
 Needs:    every activation has a tag (tag_memory).
 Promises: same bits: each call is repeated with its original inputs. Backward reads no activation tagged
-          `recompute`, so each ends after its last use in forward.
+          `recompute`, so each is freed after its last use in forward.
 Refuses:  nothing: calls that must not run twice are never tagged.
 
 1. Find the backward call that first needs each activation.
-2. Repeat the calls that compute it just before that, in forward's order, each once for all its
-   readers. So a block's recomputation starts with its backward, and continues as needed.
+2. Just before that call, repeat the calls that compute the activation, in forward's order and once for all readers. So
+   a block's recomputation starts with its backward, and continues as needed.
 3. Let backward read the new values.
 
 A repeated call remains a forward call of its module, as passes that set layouts depend on that; its metadata and its

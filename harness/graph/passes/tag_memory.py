@@ -4,7 +4,7 @@ Needs:    every node has an origin and a `val`.
 Promises: every activation (see saved_activations.py) has a tag; same bits.
 Refuses:  nothing.
 
-1. Read the sizes of forward values that backward needs already in forward, so that only numbers stay alive.
+1. If backward reads the size of a forward value, move this read to forward, so that only the number stays alive.
 2. Tag the values that backward needs, by the first rule that applies:
 
        outside every block                        saved: its backward follows at once, or it is a single tensor
@@ -21,9 +21,9 @@ Refuses:  nothing.
        all others                                 recomputed
 
 3. Save a value instead of its source if it is smaller and nothing else needs the source.
-4. With `offload`, move saved values to host memory up to the budget, the largest first and the earliest
-   first among equals; but not those of the first block in backward, which would return immediately if
-   the graph has the loss, nor outputs, as another pipeline stage reads them.
+4. With `offload`, move saved values to host memory up to the budget, the largest first and the earliest first among
+   equals. Exceptions: outputs, as another pipeline stage reads them; and, if the graph has the loss, the values of the
+   first block in backward, as they would return at once.
 """
 
 from __future__ import annotations

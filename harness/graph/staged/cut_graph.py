@@ -6,8 +6,8 @@ Promises: every call is in a single part, in its order; numbers and views comput
 Refuses:  graphs that placed_calls.py refuses.
 
 1. Place calls in stages and halves (placed_calls.py).
-2. Values between parts: activations to the next stage, gradients to the previous stage, and backward's inputs from
-   its own stage's forward.
+2. Find the values between parts: activations to the next stage, gradients to the previous stage, and backward's inputs
+   from its own stage's forward.
 3. Write each part as a graph.
 """
 
@@ -27,8 +27,8 @@ from bitproof.harness.graph.tracing.trace import ChunkSymbol
 class Part:
     """A half of a stage: its graph, and its inputs and outputs in order, by the names of the whole graph's nodes.
 
-    `received` are the inputs from another stage, `sent` the outputs to another stage. `results` are the step's own: the
-    loss, gradients.
+    `received` are the inputs from another stage, `sent` the outputs to another stage. `results` are the outputs of the
+    step itself: the loss and gradients.
     """
 
     module: GraphModule
@@ -43,7 +43,7 @@ class Part:
 class CutGraph:
     """All parts, by stage and half, with the names of the whole graph's inputs and outputs, in order.
 
-    Each parameter's gradients are listed by the stages that compute them.
+    `gradients` has, for each parameter, the names of its gradients by the stages that compute them.
     """
 
     by_place: dict[tuple[int, Half], Part]
@@ -54,14 +54,14 @@ class CutGraph:
     open_dim: ChunkSymbol
 
     def of_other(self, module: GraphModule) -> CutGraph:
-        """Another graph of the same step, cut alike."""
+        """Cut another graph of the same step in the same places."""
         return cut(module, self.cuts, self.open_dim)
 
 
 def cut(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> CutGraph:
     """Cut a graph into parts; `module` is not modified. `open_dim` has the size of the remaining symbol, if any.
 
-    Raises PassError: see above.
+    Raises PassError for a graph that placed_calls.py refuses.
     """
     placed = PlacedCalls(module, cuts, open_dim)
     halves: tuple[Half, ...] = ("forward", "backward")
@@ -72,7 +72,7 @@ def cut(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> CutGraph:
 
 
 def _part(placed: PlacedCalls, stage: int, half: Half) -> Part:
-    """Steps 2 and 3."""
+    """Steps 2 and 3 for a half of a stage."""
     own = placed.own(stage, half)
     given = placed.given(own)
     received, sent = placed.received(stage, half, given), placed.sent(own)

@@ -24,7 +24,7 @@ class Cuts:
     num_layers: int = 1
 
     def stage_of(self, node: Node) -> int | None:
-        """A call's own stage, or its layer's; None without both."""
+        """The stage in a call's metadata, or else the stage of its layer; None if it has neither."""
         stage: int | None = node.meta.get(STAGE_KEY)
         return self.stage_of_module(origin_of(node).module or "") if stage is None else stage
 

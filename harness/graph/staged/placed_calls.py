@@ -89,7 +89,8 @@ class PlacedCalls:
     def received(self, stage: int, half: Half, given: Iterable[Node]) -> list[Node]:
         """The values sent to a half with these inputs, in the order of their computation.
 
-        Forward also receives values that only backward reads. Raises PassError: see above.
+        Forward also receives values that only backward reads. Raises PassError if there are more values than message
+        tags.
         """
         arriving = {node for node in given if node in self.stages and self._arrives(node, stage, half)}
         if half == "forward":
@@ -105,22 +106,23 @@ class PlacedCalls:
         return self._in_order(arriving)
 
     def sent(self, own: Iterable[Node]) -> list[Node]:
-        """The calls of a stage that another stage reads."""
+        """The calls among `own` whose results another stage reads."""
         return [
             node for node in own if any(self.stages.get(x, self.stages[node]) != self.stages[node] for x in node.users)
         ]
 
     def kept(self, own: Iterable[Node]) -> list[Node]:
-        """Those of forward's calls that backward reads."""
+        """The calls among `own`, of a stage's forward, that backward reads."""
         return [node for node in own if any(user in self._backward for user in node.users)]
 
     def results_of(self, own: Iterable[Node]) -> list[Node]:
-        """Those of a stage's calls that are the loss or a parameter's gradient."""
+        """The calls among `own` that are the loss or a parameter's gradient."""
         results = {self.results[0], *(x for by_stage in self.gradients.values() for x in by_stage.values())}
         return [node for node in own if node in results]
 
     def _by_stage(self, parameter: Node, gradient: Node) -> dict[int, Node]:
-        """A parameter's gradient in each stage. Raises PassError: see above."""
+        """A parameter's gradient in each stage. Raises PassError unless it is the gradient of a single stage, or the
+        sum of two."""
         joins, parts, waiting = [], list[Node](), [gradient]
         while waiting:
             node = waiting.pop()
@@ -143,7 +145,7 @@ class PlacedCalls:
         return dict(sorted(found.items()))
 
     def _readers(self, node: Node) -> set[int]:
-        """The stages that read a graph input, through views of it too."""
+        """The stages that read a graph input, directly or through views of it."""
         found = set[int]()
         for user in node.users:
             found |= (

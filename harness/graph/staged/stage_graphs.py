@@ -58,7 +58,8 @@ class StageGraphs:
 
     @staticmethod
     def of(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> StageGraphs:
-        """Divide a graph, which is not modified except for the halves of its calls. Raises PassError: see above."""
+        """Divide a graph into stages. This also marks each of its calls with its half. Raises PassError for a refused
+        graph."""
         if cuts.num_stages == 1:
             return StageGraphs(module, [StageGraph(module)])
         _refuse_shared_modules(module, cuts)
@@ -94,7 +95,7 @@ def _stage_graph(placed: PlacedCalls, stage: int, also_read: list[Node]) -> Stag
     for half, calls in own.items():
         received += placed.received(stage, half, placed.given(calls))
     for node in received:
-        placed.crossing(node)  # has a known size
+        placed.crossing(node)  # raises for an unknown size
     calls = [*own["forward"], *own["backward"]]
     sent = [*placed.sent(own["forward"]), *placed.sent(own["backward"])]
     loss = placed.results[0]
@@ -148,9 +149,9 @@ class _Joined:
         self._attributes: dict[str, Any] = {}
         self._inputs: dict[str, Node] = {}
         self._sent: dict[str, Node] = {}
-        """By the traced graph's names."""
+        """The values sent so far, by the traced graph's names."""
         self._gradients: dict[tuple[str, int], Node] = {}
-        """By parameter and stage."""
+        """The gradients so far, by parameter and stage."""
 
     def module(self) -> GraphModule:
         graphs = [stage.module for stage in self._stages.graphs]

@@ -89,7 +89,10 @@ def _read_by(action: Action, num_stages: int, ranks: int) -> Action | None:
 
 
 def _passing(queues: Queues, rank: int, up: bool, ran: set[Action]) -> Message | None:
-    """Take the next message that a rank receives in a group off both queues; None if it cannot arrive yet."""
+    """Remove the next message that a rank receives in a group from both ranks' queues, and return it.
+
+    None if the message cannot arrive yet.
+    """
     own = queues[rank, up]
     if not own or own[0].is_sent or own[0].sender not in ran:
         return None

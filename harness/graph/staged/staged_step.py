@@ -1,7 +1,7 @@
 """Runs a rank's part of a pipeline's step: its actions in order, and messages between stages.
 
-Needs:    the parts of its stages, its actions (actions.py), and two groups of the ranks with the same coordinates in
-          each stage, for messages to higher and to lower ranks (stage_messages.py explains why).
+Needs:    the parts of its stages, its actions (actions.py), and two groups, for messages to higher and to lower ranks
+          (stage_messages.py explains why). Each group has, from each stage, the rank with this rank's coordinates.
 Promises: gradients and losses are added in the order of micro-batches; a rank waits for each receive, but for a send
           only after the answer has arrived, or at the end of the step. So ranks with orders that `refuse_waiting`
           accepts cannot deadlock.
@@ -27,7 +27,7 @@ from bitproof.harness.graph.staged.stage_messages import goes_up
 
 Run = Callable[..., Any]
 Values = Mapping[str, Any]
-"""By the names of the whole graph's nodes."""
+"""Values by the names of the whole graph's nodes."""
 
 
 class StagedStep:

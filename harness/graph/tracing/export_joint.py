@@ -46,7 +46,7 @@ SEED_KEY = "seed"
 """The metadata key of the call that makes backward's initial gradient."""
 
 NO_CHUNKS = sympy.Symbol("no_chunks")
-"""A chunk symbol for passes that no value carries."""
+"""A chunk symbol that no value carries, for passes that need a symbol."""
 
 
 class _Step(nn.Module):
@@ -80,13 +80,13 @@ class _Step(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Each once."""
+        """Each parameter once, even if it is tied."""
         return super().named_parameters(prefix, recurse)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Each once."""
+        """Each buffer once, even if it is tied."""
         return super().named_buffers(prefix, recurse)
 
 
@@ -95,7 +95,7 @@ def _state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _tied(model: nn.Module) -> dict[str, str]:
-    """The further names of tied parameters and buffers, each with its first name."""
+    """Maps each further name of a tied parameter or buffer to its first name."""
     first: dict[Tensor, str] = {}
     every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     found = {name: first.setdefault(tensor, name) for name, tensor in every}
@@ -272,7 +272,7 @@ def _signature(parameter_names: list[str], buffer_names: list[str], num_inputs: 
 
 
 def _seed(graph: Graph, loss: Node, tangent: Node, gradient_seed: float) -> Node:
-    """Backward's initial gradient, made as in eager."""
+    """Write the call that makes backward's initial gradient, as eager makes it."""
     seed = graph.call_function(torch.ops.aten.full_like.default, (loss, gradient_seed), {"pin_memory": False})
     seed.meta = {"val": tangent.meta["val"], META_KEY: Origin(None, "backward"), SEED_KEY: True}
     return seed

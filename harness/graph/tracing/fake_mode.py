@@ -26,9 +26,9 @@ from bitproof.harness.torch_tracing import device_asked
 def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True, repeats: bool = False) -> FakeTensorMode:
     """A FakeTensorMode with short sums for uneven all-to-alls.
 
-    It is no subclass, as higher-order operators look up their rules by exact class.
+    The mode is no subclass, as higher-order operators look up their rules by exact class.
 
-    - `remembers`: use torch's cache of calls by arguments. It costs more than the calls if none is repeated.
+    - `remembers`: use torch's cache of calls by arguments. The cache costs more than it saves if no call repeats.
     - `repeats`: compute layers that differ only in their symbols once (torch_fakes.py). A trace with an open dim does
       not use it: repeated sizes would be new objects, which changes the numbering of the tracer's nodes, and 61 layers
       took 109 s instead of 64 s.

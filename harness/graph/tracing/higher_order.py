@@ -25,8 +25,10 @@ _FOLLOWED = frozenset({"flex_attention"})
 
 
 def refuse_calls(calls: Iterable[tuple[Node, str]], symbol: sympy.Symbol) -> None:
-    """Raise ChunkError for the first of these calls, each with its chunked module, that reads rows into nested graphs
-    that cannot be followed. `symbol` is the size of the chunked dim."""
+    """Raise ChunkError for the first call that passes rows to nested graphs which cannot be followed.
+
+    `calls` has each call with its chunked module; `symbol` is the size of the chunked dim.
+    """
     for node, module in calls:
         graphs = [x.name for x in node.all_input_nodes if operators.graph_of(x) is not None]
         if not graphs or operators.nested_call(node) or named(operators.operator_name(node)).is_understood:

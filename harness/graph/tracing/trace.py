@@ -6,7 +6,7 @@ depend on a chunk carry the symbol.
 
 1. Make fake tensors; the chunked dim of every input becomes the same unbacked symbol in [n / 2, n].
 2. Run forward and backward under make_fx, and record every node's origin.
-3. Refuse a step that fixed the symbol: `x.view(128, -1)` on 4 sequences of 32 tokens traces, as 4 sequences.
+3. Refuse a step that fixed the symbol: `x.view(128, -1)` traces, but only for 4 sequences of 32 tokens.
 4. Refuse nested graphs of higher-order operators with effects that passes would not see, and higher-order operators in
    chunked modules (see higher_order.py).
 5. Keep the conditions that tracing deferred: `concretize_symbols` checks those on the chunked dim with real numbers,
@@ -132,8 +132,8 @@ def trace_joint_step(
 ) -> JointGraph:
     """Trace `loss_function(*inputs)`, which calls `model`, and the gradients of its parameters.
 
-    `inputs` are tensors that all have the size n along `chunk_dim`; n is even if it `is_cut`. The model may be on the
-    meta device: only shapes and dtypes are read, and values are faked on `device`. Backward starts from
+    `inputs` are tensors that all have the size n along `chunk_dim`; with `is_cut`, n must be even. The model may be on
+    the meta device: only shapes and dtypes are read, and values are faked on `device`. Backward starts from
     `gradient_seed`. Outputs of modules that match `observe`, and their gradients, are marked: see observation.py.
     Raises TraceError, which names the line that could not be traced, CaseError for a pattern that matches no module,
     and ChunkError for a higher-order operator in a module that `chunking` chooses.
@@ -331,7 +331,7 @@ def fixed_fake(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> Te
 def _fake_input(
     fake_mode: FakeTensorMode, x: Tensor, dim: int, extent: int, index: int, device: torch.device
 ) -> FakeTensor:
-    # A real tensor, which would need the GPU.
+    # This tensor is real: on `device` it could need a GPU.
     placeholder = torch.empty(x.shape, dtype=x.dtype, device="cpu")
     # With a single size the dim would not be symbolic.
     bounds = max(extent // 2, 1), max(extent, 2)

@@ -137,14 +137,15 @@ def check_compiler(problem: str | None) -> MachineCheck:
 
 
 def check_program(name: str, programs: tuple[str, ...], needed_by: str, fix: str) -> MachineCheck:
-    """A program that only optional features need."""
+    """A program that only optional features need is installed."""
     path = next((path for program in programs if (path := shutil.which(program))), None)
     found = path or f"none found, needed only by {needed_by}"
     return MachineCheck(name=name, is_ok=path is not None, found=found, fix=fix, is_required=False)
 
 
 def check_torch(torch: Torch | str, *, needs_gpus: bool = False) -> Iterator[MachineCheck]:
-    """torch and its abilities: version, gloo, GPUs. A text is the reason why torch cannot be imported."""
+    """torch and its abilities: version, gloo, GPUs. If `torch` is a text, it is the reason why torch cannot be
+    imported."""
     supported = torch_versions.SUPPORTED
     if isinstance(torch, str):
         yield MachineCheck(name="torch", is_ok=False, found=torch, fix=f"pip install torch, {supported}")

@@ -55,7 +55,7 @@ class FirstHour:
     tried: tuple[Tried, ...] = ()
 
     def plus(self, name: str, outcome: Outcome, found: str, seconds: float) -> FirstHour:
-        """These results and another check's."""
+        """These results, and the result of another check."""
         planned = FIRST_HOUR[name]
         means, then = (planned.means, planned.then) if outcome == "FAIL" else ("", "")
         new = Tried(name=name, outcome=outcome, found=found, means=means, then=then, seconds=round(seconds, 1))

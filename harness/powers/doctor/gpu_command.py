@@ -271,8 +271,9 @@ _COLLECTIVE = re.compile(r"(\d+) of group (\w+)")
 def _holds_up(hung: str, other: str | None) -> bool:
     """Whether a rank whose last action was `hung` may block another whose last action was `other`.
 
-    A rank that hangs in its own code is not in a collective. On CUDA the other ranks' hosts need not be, either; then
-    numbers decide: all ranks of a group count its collectives alike.
+    A rank that hangs in its own code is not in a collective. On CUDA the hosts of other ranks need not be in a
+    collective, either. Then the numbers of their last collectives decide: all ranks of a group count its collectives
+    alike, so the rank with the smaller number is behind.
     """
     if other is None or other == hung or hung.startswith(("launches ", "waits for ")):
         return False

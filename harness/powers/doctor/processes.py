@@ -34,7 +34,7 @@ def compute(setting: Setting, rank: int) -> Answer:
 def layers(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     """Loss and gradients of embedding, norm, linear layers and softmax.
 
-    Gradients add rows of equal tokens, and all tokens.
+    The embedding's gradient adds the rows of equal tokens; the other gradients add over all tokens.
     """
     generator = torch.Generator().manual_seed(0)
 

@@ -1,4 +1,4 @@
-"""Run checks, each in separate processes that end with it:
+"""Run checks, each in separate processes that end with the check:
 
     harness.powers.doctor.run FD --device cuda --ranks 8 --name digests --name offload
 

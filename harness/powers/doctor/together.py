@@ -1,7 +1,7 @@
 """Checks with all ranks of a machine: join, sum in rank order, exchange rows, use two groups at once.
 
-Each check returns a rank's answer and passes if every rank's does. For example, with uneven splits rank 1 must receive
-exactly the rows that each rank sent to it. On a CPU, gloo replaces NCCL.
+Each check returns a rank's answer. It passes if the answers of all ranks do. For example, with uneven splits rank 1
+must receive exactly the rows that each rank sent to it. On a CPU, gloo replaces NCCL.
 """
 
 from __future__ import annotations

@@ -89,8 +89,9 @@ def faults(
     """Inject faults into cases, print and write each outcome, and return the exit status.
 
     A fault is injected into the first case that should detect it, or, with `everywhere`, into each case to which it
-    applies. Outcomes of an earlier call in the folder `resume` are reused. The table is also written into `page`. 0 if
-    every fault was killed and no equivalent flagged, 1 if not, 3 if something could not be judged.
+    applies. Outcomes of an earlier call in the folder `resume` are reused. The table is also written into `page`. The
+    exit status is 0 if every fault was killed and no equivalent rewrite was flagged, 1 if not, and 3 if something could
+    not be judged.
     """
     _check_page(page)
     found = FaultsFound(own_digest=own_digest())
@@ -200,7 +201,8 @@ def _finish(
 
 
 def status_of(found: FaultsFound, results: Sequence[CaseResult]) -> int:
-    """0 if all outcomes are right, 1 if a fault survived or an equivalent was flagged, 3 if unknown."""
+    """The exit status: 0 if all outcomes are right, 1 if a fault survived or an equivalent was flagged, 3 if
+    unknown."""
     if not found.outcomes or not all(map(shows_faults, results)):
         return UNJUDGED
     return faults_status(found.score)

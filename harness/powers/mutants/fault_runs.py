@@ -2,11 +2,11 @@
 
 1. The reference is recorded once, and the candidate once without a fault: they must agree, otherwise faults show
    nothing. The first step of both is repeated with every call logged, and must agree with the recordings.
-2. Each fault is a run of the candidate, forked from the process that traced it, and a comparison: of the first step
-   only, with every call logged, if that shows the fault, as for nearly all; otherwise of all steps, like any run.
-   Equivalent rewrites always run all steps.
-3. If a later step differs first, that step is replayed with every call logged, the reference's once for all faults.
-   The blamed call is compared with the sites that the fault changed.
+2. Each fault is a run of the candidate, forked from the process that traced it, and a comparison. Nearly all faults
+   show in the first step, which is run with every call logged. Other faults run all steps, like any run. Equivalent
+   rewrites always run all steps.
+3. If a later step differs first, that step is replayed with every call logged; a single replay of the reference serves
+   all faults. The blamed call is compared with the sites that the fault changed.
 4. If the two systems have different layouts, or one resumes, a fault is a run of the whole case. Calls of two layouts
    have no partners, so no call is blamed; the first record beyond its bound gives module and direction.
 """
@@ -163,7 +163,7 @@ class FaultRuns:
     def _outcome_of_first_step(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome | None:
         """The outcome of a fault that the first step shows; None if that step agrees or fails.
 
-        A whole run judges the fault then.
+        In that case a whole run judges the fault.
         """
         if not self._shows_nothing_where_nothing_is_wrong():
             return None
@@ -189,7 +189,7 @@ class FaultRuns:
         return self._is_clean_when_logged
 
     def _first_step(self, folder: Path) -> tuple[Comparison, Recording]:
-        """The recording of a logged first step, compared with the reference's."""
+        """The comparison of a logged first step with the reference's, and the recording of this step."""
         assert self._reference is not None and self._clean is not None, "begin comes first"
         candidate = self._clean.first_steps(1)
         ranks = range(self.case.parallelism.world_size)

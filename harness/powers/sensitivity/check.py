@@ -14,7 +14,7 @@ from bitproof.harness.settings import CHECKS, option, settings
 
 @dataclass(frozen=True)
 class SensitivityOptions:
-    """The effort of the sensitivity measurement; None for no measurement."""
+    """`sensitivity` is the effort of the measurement; None for no measurement."""
 
     sensitivity: Effort | None = settings(
         None,
@@ -38,17 +38,17 @@ class SensitivityCheck(Check):
 
     @classmethod
     def of(cls, options: SensitivityOptions) -> Self | None:
-        """On if requested."""
+        """The check, or None if it was not requested."""
         return None if options.sensitivity is None else cls(options)
 
     def refuse(self, options: RunOptions) -> None:
-        """Refuse torchrun's ranks."""
+        """Refuse to run on ranks that torchrun started."""
         from bitproof.harness.execute.transport import refuse_torchrun
 
         refuse_torchrun("sensitivity", "replays all ranks in one process")
 
     def judge(self, evidence: Evidence) -> Finding | None:
-        """Measure a case that is as expected, in a separate process."""
+        """Measure a case in a separate process. None if the case is not as expected."""
         from bitproof.harness.powers.sensitivity.report import finding_of
         from bitproof.harness.powers.sensitivity.sensing import Sensing, sense_apart
 

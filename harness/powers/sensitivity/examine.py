@@ -15,7 +15,8 @@ from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall
 from bitproof.harness.powers.sensitivity.spread import KERNELS_REFUSE, Compared, Fate, follow, readers_agree
 
 TRIES = 3
-"""How many elements of a call's output are changed in a step, one at a time, until the error is seen."""
+"""The maximum number of elements of a call's output that are changed in a step, one at a time, until the error is
+seen."""
 
 Isolate = Callable[[Callable[[], Fate]], Fate]
 """Runs a function that may crash, e.g. on a wrong index, in a forked process; a crash counts as a visible failure."""
@@ -28,9 +29,9 @@ Answer = Literal["seen", "same", "lost"]
 class CallFinding:
     """A call's result in a step. `shown` is the kind of the compared tensor that showed an error of 1 ULP, or None.
 
-    `tries` counts the elements that were changed. If none was seen, `lost` has the indices of the calls that absorbed
-    the last error (-1: no call read it). `is_blind` means that even gross errors in all elements on all ranks did not
-    show; `lost` then has the calls that absorbed those.
+    `tries` counts the elements that were changed. If no error was seen, `lost` has the indices of the calls that
+    absorbed the last error (-1: no call read it). `is_blind` means that even gross errors in all elements on all ranks
+    did not show; `lost` then has the calls that absorbed the gross errors.
     """
 
     call: int
@@ -46,12 +47,12 @@ class NotRepeatableError(Exception):
 
 
 class Examiner:
-    """Examines calls of a step whose slot values are `ranks`, by rank. All random choices depend on `seed` only."""
+    """Examines calls of a step whose values are `ranks[rank][slot]`. All random choices depend on `seed` only."""
 
     def __init__(
         self, program: Program, ranks: Ranks, seed: str, isolate: Isolate, compared: Compared | None = None
     ) -> None:
-        """`compared` is given if every call is compared: unknown values of calls then show an error, too."""
+        """`compared` is given if every call is compared: a value that it does not know then shows an error, too."""
         self._compared = compared
         self._program = program
         self._ranks = ranks
@@ -92,7 +93,7 @@ class Examiner:
         return CallFinding(call=index, tries=TRIES, lost=lost, is_blind=gross is not None, neighbours=answers)
 
     def _filled(self, slot: int) -> list[int]:
-        """The ranks whose value of a slot has something to change."""
+        """The ranks on which a slot has a value that can be changed."""
         values = [own[slot] for own in self._ranks]
         return [rank for rank, x in enumerate(values) if tensors_of(x) or isinstance(x, (int, float))]
 

@@ -25,7 +25,7 @@ Formula = Callable[..., Any]
 
 
 def _wide(function: Formula) -> Formula:
-    """The call with its floating-point arguments in float64; its result is rounded back once."""
+    """A formula that calls `function` with its floating-point arguments in float64, and rounds the result back once."""
 
     def computed(*args: Any, **kwargs: Any) -> Any:
         dtypes = [x.dtype for x in args if isinstance(x, Tensor) and x.is_floating_point()]

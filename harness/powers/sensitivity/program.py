@@ -35,7 +35,7 @@ Source = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A slot among a call's arguments: replaced by its value."""
+    """A placeholder among a call's arguments: the call gets the value of this slot."""
 
     number: int
 
@@ -88,7 +88,7 @@ class Program:
     num_slots: int = 0
 
     def slot(self) -> int:
-        """A new slot."""
+        """The number of a new slot."""
         self.num_slots += 1
         return self.num_slots - 1
 
@@ -155,21 +155,21 @@ def filled(value: Any, get: Callable[[int], Any]) -> Any:
 
 @dataclass
 class Variables:
-    """The current slot of each node or tensor."""
+    """The current slot of each node or tensor: its slot in `of`, or the slot that replaced it, by `newest`."""
 
     program: Program
     of: dict[Any, int] = field(default_factory=dict)
     newest: dict[int, int] = field(default_factory=dict)
 
     def read(self, key: Any) -> int:
-        """The slot to read now."""
+        """The slot from which a call reads a node or tensor now."""
         slot = self.of[key]
         while slot in self.newest:
             slot = self.newest[slot]
         return slot
 
     def write(self, key: Any) -> tuple[int, int]:
-        """The slot that is written, and the new slot of the written value."""
+        """Write a node or tensor. Returns the slot that is written, and the new slot of the written value."""
         old, new = self.read(key), self.program.slot()
         self.newest[old] = new
         return old, new
@@ -182,7 +182,8 @@ def add_graph(
     returned: Sequence[tuple[Kind, str]],
     partitions: Mapping[str, Partition],
 ) -> None:
-    """Add a graph's calls. `sources` are its inputs in order, `returned` the record names of its outputs.
+    """Add a graph's calls. `sources` are its inputs in order; `returned` are the kinds and names under which its
+    outputs are recorded.
 
     Raises PassError for a collective on an unknown group.
     """

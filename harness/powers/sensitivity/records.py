@@ -42,7 +42,8 @@ class SensitivityRow:
 
 @dataclass(frozen=True, kw_only=True)
 class UnseenCall:
-    """A call whose error of 1 ULP was not detected, or that is inherently blind, and `reason`: the absorbing calls."""
+    """A call whose error of 1 ULP was not detected, or that is inherently blind. `reason` names the calls that absorb
+    errors."""
 
     __pydantic_config__ = GROWING
 
@@ -73,7 +74,7 @@ class FormulaRow:
 class Sensitivity:
     """The errors that a case's compared tensors detect. If nothing was measured, `reason` states why.
 
-    `steps` counts the measured steps. `sampled` means that not all calls were tried: then `interval` is Wilson's 95%
+    `steps` counts the measured steps. `is_sampled` means that not all calls were tried: then `interval` is Wilson's 95%
     interval for the share. `unseen` lists undetected and inherently blind calls, `formulas` the results of neighbouring
     formulas. `shown` counts detected calls by the kind of the first compared tensor that differs, or "failure" if a
     call failed. `seconds` is wall time, over `processes`.
@@ -97,7 +98,7 @@ class Sensitivity:
 
     @property
     def can_see(self) -> int:
-        """The tried calls that are not inherently blind."""
+        """The number of tried calls that are not inherently blind."""
         return self.total("tried") - self.total("blind")
 
     @property

@@ -63,7 +63,7 @@ def formula_rows(found: Sensitivity) -> list[tuple[str, ...]]:
 
 
 def reason_rows(found: Sensitivity, is_blind: bool) -> list[tuple[str, ...]]:
-    """How differences were lost before any compared tensor, the most frequent first."""
+    """Table rows on how differences were lost before any compared tensor, the most frequent first."""
     told = Counter((x.direction, x.operator, x.reason) for x in found.unseen if x.is_blind == is_blind)
     return [(way, name, str(count), reason) for (way, name, reason), count in told.most_common()]
 

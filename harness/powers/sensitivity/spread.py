@@ -42,7 +42,8 @@ class Fate:
 
 @dataclass(frozen=True)
 class Compared:
-    """Detects errors if every call is compared: a logged call returned a value that no call of the step returned.
+    """Detects errors if every call is compared: an error shows if a logged call returns a value that no call of the
+    right step returned.
 
     `values` are the digests of all values, by rank; calls of the nodes in `packing` are not compared.
     """
@@ -53,7 +54,7 @@ class Compared:
 
     @staticmethod
     def of(program: Program, ranks: Ranks, packing: Collection[str]) -> Compared:
-        """For a step with the given values, which equal the reference's."""
+        """The comparison for a step with the values `ranks`, which equal the reference's."""
         values = [frozenset(digest(x) for value in own for x in tensors_of(value)) for own in ranks]
         return Compared(program, values, frozenset(packing))
 
@@ -73,7 +74,7 @@ def follow(
 ) -> Fate:
     """Propagate wrong values through a step, and return where they first show.
 
-    `wrong` has them by (slot, rank); `ranks[rank][slot]` are the right values.
+    `wrong` has the wrong values by (slot, rank); `ranks[rank][slot]` are the right values.
     """
     found = _Wrong(program, ranks, compared)
     for (slot, rank), value in wrong.items():
@@ -90,7 +91,8 @@ def follow(
 
 @torch.no_grad()
 def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: Any) -> bool:
-    """Whether all readers of a slot on a rank repeat their recorded bits from a copy of its value."""
+    """Whether all readers of a slot on a rank return their recorded bits if they read `value`, a copy of the slot's
+    value."""
     found = _Wrong(program, ranks)
     found.give(slot, rank, value)
     # The control experiment: if readers of an unchanged copy differ, kernels are not repeatable here.

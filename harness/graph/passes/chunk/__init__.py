@@ -2,13 +2,12 @@
 
 Needs:    every node has an origin and a `val`; `context.chunk_symbol` is the chunked dim's symbol.
 Promises: the bits of the eager chunked reference; no value carries the symbol any more.
-Refuses:  collectives other than the experts', a tensor group's, or a gradient's own reduction, and
-          any over ranks that divide the chunked dim; views with a baked constant; a live-out that is
-          needed whole but cannot be joined; sequence chunks through attention; a module that mixes
-          rows of different chunks, or that calls a higher-order operator such as `cond`, whose nested
-          graphs are not split (see mixing.py); in-place writes to a value that is also split or
-          joined; a parameter with two uses; a pattern that matches nothing, a module that did not run,
-          or that has calls which would not be chunked; a chosen module that runs within another.
+Refuses:  collectives other than the experts', a tensor group's, or a gradient's own reduction; all collectives over
+          ranks that divide the chunked dim; views with a baked constant; a live-out that is needed whole but cannot be
+          joined; sequence chunks through attention; a module that mixes rows of different chunks, or that calls a
+          higher-order operator such as `cond`, whose nested graphs are not split (see mixing.py); in-place writes to a
+          value that is also split or joined; a parameter with two uses; a pattern that matches nothing, a module that
+          did not run, or that has calls which would not be chunked; a chosen module that runs within another.
 
 The pass reads the graph like an interpreter, and writes a new graph. A value is either a node of the new graph or a
 pair of nodes, for chunk 0 and chunk 1:
@@ -282,7 +281,7 @@ class _Chunker:
     # -- reading --------------------------------------------------------------------------------
 
     def _whole(self, node: Node) -> Any:
-        """The form of a value for a node that is written once."""
+        """A value for a reader that is written once: a number for a size, otherwise the whole value."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.whole)
@@ -292,7 +291,8 @@ class _Chunker:
         return stored if isinstance(stored, Node) else self._join(node, stored)
 
     def _part(self, node: Node, root: str, index: int, reader: Node) -> Any:
-        """The form of a value for chunk `index` of a node."""
+        """A value for chunk `index` of `reader`: a number for a size, the chunk of a chunked value, otherwise the whole
+        value."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.half)

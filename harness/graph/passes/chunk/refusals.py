@@ -109,7 +109,7 @@ def refuse_attention_over_sequence(node: Node, dim: str) -> None:
 
 
 def refuse_baked_view(node: Node, symbol: object) -> None:
-    """Refuse a view to a fixed size of an input that has the symbol: halves would not fit."""
+    """Refuse a view that gives an input with the symbol a fixed size: a half would not fit."""
     if node.target not in operators.SIZED_VIEWS:
         return
     source, value = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
@@ -147,7 +147,7 @@ def refuse_second_use(addition: Node) -> ChunkError:
 
 
 def refuse_join(node: Node, value: object) -> ChunkError:
-    """Refuse a join of a per-chunk value without the chunked dim that is no parameter gradient."""
+    """Refuse to join two chunks' values that lack the chunked dim and are no gradient of a parameter."""
     shape = list(map(str, value.shape)) if isinstance(value, Tensor) else type(value).__name__
     readers = ", ".join(sorted(user.name for user in node.users))
     return ChunkError(

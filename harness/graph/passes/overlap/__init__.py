@@ -13,11 +13,11 @@ Here "all-to-all" means that of dispatch or combine, by its origin; any other is
 If the model finds no shorter order, the graph stays unchanged, and the report says so.
 
 1. Cut the graph into regions, each a module's forward or backward, and each into chunk 0, chunk 1 and the rest.
-2. List scheduling on a simulated rank: among ready nodes, run an all-to-all's launch first, then chunk 0 before
-   chunk 1, then nodes (host syncs, too) that the next all-to-all of their chunk needs, then in graph order. An
-   all-to-all's wait is ready when the all-to-all has arrived; so while it is in flight the rank runs nodes that
-   do not need it, and returns as soon as it has arrived. Waits for other collectives are postponed in the same
-   way while an all-to-all is in flight, else they keep their place.
+2. List scheduling on a simulated rank: among ready nodes, run an all-to-all's launch first, then chunk 0 before chunk
+   1, then nodes (host syncs, too) that the next all-to-all of their chunk needs, then in graph order. An all-to-all's
+   wait is ready when the all-to-all has arrived; so while it is in flight the rank runs nodes that do not need it, and
+   runs its wait as soon as it has arrived. Waits for other collectives are postponed in the same way while an
+   all-to-all is in flight, else they keep their place.
 3. Move each all-to-all's wait directly before its first reader: the model may be wrong about the arrival.
 4. Report how many all-to-alls overlap with compute, and the model's times before and after.
 
@@ -129,8 +129,8 @@ def _path_of_model(nodes: list[Node], context: PassContext) -> Path | None:
 
 
 def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, NodePosition]:
-    """Step 1. A region begins at the first chunked node of a module in a direction. Between the halves of a graph, such
-    as a pipeline stage, is a region without nodes, so that no node moves to the other half.
+    """Step 1. A region begins at the first chunked node of a module in a direction. A region without nodes separates
+    the two halves of a graph, such as a pipeline stage's, so that no node moves to the other half.
 
     A node written once belongs to chunk 0 if nodes of chunk 0 follow it in the region, to chunk 1 if only nodes of
     chunk 1 do, else to the rest.
@@ -162,7 +162,10 @@ def schedule(
     places: dict[Node, NodePosition],
     costs: dict[Node, Cost],
 ) -> list[Node]:
-    """Step 2: a topological order, in O(n log n)."""
+    """The nodes in the order of step 2 (see the top of this file): a topological order, found in O(n log n).
+
+    `before` and `after` have the nodes that must run before and after each node.
+    """
     needed_by = _next_all_to_all(nodes, after, places)
     timeline = Timeline(costs)
     waiting_for = {node: len(before[node]) for node in nodes}
@@ -230,7 +233,8 @@ def schedule(
 def _next_all_to_all(
     nodes: list[Node], after: dict[Node, list[Node]], places: dict[Node, NodePosition]
 ) -> dict[Node, int]:
-    """For each node the position of the first all-to-all in its part and region that needs it; else past the end."""
+    """For each node, the position of the first all-to-all in its part and region that needs the node; else past the
+    end."""
     found: dict[Node, int] = {}
     for node in reversed(nodes):
         own = [later for later in after[node] if places[later][:2] == places[node][:2]]

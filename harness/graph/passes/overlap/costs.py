@@ -11,11 +11,12 @@ Every node has a kind, and every kind has a line `seconds = fixed + per_unit * a
 | `all_to_all_single/2`          | a collective of 2 ranks in flight, after its launch | bytes sent by each rank   |
 | `launch all_to_all_single/2`   | calling it, until the call returns                  | the same                  |
 
-A call names the size of its group, or only the group, as an all-reduce does: then the table of groups has the size.
-An unmeasured group size uses the line of the nearest measured size; a collective of unknown size, that of the largest.
+A call names the size of its group, or only the group, as an all-reduce does: then the table of groups has the size. A
+group size that was not measured uses the line of the nearest measured size; an unknown group size uses that of the
+largest.
 
 Sizes that depend on data have no number in a graph. Routing is assumed to be balanced: each rank of a group sends
-equally many rows to every rank, so as many rows arrive as are sent. Any other such size counts as 0.
+equally many rows to every rank, so as many rows arrive as are sent. Any other size that depends on data counts as 0.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ class CostModel:
 
 
 def _check_line(kind: str, line: CostLine) -> None:
-    """Numbers in each field, and behind a kind's `/` a number of ranks. Raises ValueError or TypeError."""
+    """Check that each field is a number, and that a number of ranks follows a kind's `/`. Raises ValueError or
+    TypeError."""
     _, slash, size = kind.partition("/")
     if slash and not re.fullmatch("[1-9][0-9]{0,8}", size):
         raise ValueError(f"the kind {kind!r}, whose end is no number of ranks")

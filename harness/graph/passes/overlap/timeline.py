@@ -18,7 +18,8 @@ from bitproof.harness.graph.passes.overlap.costs import Cost
 
 
 class Timeline:
-    """The `time` after the nodes run so far, each collective's `arrival`, and the time that its waits `blocked`.
+    """A rank's clock: the `time` after the nodes run so far, each collective's `arrival`, and the time that its waits
+    `blocked`.
 
     All times are in the unit of the costs.
     """
@@ -31,7 +32,7 @@ class Timeline:
         self._free: dict[str, float] = {}
         self._stops = [0.0]
         self._stood = [0.0]
-        """The times of blocked waits, and the total blocked time after each."""
+        """`_stops`: the times at which waits began to block. `_stood`: the total blocked time after each."""
 
     def run(self, node: Node) -> None:
         """Run a node, after its dependencies."""
@@ -48,7 +49,8 @@ class Timeline:
         return self.arrival.get(launch, 0.0) <= self.time
 
     def hidden(self, launch: Node) -> float:
-        """How much of a collective's transfer overlapped with compute; waits for other collectives do not count."""
+        """The time of a collective's transfer that overlapped with compute; time in waits for other collectives does
+        not count."""
         arrival, transfer = self.arrival[launch], self.costs[launch].transfer
         return transfer - (self._stood_until(arrival) - self._stood_until(arrival - transfer))
 

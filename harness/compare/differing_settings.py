@@ -55,7 +55,7 @@ class DifferingSetting(NamedTuple):
 def differing_settings(
     reference: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]], step: int
 ) -> list[DifferingSetting]:
-    """The settings that differ at `step`, no matter when they were set. `name` is empty if the optimizers' classes differ.
+    """The settings that differ at `step`, whenever they were set. `name` is empty if the optimizers' classes differ.
 
     `reference` and `candidate` are the descriptions of each rank's system. A setting that only one side's optimizer has
     is not compared: another release of torch may have added it.

@@ -75,8 +75,8 @@ class CaseRun:
         *,
         logs_calls: bool = False,
     ) -> None:
-        """With `logs_calls` first runs have one step and log its calls: a difference is traced to a call without a
-        replay, and shown without bits."""
+        """With `logs_calls` first runs log the calls of step 0. A difference is then traced to a call without a replay,
+        and the report shows no bits of the differing values."""
         self.case = case
         self.placement = placement
         self.client = client
@@ -287,8 +287,10 @@ class CaseRun:
         return differs and self.case.bound is not None
 
     def _measure(self, comparison: Comparison) -> Closeness:
-        """How close the two recordings are in value: at the first step that differs, if the case expects a
-        difference."""
+        """Measure how close the two recordings are in value.
+
+        If the case expects a difference, only the first step that differs is measured.
+        """
         began, first = time.monotonic(), comparison.first_divergence
         step = first.step if first and self.case.differs_within is not None else None
         reference, candidate = (self.folders.recording(role, "first").resolve() for role in ROLES)
@@ -298,7 +300,8 @@ class CaseRun:
         return found
 
     def _steps_of_control(self, comparison: Comparison) -> int:
-        """How many steps a second run takes: those up to the first difference suffice, and a remark reports them.
+        """The number of steps that a second run takes. If the options allow it, the run ends with the step of the first
+        difference, and a remark reports that.
 
         For example, a difference in step 3 of 20 needs 4 steps. With a deliberate fault all steps run, since the fault
         may strike later, and a fault that never strikes is an error.

@@ -33,7 +33,8 @@ VALUES, ARCHIVE = ".safetensors", ".zip"
 
 
 class Request(Generic[A]):
-    """A request whose answer is an A; `answer` is that class. `subject` describes it, with fields in braces."""
+    """A request whose answer has the type A; `answer` is that class. `subject` describes the request in errors; names
+    in braces stand for its fields."""
 
     answer: ClassVar[type[Any]]
     subject: ClassVar[str] = "the host"
@@ -81,8 +82,8 @@ class RunAnswer:
     """The facts about a successful run.
 
     `peak_mib` is the largest device memory of a rank, None on a CPU; `kept` is the digest of the record that a replay
-    had to keep; `switches_changed` names the switches that the system changed; `races` are those of its graphs;
-    `narrow` is the first call of a run in float64 that read fewer bits.
+    had to keep; `switches_changed` names the switches that the system changed; `races` are the races of its graphs;
+    `narrow` is the first call that read fewer bits than float64 has, in a run in float64.
     """
 
     graph: PreparedGraph | None = None
@@ -146,7 +147,7 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def halves(self) -> tuple[RunRequest, ...]:
-        """Its runs in order: two if the run is killed and resumes, unless a replay ends before that."""
+        """The runs to make, in order: two if the run is killed and resumed, unless a replay ends before that."""
         resume, replay = self.resume, self.replay
         if resume is None or resume.goes_on:
             return (self,)
@@ -216,7 +217,8 @@ class RankSlots:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRunRequest(Request[End]):
-    """A run whose ranks start here only as far as `rank_slots` names them: others have ranks too, and join all records.
+    """Run the ranks that `rank_slots` names. Other hosts may run other ranks of the same run; the requester joins all
+    records.
 
     `is_prefetch` asks a stage for the run's program only, without an answer: the run itself reports its errors.
     `asked_at` is the time of the request on this machine's monotonic clock. A stage may still be busy ahead of the run;
@@ -234,7 +236,7 @@ class LocalRunRequest(Request[End]):
 
 @dataclass(frozen=True, kw_only=True)
 class BitsRequest(Request[ComparedBits]):
-    """How two values differ that replays of both systems stored in their archives under `name`."""
+    """Compare the values that replays of both systems stored under `name` in their archives."""
 
     answer = ComparedBits
     reference: Path
@@ -255,7 +257,11 @@ class ClosenessRequest(Request[Closeness]):
 
 @dataclass(frozen=True, kw_only=True)
 class BoundsRequest(Request[LayoutBounds]):
-    """Compare two recordings with bounds from `samples`, the reference's sums reordered; replicas of `apart` differ."""
+    """Compare two recordings within bounds.
+
+    The bounds come from `samples`, recordings of the reference with its sums reordered. `apart` names the tensors whose
+    replicas differ.
+    """
 
     answer = LayoutBounds
     reference: Path
@@ -412,4 +418,4 @@ AnyRequest = (
 )
 
 REQUESTS: tuple[type[AnyRequest], ...] = get_args(AnyRequest)
-"""Every kind that a host answers."""
+"""Every class of request that a host answers."""

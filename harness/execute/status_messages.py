@@ -88,7 +88,7 @@ class PreparedGraph:
 
 
 def _tell_compiled(found: Mapping[str, Any]) -> str:
-    """A backend's facts about a graph."""
+    """How much of a graph a backend compiled, in words."""
     nodes, regions = found["nodes_compiled"], found.get("regions_compiled")
     of_what = "the whole graph" if regions is None else f"{regions} regions"
     launches = found.get("launches")

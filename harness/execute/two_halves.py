@@ -19,7 +19,7 @@ from bitproof.harness.user_code.user_frames import user_code
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """After `at` steps a system saves into `folder` and ends; with `goes_on` it loads that and takes the other
+    """After `at` steps a system saves into `folder` and ends; with `goes_on` it loads `folder` and takes the remaining
     steps."""
 
     at: int
@@ -58,7 +58,8 @@ def first_half(case: Case, system: str) -> tuple[Case, str]:
 
 
 def join_halves(first: Path, second: Path) -> None:
-    """Prepend a rank's records of the first half, and values if it kept any, to those of the second."""
+    """Put a rank's records of the first half before those of the second, in the second's file; also its values, if it
+    kept any."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from safetensors.torch import load_file, save_file

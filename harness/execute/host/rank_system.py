@@ -131,13 +131,14 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
 
 
 def _own_folders(job: Job) -> tuple[Path, ...]:
-    """Folders of reports, which a run's working directory may hold."""
+    """The folders that bitproof itself writes into; they may be inside the working directory of a run."""
     logs = job.run.logs.parents[1]
     return (job.run.out, logs.parent if logs.name == "logs" else job.run.logs)
 
 
 def checks_mixing(job: Job, rank: int) -> bool:
-    """Whether this rank checks for mixing: rank 0 of a first run does, unless an earlier run found none."""
+    """Whether this rank checks that chunked modules mix no rows: rank 0 of a first run does, unless an earlier run has
+    already."""
     is_asked_for = job.run.system == "eager_chunked" and rank == 0 and job.run.is_first
     return is_asked_for and not (job.graph_cache and job.graph_cache.has_no_mixing())
 

@@ -81,7 +81,7 @@ class Rank:
 
 @dataclass
 class Ranks:
-    """The ranks of a run that have their slots here."""
+    """The ranks of a run that this host forks."""
 
     job: Job
     log_of: Callable[[int], Path]
@@ -285,7 +285,8 @@ def _run_reporting(
     memory: SharedMemory | None,
     board: Board | None,
 ) -> int:
-    """Run a rank. Its failure is reported, and a refusal before user code can catch it."""
+    """Run a rank, report its failure, and return its exit status. A refusal is reported as soon as it is raised, before
+    user code can catch it."""
     turn, told = threading.Lock(), list[BaseException]()
 
     def tell_in_turn(account: Account | Failure) -> None:

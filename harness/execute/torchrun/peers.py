@@ -126,7 +126,7 @@ class Peers:
         return caught
 
     def _named_by(self, gone: Collection[int]) -> BitproofError | None:
-        """The error of a rank that left because of another rank, if it names that rank; else None."""
+        """The error of a rank that left, if it names another rank that is not gone; else None."""
         told = (problem.error() for problem in self.left.values())
         return next((each for each in told if getattr(each, "rank", None) not in (None, *gone)), None)
 

@@ -65,7 +65,7 @@ class Rendezvous:
             word = json.dumps({"addresses": addresses, "port": port, "token": self._peers.token})
             self._store = store = Store(True, deadline, self._peers.launcher)
             there: str | None = None
-            # Another word is in the store: it is replaced, unless the rank 0 that left it still answers.
+            # If the store has another message, replace it, unless the rank 0 that left it still answers.
             while (there := store.put(word, instead_of=there)) != word:
                 if there is None:
                     self._wait_for(store.where, deadline, arrived)

@@ -30,8 +30,9 @@ class Bisection:
     """The result of a search, possibly unfinished.
 
     `suspects` are the passes that may be to blame; at the end a single pass is left, "trace" if tracing alone differs.
-    `equal` is the last pass of the longest prefix found EQUAL. `result` is the case's own, `region_result` that of the
-    region that differs alone. `problem` says why the search ended early.
+    `equal` is the last pass of the longest prefix found EQUAL. `result` is the result of the whole case,
+    `region_result` that of the region that differs although no other is chunked. `problem` says why the search ended
+    early.
     """
 
     suspects: tuple[str, ...] = ()

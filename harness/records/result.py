@@ -43,9 +43,9 @@ class Verdict(enum.StrEnum):
 class BaselineStatus(enum.StrEnum):
     """A system's recording compared with its baseline, an earlier recording of the same system on the same case.
 
-    EQUAL and DRIFTED need a baseline from the same environment: everything except the code that can change a bit. With
-    a baseline from another environment, a recording is NOT COMPARABLE. MISSING replaces NOT COMPARABLE and NO BASELINE
-    if the command demands a baseline of this environment. UNVERIFIED means that evidence is missing.
+    EQUAL and DRIFTED need a baseline from the same environment, which is everything that can change a bit, except the
+    code. With a baseline from another environment, a recording is NOT COMPARABLE. MISSING replaces NOT COMPARABLE and
+    NO BASELINE if the command demands a baseline of this environment. UNVERIFIED means that evidence is missing.
     """
 
     EQUAL = "EQUAL"
@@ -60,7 +60,7 @@ class BaselineStatus(enum.StrEnum):
 class Closeness:
     """The distance between two systems, measured over every element of every recorded tensor.
 
-    If the case expects DIFFERENT, only over the tensors of the first differing step.
+    If the case expects DIFFERENT, the tensors of the first differing step alone are measured.
 
     A tensor's error is |r - c| / |r|; None if it is not finite: a NaN or an infinity on one side only, a reference of
     zeros, or integers that differ. `largest` names the tensor with the largest error, `first_beyond` the first tensor,
@@ -106,7 +106,7 @@ def zero_counts() -> dict[str, int]:
 
 
 STAGES = "stages"
-"""The fact of a pass in a pipeline that has its facts in each stage."""
+"""The fact of a pass that lists its facts in each stage of a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ class PassReport:
 class CaseSeconds:
     """A case's time by part, in seconds; None if not measured.
 
-    `passes` has each pass by name. The tables by side have the steps of a second run (`control`, `stress`), the time
-    until ranks had started, and the recording's part of the steps, which `reference` and `candidate` include.
+    `passes` has each pass by name. `control`, `stress`, `start_ranks` and `record` have a time for each side: the steps
+    of a second run, the start of ranks, and recording. `reference` and `candidate` include the time of recording.
     """
 
     __pydantic_config__ = GROWING
@@ -278,7 +278,7 @@ class CaseResult(CaseFindings):
 
     @property
     def where(self) -> str:
-        """The machine that ran the case and how its ranks added, in words."""
+        """The ranks, steps, device and backend of the case, and how its ranks added, in words."""
         meeting = ", shared memory" if self.collectives == "shared" else ""
         agreed = {*map(self.sums_over_ranks.get, ROLES)}
         sides = {"": agreed.pop()} if len(agreed) == 1 else {f"{r}'s ": how for r, how in self.sums_over_ranks.items()}
@@ -307,7 +307,8 @@ class CaseResult(CaseFindings):
 
     @property
     def is_beyond_bound(self) -> bool:
-        """Whether the systems differ, and not measurably within the bound of an expected DIFFERENT."""
+        """Whether the systems differ beyond the bound of an expected difference, or by an amount that was not
+        measured."""
         bound, found = self.case.differs_within, self.closeness
         if bound is None or self.verdict != Verdict.DIFFERENT:
             return False

@@ -44,7 +44,7 @@ def code_block(text: str) -> str:
 
 
 def folded(summary: str, body: str) -> str:
-    """A foldable Markdown body with a line of text as its summary."""
+    """A collapsible block of Markdown, with a line of text as its summary."""
     return f"<details>\n<summary>{inline(summary)}</summary>\n\n{body}\n\n</details>"
 
 

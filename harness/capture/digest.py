@@ -136,7 +136,8 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 FLAT = "_bitproof_flat"
-"""The attribute of a part of a flattened tensor: the whole's shape, the part's first element, and its end."""
+"""The name of an attribute that marks a part of a flattened tensor. Its value is the shape of the whole, and the
+indices of the part's first element and of its end."""
 
 
 def placements(tensor: torch.Tensor) -> str | None:

@@ -1,4 +1,4 @@
-"""The environment variables that can change a bit: those in manifests, and those in keys.
+"""The environment variables that can change a bit: those in manifests, and those in the keys of caches.
 
 Manifests may be published, so names come from a list: families of numerical libraries, and those of torch's own
 variables that select an implementation. A key must change with anything that might change a bit, so it covers all of

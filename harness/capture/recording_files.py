@@ -179,7 +179,8 @@ def read_recording(folder: Path) -> Recording:
 
 
 def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
-    """Rename a finished folder to `folder`. At any moment the path is whole: the new folder, or the old, removed after.
+    """Rename a finished folder to `folder`. At any moment that path is a whole folder, the old or the new; then the old
+    is removed.
 
     Many processes may do so at once, and the last succeeds. Raises FileExistsError if a folder exists, unless
     `replaces`.
@@ -209,7 +210,8 @@ def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
 
 
 def put_aside(name: str) -> str | None:
-    """The final name of a hidden folder that is left from an interrupted replacement; None for any other name."""
+    """The original name of a hidden folder that an interrupted replacement left behind; None if `name` is no such
+    folder's."""
     found = _ASIDE.fullmatch(name)
     return found and found[1]
 

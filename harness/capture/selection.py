@@ -1,4 +1,4 @@
-"""Which tensors a recording keeps the values of: shell patterns over `step/kind/name`, as in `*/grad/layers.1.moe.*`.
+"""Select the tensors whose values a recording keeps, by shell patterns over `step/kind/name`: `*/grad/layers.1.moe.*`.
 
 `*` also crosses slashes: `0/*` is all of the first step.
 """

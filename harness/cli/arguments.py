@@ -1,4 +1,4 @@
-"""Arguments of several commands other than settings of a run: cases, and the report folder."""
+"""Arguments that several commands have in addition to the settings of a run: cases, and the report folder."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def takes(
     """Give a command the options of some dataclasses, restricted to the keywords `only`.
 
     The instances are passed as its last parameters. `usual` and `says` override the field's default and help, by
-    keyword. The options of `checks` follow; the run options' `active` are the checks that these switch on.
+    keyword. The options of `checks` follow; the checks that these options switch on become `active` in the run options.
     """
     usual, says = usual or {}, says or {}
 

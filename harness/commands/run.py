@@ -64,10 +64,10 @@ def run_and_report(
 ) -> int:
     """Run cases, write their report and return the exit status.
 
-    `not_run` says, by name, why the cases `left_out` were; `replay` are the command-line options that a replay
-    must repeat; `shard` is the part of a selection that these cases are; `tell` prints more of the report
-    and returns more files to write with it, texts by name. Raises UsageError when the call is wrong, before anything
-    is run or written.
+    `left_out` are selected cases that this machine cannot judge; `not_run` maps their names to the reasons. `replay`
+    are the command-line options that a replay must repeat. `shard`, if any, is the part of a selection that consists of
+    these cases. `tell` prints more of the report, and returns texts by file name, which are written beside it. Raises
+    UsageError when the call is wrong, before anything is run or written.
     """
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
@@ -223,7 +223,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Close the launcher's generator however the loop ends, which stops its ranks."""
+    """Close the launcher's generator, however the loop ends. This stops the launcher's ranks."""
     try:
         yield results
     finally:

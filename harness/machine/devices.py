@@ -55,9 +55,9 @@ def place(
     *,
     share_gpus: bool = False,
 ) -> Placement:
-    """Choose the device of a case and the transport of its ranks, all on this machine: the backend by default.
+    """Choose the device of a case whose ranks are all on this machine, and their transport, by default the backend.
 
-    Raises CaseError if it requests CUDA and there are too few GPUs, and for unavailable collectives.
+    Raises CaseError if `request` is "cuda" and there are too few GPUs, and for unavailable collectives.
 
     `auto` uses GPUs only if every rank has its own. `cuda` with fewer GPUs than ranks is refused, as a run without NCCL
     would look like a run with NCCL, unless `share_gpus` requests that: then ranks share them over gloo, which copies

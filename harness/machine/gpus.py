@@ -53,7 +53,7 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def _count_elsewhere() -> int:
-    """If the driver's library fails, torch counts by starting CUDA, in a separate process."""
+    """The number of GPUs that torch counts in a separate process, which may start CUDA; 0 if that fails."""
     command = [sys.executable, "-c", _COUNT]
     try:
         done = run_command(command, _COUNT_SECONDS)
@@ -78,7 +78,7 @@ def has_started_driver() -> bool:
 
 
 def read_gpu_facts(device: torch.device) -> MachineFacts | None:
-    """Facts about CUDA that can change a bit and that only this process knows, by name; None on another device.
+    """Facts about CUDA that can change a bit and that only this process knows, by name; None if `device` is no GPU.
 
     The topology of GPUs is read on a machine's rank 0, with device cuda:0: it is the same for all.
     """
@@ -100,8 +100,8 @@ def read_gpu_facts(device: torch.device) -> MachineFacts | None:
 
 
 def read_gpu_of_keys(device: torch.device) -> MachineFacts:
-    """Facts about a rank's GPU that may decide the trace, by name: torch's choice of operators, and the device's
-    index."""
+    """Facts about a rank's GPU that may decide its trace, by name: torch chooses operators by them, and the trace
+    contains the device's index."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)

@@ -59,8 +59,8 @@ def precompile(
 ) -> Precompiled:
     """Trace and compile a case's step and write it into a folder. Determinism switches must be set.
 
-    With a `fault` of the catalogue, the traced step of each rank is edited as on that rank before both are compared, to
-    test the comparison. Nothing is written then.
+    A `fault` of the catalogue tests the comparison: it is put into the traced step of each rank, as it would be on that
+    rank, before the two are compared. Nothing is written then.
 
     Raises CaseError for a case whose steps cannot be precompiled; ArtifactError for a step that differs between ranks
     or cannot be written as data; UsageError for a fault that both ranks have alike; and the errors of `prepare`. The

@@ -73,8 +73,8 @@ def ignore() -> None:
 
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
-    """An interrupt raises Interrupt within the block. Nested in another such block, or in another thread, does
-    nothing."""
+    """An interrupt raises Interrupt within the block. In a nested block, or outside the main thread, nothing is
+    changed."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not on_main_thread or _watch.phase in (_Phase.OPEN, _Phase.HELD):
         yield

@@ -74,7 +74,7 @@ class Later:
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Later:
-        """Read it from JSON values. Raises KeyError, TypeError and ValueError if their form is another."""
+        """Read it from JSON values. Raises KeyError, TypeError or ValueError if they have another form."""
         return cls(tuple(cast(Stat, tuple(file)) for file in told["files"]), dict(told["code"]), dict(told["found"]))
 
     def would_load_again(self) -> bool:
@@ -90,8 +90,7 @@ class Later:
 class Installation:
     """The code of this process. `others` is a hash of our code that ran, and of all other loaded files.
 
-    For a module that is not compiled from its text that is its file and its compiled code: together they decide the
-    module.
+    A module that was not compiled from its text is covered by its file and its compiled code, which together decide it.
     """
 
     sources: Sources
@@ -120,7 +119,8 @@ loaded_at_start: frozenset[str] = frozenset()
 def note(loaded: Iterable[str] | None = None) -> None:
     """Read the sources: once, before any of them is imported. 50 ms.
 
-    A process that already has `loaded` some of them, such as a process that patched a module, has no valid sources.
+    If some of them are among the modules `loaded` before, as in a process that patched a module, there are no valid
+    sources.
     """
     global at_start, loaded_at_start
     known = ("bitproof.harness", "bitproof.harness.runtime", *(f"bitproof.harness.runtime.{name}" for name in _FIRST))
@@ -288,7 +288,7 @@ def _stat(file: str) -> Stat | Absent:
 
 
 def place_of(name: str) -> str | None:
-    """The path at which a package or module would be found, or was."""
+    """The path at which an import finds a package or module, or found it if it is loaded; None if there is none."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):  # ValueError: a module without a spec

@@ -16,7 +16,7 @@ from types import ModuleType
 
 
 def _run_text(name: str) -> ModuleType:
-    """Make a module of a file beside this file, from its text: it decides how all other modules are loaded."""
+    """Load the module `name` beside this file from its text. That module decides how all other modules are loaded."""
     file = Path(__file__).with_name(f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"bitproof.harness.runtime.{name}", file)
     assert spec is not None, "it is Python"

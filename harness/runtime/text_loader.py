@@ -27,6 +27,7 @@ OWN = "bitproof"
 _HEADER_BYTES = 16
 _CHECKED_HASH = (0b11).to_bytes(4, "little")
 _EARLY_FORM = 2
+# From 3.14 on code may have slices as constants, which marshal's early form cannot represent.
 _MAY_LACK_A_FORM = sys.version_info >= (3, 14)
 
 code_digests: dict[str, str] = {}

@@ -84,7 +84,7 @@ class Run:
         return shown("\n".join([*tell_case(self.report, self.result), f"  report: {self.folder / 'report.html'}"]))
 
     def _repr_html_(self) -> str:
-        """The same for a notebook: the verdict, the cause, and a link to the report."""
+        """This run in a notebook: the verdict, the cause, and a link to the report."""
         from bitproof.harness.report import causes, text
 
         cells = "".join(
@@ -359,7 +359,7 @@ def diff(first: str | Path, second: str | Path) -> Comparison:
 
 
 def find_case(case: Case | str) -> Case:
-    """A case, the one of a name, or the one in a JSON file."""
+    """The case itself, the case with this name, or the case in this JSON file."""
     from bitproof.harness.case.case_file import read_case
     from bitproof.harness.changes import Changes, named_case
 

@@ -83,7 +83,7 @@ _SAID = ("--no-control", "--stress", "--share-gpus")
 
 
 def _unsaid(report: Report) -> Contradiction | None:
-    """A remark that should be there and is missing, or that no option explains."""
+    """A missing remark: an option of the run requires it, or a case whose systems did not run twice."""
     said = [remark.partition(":")[0] for remark in report.remarks]
     options = {*report.options, *(option for result in report.cases for option in result.options or ())}
     for option in _SAID:

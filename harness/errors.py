@@ -48,7 +48,7 @@ class BitproofError(Exception):
     finds_nothing = False
     """Whether a pass raised it because it found nothing to do.
 
-    It is no error if it finds something in another stage.
+    It is no error if the pass finds something in another stage of the pipeline.
     """
 
     def __init__(

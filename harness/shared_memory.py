@@ -30,7 +30,7 @@ import time
 from collections.abc import Sequence
 
 INLINE_SLOTS, INLINE_BYTES = 8, 256 << 10
-"""How many messages of a group may be unread, and a rank's space for each."""
+"""How many messages of a group may be unread, and the bytes of a rank's space for each."""
 BULK_SLOTS, BULK_BYTES = 4, 512 << 10
 """Larger messages go through these, in pieces."""
 
@@ -99,7 +99,8 @@ class SharedMemory:
         self.words[rank * _LINE // 4] = os.getpid()
 
     def next_area(self, partition: Sequence[Sequence[int]], rank: int, timeout: float) -> tuple[Ring, Ring] | None:
-        """This rank's rings, inline and bulk, in the next area, for its part of `partition`; None when none is left."""
+        """This rank's rings, inline and bulk, in the next area; None when no area is left. They connect the ranks of
+        the part of `partition` that this rank is in."""
         if not self._areas_left:
             return None
         area = self._areas_left.pop(0)

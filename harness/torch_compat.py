@@ -2,9 +2,9 @@
 
 No other module uses either, except those beside it: `torch_distributed.py`, `torch_operators.py`, `torch_compile.py`,
 `torch_inductor.py`, `torch_sizes.py`, `torch_fakes.py` and `torch_tracing.py` for the subjects in their names. So a new
-release of torch affects these files only. Private are names with a leading underscore, all names in modules with such a
-name, and all of dynamo and inductor. Operators under `torch.ops` are not: graphs are written in them, and torch keeps
-their schemas. `torch_versions.py` lists the supported releases.
+release of torch affects these files only. A name is private if it begins with an underscore, if it is in a module with
+such a name, or if it belongs to dynamo or inductor. Operators under `torch.ops` are not private: graphs consist of
+them, and torch keeps their schemas. `torch_versions.py` lists the supported releases.
 
 Differences between them:
 
@@ -95,7 +95,7 @@ def build() -> tuple[str, str, str]:
 
 
 def untested_release() -> str | None:
-    """This torch, in words, if it is not among the tested releases; else None."""
+    """A warning that this torch is not among the tested releases; None if it is."""
     return warning_of(str(torch.__version__))
 
 
@@ -192,8 +192,8 @@ def backward_told(before: Callable[[Tensor], None], after: Callable[[], None]) -
 
 
 def flattened(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The leaves of nested tuples, lists, dictionaries and torch's other tree nodes, and a function that rebuilds
-    it."""
+    """The leaves of a value of nested tuples, lists, dictionaries and torch's other tree nodes, and a function that
+    rebuilds such a value from its leaves."""
     leaves, spec = tree_flatten(value)
     return leaves, lambda own: tree_unflatten(own, spec)
 
@@ -265,11 +265,13 @@ def role_of(descriptor: Any) -> Role:
 def divided(
     module: GraphModule, num_outputs: int, num_static: int, *, by: str, cse: bool
 ) -> tuple[GraphModule, GraphModule]:
-    """A joint graph's forward and backward; `by` is "min_cut" or "default", torch's two ways to choose saved values.
+    """Divide a joint graph into forward and backward. `by` is "min_cut" or "default", torch's two ways to choose the
+    saved values.
 
-    The first `num_outputs` outputs are forward's, inputs of a name with "tangents" in it are backward's. The first
-    `num_static` inputs live on in any case. Calls keep their names and metadata; a call in both graphs has the same
-    name in both. `cse`: equal calls may be merged. The module's own graph is used up.
+    The first `num_outputs` outputs are forward's; inputs with "tangents" in their names are backward's. The first
+    `num_static` inputs, such as parameters, stay in memory in any case. Calls keep their names and metadata; a call in
+    both graphs has the same name in both. `cse`: equal calls may be merged. The module's own graph cannot be used
+    afterwards.
     """
     from torch._functorch import config, partitioners
 

@@ -136,7 +136,8 @@ def messages_told(tell: Callable[[], None]) -> Iterator[None]:
 
 
 def sharding_rules() -> SimpleNamespace:
-    """DTensor's propagator of shardings, the types of its requests, its cost of a redistribution, and a 1-D mesh."""
+    """A namespace with DTensor's `propagator` of shardings, the types of its requests, its `cost` of a redistribution,
+    and `line(n)`, a 1-D mesh of n ranks."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, _collective_utils, _dtensor_spec, _op_schema
 

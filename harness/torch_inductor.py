@@ -128,9 +128,9 @@ def generated_module(compiled: Any) -> tuple[str, list[str]]:
 def load_generated(file: Path) -> Callable[[list[Any]], Any]:
     """The step in a file of generated code: called with a list of inputs, which it empties.
 
-    This runs the file. Its kernels are found in Inductor's folder (TORCHINDUCTOR_CACHE_DIR), by a hash of their source
-    and of the compiler's whole command line, and so are the trials of the instructions that the compiler can use;
-    nothing is compiled. Raises WouldCompileError for a missing kernel, and the file's own errors.
+    This runs the file and compiles nothing. Inductor's folder (TORCHINDUCTOR_CACHE_DIR) has the file's kernels, and the
+    small programs that show which instructions the compiler can use. They are found by a hash of their source and of
+    the compiler's whole command line. Raises WouldCompileError for a missing kernel, and the file's own errors.
     """
     from torch._inductor import codecache, cpp_builder
 

@@ -140,7 +140,8 @@ def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
 
 
 def backward_number() -> int:
-    """The number of the backward that autograd's engine runs on this thread; they ascend. -1 outside of backward."""
+    """The number of the backward that autograd's engine runs on this thread; a later one has a larger number. -1
+    outside of backward."""
     return int(torch._C._current_graph_task_id())
 
 

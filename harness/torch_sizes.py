@@ -23,7 +23,10 @@ _OPERATORS = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge")
 
 
 def remember_arithmetic(shape_env: ShapeEnv) -> None:
-    """Compute each sum, product, difference or comparison of this environment's sizes once. Others are unaffected."""
+    """From now on, compute each sum, product, difference or comparison of this environment's sizes only once.
+
+    Other environments are unaffected.
+    """
     setattr(shape_env, _KEPT, {})
     if hasattr(SymNode.maybe_as_int, _KEPT):
         return

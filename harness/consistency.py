@@ -4,20 +4,20 @@ A verdict that contradicts its own numbers is worse than none. The rules follow 
 
 - a judged case ran its steps on its ranks, with one loss per step on rank 0 of each side, and a record of each required
   kind at every step on every rank, equally many at each step;
-- EQUAL and CLOSE have no error, EQUAL nothing that differs and equal losses, CLOSE values within the case's bound;
+- EQUAL and CLOSE have no error; EQUAL has equal losses and nothing that differs; CLOSE has values within the case's
+  bound;
 - DIFFERENT has records that differ, of the kinds that it lists;
 - none of the three has a control, or a run under stress, that differs from its first run;
 - a baseline is EQUAL if records were compared and none differs, DRIFTED if some differ;
 - NONDETERMINISTIC has a control, or a run under stress, that differs;
-- both sides have equally many losses, and at least as many records of a kind as rank 0's losses, plus a record for each
-  other rank and step; for built-in systems all ranks have equally many records, and each parameter a gradient;
+- both sides have equally many losses, and as many losses were compared as rank 0 has, plus at least one for each other
+  rank and step; for built-in systems all ranks have equally many records, and each parameter has a gradient;
 - the first divergence is within the case, of a kind that differs, and at most all its elements differ; DIFFERENT and
   CLOSE have such a divergence, and name the kinds; the list of differing keys has the same counts, kind by kind;
 - a case has a single result; NCCL joins GPUs only; no time is negative;
 - a verdict without a control has a remark with the reason, and the remarks that a run's options require are present;
 - each case that was not run requires something that a machine may lack;
-- a cause is verified only if nothing of the step differs any more, and the reverse exchange confirms it;
-- at most all of a step's calls were tried; each detected or blind call was tried, and none is both.
+- a cause is verified only if nothing of the step differs any more, and the reverse exchange confirms it.
 """
 
 from __future__ import annotations
@@ -280,7 +280,8 @@ def _unfounded_baselines(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _miscounted(result: CaseResult) -> Iterator[Contradiction]:
-    """Differing keys must be within the case, and as many as the mismatched records."""
+    """Contradictions in the list of differing keys: all must be keys of the case, and as many as the mismatched
+    records."""
     places = [
         (kind, int(step), rank)
         for kind, names in result.differing.items()

@@ -107,7 +107,7 @@ def options_of(part: type[Any]) -> tuple[Option, ...]:
 
 
 def made(part: type[T], given: Mapping[str, Any]) -> T:
-    """A dataclass from values by keyword, with defaults for missing values.
+    """An instance of a dataclass from values by keyword, with defaults for missing values.
 
     Keywords of other dataclasses are ignored.
     """

@@ -63,7 +63,8 @@ def is_supported() -> bool:
 
 
 class SharedMemory:
-    """A mapping for all groups of a run: words that ranks wait for, then areas; a group takes the next area.
+    """A mapping for all groups of a run. It begins with the words that ranks wait for; areas for data follow, and each
+    group takes the next area.
 
     Make it before forking; every rank then calls `join`, and asks for its groups' areas in the same order.
     """

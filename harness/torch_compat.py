@@ -111,9 +111,9 @@ def symbolic_graph(
 ) -> Callable[..., GraphModule]:
     """A tracer for `function`: called with fake tensors, it returns the graph of the executed operators.
 
-    A number that depends on data stays symbolic until run time. By default torch's Python kernels run, which call other
-    operators than eager for 46 operators, such as matmul of a vector and a batch. `as_eager` traces eager's operators,
-    but needs fixed sizes.
+    A number that depends on data stays symbolic until run time. By default torch's Python kernels run: for 46
+    operators, such as matmul of a vector and a batch, they call other operators than eager does. `as_eager` traces
+    eager's operators, but needs fixed sizes.
     """
     traced = make_fx(function, decomposition_table=decompositions, _error_on_data_dependent_ops=False)
 
@@ -149,9 +149,10 @@ def traced_node(tensor: Tensor, tracer: Any) -> Node | None:
 def open_dim(
     fake_mode: FakeTensorMode, placeholder: Tensor, dim: int, bounds: tuple[int, int], name: str, *, shared: str
 ) -> FakeTensor:
-    """A fake input of `placeholder`'s layout with one dim of a size that no code can branch on, within `bounds`.
+    """A fake input with the layout of `placeholder` and an open dim: its size is within `bounds`, and no code can
+    branch on it.
 
-    Inputs whose open dims are `shared` under the same name have the same symbol there.
+    Inputs whose open dims have the same name `shared` have the same symbol there.
     """
     from torch._dynamo.source import LocalSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
@@ -234,7 +235,8 @@ def joint_graph(module: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
 
 
 class Role(NamedTuple):
-    """The kind and the tensor's name of an input or output of a joint graph. An input has its position as name."""
+    """An input or output of a joint graph: its kind, and the name of its tensor. A plain input has its position as
+    name."""
 
     kind: Literal["parameter", "buffer", "input", "output", "tangent", "written", "gradient", "other"]
     of: str
@@ -381,7 +383,8 @@ def is_within_own_step(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a hook of this optimizer's step runs for `super().step()`, within its class's own step.
 
     torch runs the hooks of each patched `step` of a class and its bases, and it patches the step of a base when an
-    object of that base is made. torch's `wrapper` has the optimizer as `self`.
+    object of that base is made. The function `wrapper` of torch, which runs the hooks, has the optimizer as its
+    argument `self`.
     """
     steps, frame = 0, sys._getframe(1)
     while frame is not None and steps < 2:
@@ -392,7 +395,8 @@ def is_within_own_step(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def hooks_of_gradients(tensor: Tensor) -> bool:
-    """Whether hooks run, and may change it, when a tensor's gradient is computed or has been added."""
+    """Whether a tensor has hooks that run when its gradient is computed or has been accumulated: they may change the
+    gradient."""
     return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
@@ -416,7 +420,8 @@ def compiled_calls_within(
 
 @contextmanager
 def backward_hooks_set_within(within: Callable[[nn.Module], AbstractContextManager[None]]) -> Iterator[None]:
-    """Enter `within` a module while torch sets up the backward hooks of its outputs, after its forward hooks."""
+    """Enter the context `within(module)` while torch sets up the backward hooks of the module's outputs, after its
+    forward hooks."""
 
     def setup(hook: Any, args: Any) -> Any:
         with within(hook.module):

@@ -29,7 +29,7 @@ def compile_counters() -> dict[str, dict[str, int]]:
 
 
 def is_of_compiler(function: FunctionType) -> bool:
-    """Whether Dynamo defines this function, and not the compiled program."""
+    """Whether this function is part of Dynamo, and not of the compiled program."""
     return str(function.__module__).startswith("torch._dynamo")
 
 

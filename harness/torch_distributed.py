@@ -98,8 +98,8 @@ def group_of_size(size: int) -> Any:
 
 
 def set_timeout(options: Any, timeout: Any) -> None:
-    """Set the time limit of collectives in options for a NCCL group, which torch reads in place of `new_group`'s
-    own."""
+    """Set the time limit of collectives in the options of a NCCL group: torch reads it there, and not `new_group`'s
+    argument."""
     options._timeout = timeout
 
 
@@ -160,7 +160,7 @@ _TABLES = (
 
 
 class KnownGroups:
-    """The process groups that torch knows, including the default group; without arguments none."""
+    """The process groups that torch knows, including the default group. An object made without arguments has none."""
 
     def __init__(self, default: Any = None, count: int = 0, tables: Sequence[dict[Any, Any]] = ()) -> None:
         self.default = default

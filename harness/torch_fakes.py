@@ -62,8 +62,8 @@ class _Form(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """A size of a result: an argument's own, by its index, or an expression over numbered symbols. Sizes with the same
-    `name` are the same node."""
+    """A size of a result: the very size object of the arguments with index `own`, or an expression over numbered
+    symbols. Sizes with the same `name` are the same node."""
 
     own: int | None
     name: int = 0

@@ -80,7 +80,8 @@ def takes_as_hook(kind: type) -> None:
 
 @contextmanager
 def passes_watched(before: Callable[[Any, str], None], after: Callable[[Any, str], None]) -> Iterator[None]:
-    """Within this context the callbacks receive the module and name at the begin and end of each of Inductor's passes.
+    """Within this context the callbacks receive the module and the name of each Inductor pass, before and after it
+    runs.
 
     Disabled passes are included, and a nested pass ends first.
     """

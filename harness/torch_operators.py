@@ -157,7 +157,7 @@ def last_sequence_number() -> int:
 
 
 def accumulated_by(autograd_node: Any) -> Tensor | None:
-    """The parameter whose gradient a node accumulates, a DTensor's local shard; None for any other node."""
+    """The parameter whose gradient a node accumulates; for a DTensor, its local shard; None for any other node."""
     parameter = getattr(autograd_node, "variable", None)
     return None if parameter is None else local_of(parameter)
 

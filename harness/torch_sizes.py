@@ -17,7 +17,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 _KEPT = "bitproof_results"
-"""The attribute of a ShapeEnv with its results, by key."""
+"""The name of the attribute in which a ShapeEnv keeps its results, by key."""
 
 _OPERATORS = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge")
 

@@ -52,7 +52,8 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
-    """A tensor's digest, and a name if its elements are all special, of any sign and payload.
+    """A tensor's digest, and a name for its content if all elements are zero or not finite. Signs and payloads of NaNs
+    do not matter.
 
     The name is "zero" if all are zero, "nan" if all are NaN, "inf" if none is finite and some are infinite, and None
     for other tensors and without elements. Raises as `digest` does.

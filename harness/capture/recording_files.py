@@ -127,7 +127,7 @@ def add_calls(folder: Path, step: int, logs: Sequence[bytes]) -> None:
 
 
 def restate(folder: Path, **facts: Any) -> None:
-    """Add facts to a recording's manifest that are known only afterwards."""
+    """Add facts that are known only afterwards to a recording's manifest."""
     about = {"schema": SCHEMA} | replace(read_manifest(folder), **facts).to_dict()
     about["manifest_sha256"] = sha256_of_manifest(about)
     partial = folder / f".{MANIFEST}.{os.getpid()}.partial"

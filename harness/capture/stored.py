@@ -34,7 +34,7 @@ _WITHOUT = tuple(pa.schema(list(COLUMNS)[: len(COLUMNS) - count]) for count in r
 _FIRST_COLUMNS = pa.schema(
     [*list(COLUMNS)[:6], pa.field("shape", pa.list_(pa.int32()), nullable=False), COLUMNS.field("value")]
 )
-"""The columns of recordings before they marked NaN and zeros."""
+"""The columns of the oldest recordings, which do not mark NaN and zeros."""
 
 MAX_DIGESTS_BYTES = 4 << 30
 MAX_ROWS = 100_000_000

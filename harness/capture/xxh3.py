@@ -101,7 +101,8 @@ UPPER_LENGTH, LOWER_LENGTH = _signed(~(LEAF_BYTES * _PRIME64_2)), _signed(LEAF_B
 
 @functools.cache
 def tables(device: torch.device) -> torch.Tensor:
-    """All constants, int64 [36, 8]: keys of 16 stripes, of the last block's 16, of scrambling, of both ends; start."""
+    """All constants, int64 [36, 8], a row each: the keys of a block's 16 stripes, those of the last block's 16 stripes,
+    the key of scrambling, the keys of the upper and the lower half, and the initial accumulators."""
 
     def key(offset: int) -> tuple[int, ...]:
         return struct.unpack_from("<8q", _SECRET, offset)

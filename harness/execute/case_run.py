@@ -191,7 +191,7 @@ class CaseRun:
         return self.client.ask(request, self._remaining() + _HOST_MARGIN, self._on_event)
 
     def _place(self) -> None:
-        """Solve for placements if the case asks for some and has none yet."""
+        """Solve for placements if the case requests that and has no plan yet."""
         if self.case.autoplace is not None and self.case.autoplace.plan is None:
             logs, timeout = self.folders.logs("candidate"), self._remaining()
             found = self._ask(PlaceRequest(case=self.case, logs=logs, timeout=timeout))

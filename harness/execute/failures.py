@@ -169,7 +169,8 @@ class Problem:
 
     @staticmethod
     def of(error: BaseException, what: str) -> Problem:
-        """The problem for an error. An error outside our tree becomes a RankError with its traceback, about `what`."""
+        """The problem for an error. An error outside our tree becomes a RankError with its traceback, which reports
+        that `what` failed."""
         if not isinstance(error, BitproofError):
             error = RankError(
                 f"{what} failed before its ranks started",

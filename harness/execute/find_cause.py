@@ -57,7 +57,7 @@ class Explainer:
         self._verifies = verifies and shows_bits
 
     def explained(self, judgement: Judgement, repeats: Iterable[Repeat], options: RunOptions) -> Judgement:
-        """Add the results of replays to the judgement; `repeats` are its second runs.
+        """Add the results of replays to the judgement. `repeats` compare each side's second run with its first.
 
         Trace a difference or noise to a call. Incomplete recordings are traced too: the records that differ are enough.
         An EQUAL case's calls are compared if `options` ask for it.

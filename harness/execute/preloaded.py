@@ -100,7 +100,7 @@ def _checking(imports: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def preload(modules: Sequence[str], folder: Path | None = None) -> Preloaded:
-    """Import these modules, searching beside a file of `folder` first.
+    """Import these modules; `folder` is searched first.
 
     Raises UsageError if an import fails, starts a thread or touches a GPU.
     """

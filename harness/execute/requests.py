@@ -272,7 +272,8 @@ class BoundsRequest(Request[LayoutBounds]):
 
 @dataclass(frozen=True, kw_only=True)
 class Float64Request(Request[InFloat64]):
-    """Compare runs in float64, and the plain runs of a BoundsRequest with them."""
+    """Compare two layouts by their runs in float64. `plain` is the request about the same runs in the case's own
+    precision."""
 
     answer = InFloat64
     reference: Path
@@ -324,7 +325,7 @@ class StandaloneAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class StandaloneRequest(Request[StandaloneAnswer]):
-    """A file of plain Python that shows the difference at a step, with `head` at its top."""
+    """Write a file of plain Python that shows the difference at a step. `head` is the text at its top."""
 
     answer = StandaloneAnswer
 

@@ -53,7 +53,8 @@ def _method(system: Any, name: str) -> Any:
 
 
 def first_half(case: Case, system: str) -> tuple[Case, str]:
-    """The case and system of the first half: usually the candidate's; the reference's if the case resumes that."""
+    """The case and system of the first half: usually the candidate's; the reference's if the candidate loads the
+    reference's checkpoint."""
     return (case.of("reference"), case.reference) if case.resumes_reference else (case, system)
 
 

@@ -91,7 +91,7 @@ def read_determinism() -> dict[str, Switch]:
 
 
 def _matmul_precision() -> str:
-    """torch's precision of float32 products; torch raises if two interfaces have set it."""
+    """torch's precision of float32 products. It has no value if two interfaces have set it: torch raises then."""
     import torch
 
     try:
@@ -243,8 +243,8 @@ class Switches:
 
 @contextmanager
 def keeping_switches(who: str) -> Iterator[None]:
-    """Raise PassError if the block changes switches or random number generators; the error names `who` and the changes,
-    which are undone."""
+    """Raise PassError if the block changes switches or random number generators. The error names `who` and the changes;
+    the changes are undone."""
     before = Switches.now()
     try:
         yield

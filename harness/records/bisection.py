@@ -14,9 +14,10 @@ TRACE = "trace"
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A run of a prefix of the pass list, or of some of the chunked regions. `reference` is its reference.
+    """A run of the case with a prefix of the pass list, or with only some of the regions chunked.
 
-    `seconds` includes the reference, if it had to be recorded for this probe.
+    `applied` names the prefix or the regions, `reference` the system that the run was compared with. `seconds` includes
+    the reference's run, if it had to be recorded for this probe.
     """
 
     applied: str

@@ -130,7 +130,7 @@ class PassReport:
 
     @property
     def by_stage(self) -> list[dict[str, Any]]:
-        """Its facts in each stage; without stages, all of them."""
+        """The pass's facts, a dictionary per stage; without stages, a single dictionary."""
         stages: list[dict[str, Any]] = self.facts.get(STAGES, [self.facts])
         return stages
 
@@ -198,8 +198,8 @@ class BaselineResult:
     """A system's recording compared with its baselines.
 
     `path` is the baseline's folder, None without one; `reasons` say why it is not EQUAL. `compared` and `mismatched`
-    count records, `tensors_drifted` tensors; `drift` describes the first of these. `call` is the first operator call
-    whose output differs from the baseline's, if known.
+    count records, `tensors_drifted` counts tensors; `drift` describes the first drifted tensors. `call` is the first
+    operator call whose output differs from the baseline's, if known.
     """
 
     __pydantic_config__ = GROWING

@@ -94,7 +94,7 @@ def raising() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Defer interrupts during the block, and raise at its end."""
+    """Defer interrupts during the block, and raise Interrupt at its end if one came."""
     before, _watch.phase = _watch.phase, _held(_watch.phase)
     try:
         yield

@@ -34,7 +34,8 @@ _FIRST = ("text_loader", "sources")
 _IN_MEMORY = ("/dev/", "/memfd:", "/anon")
 _OURS = ("__main__", "bitproof")
 _CODE, _HEADERS = (".py", ".so"), "include"
-"""Suffixes of the torch files to check, and the folder of 9,000 to skip, unless a file in it is loaded."""
+"""The suffixes of torch's files that are checked, and the name of a folder of 9,000 files that are skipped, unless
+loaded."""
 
 Stat = tuple[str, int, int, int, int]
 """A file's path, inode, bytes, and the last changes of its content and its inode, in nanoseconds."""

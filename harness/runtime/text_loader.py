@@ -31,10 +31,10 @@ _EARLY_FORM = 2
 _MAY_LACK_A_FORM = sys.version_info >= (3, 14)
 
 code_digests: dict[str, str] = {}
-"""By file, the sha256 of the code that this process ran as a module of it."""
+"""The sha256 of the code that this process ran as a module, by the module's file."""
 
 text_digests: dict[str, str] = {}
-"""By file, the sha256 of the source text of that code: the file may have changed since."""
+"""The sha256 of the source text of that code, by the same file, which may have changed since."""
 
 not_found: set[str] = set()
 """Packages and modules that this process searched, and that Python's own finder did not find."""

@@ -1,7 +1,7 @@
-"""Monitors a rank's steps beyond its records: collectives with other ranks, and the work of torch.compile.
+"""Count a rank's collectives with other ranks and its uses of torch.compile, which no record shows.
 
-Records show neither: a trainer that found no process group, or whose compiler is switched off, agrees with itself in
-every bit. torch and the shared-memory groups count both anyway; the counters are read between steps.
+A trainer that found no process group, or whose compiler is switched off, agrees with itself in every bit. torch and the
+shared-memory groups count both anyway; their counters are read between steps.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ActivityMonitor:
             yield self
 
     def begin_steps(self) -> None:
-        """Set the counters to zero for steps; earlier calls belong to no step."""
+        """Begin to count: calls before this belong to no step."""
         self._groups, self._is_in_step = self._collectives(), True
         self._read_dynamo()
 

@@ -81,7 +81,7 @@ def read_precompiled(case: Case, device: torch.device, step: StepFolder, system:
 
 
 def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) -> PrecompileAnswer:
-    """Precompile a case's step. Raises what `harness.precompile.artifact.precompile` does."""
+    """Precompile a case's step. Raises the errors of `harness.precompile.artifact.precompile`."""
     import torch
 
     from bitproof.harness.precompile.artifact import precompile

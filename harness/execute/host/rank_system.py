@@ -53,7 +53,8 @@ def device_of(job: Job, rank: int) -> torch.device:
 
 
 def program_of(job: Job, rank: int, device: torch.device) -> Any:
-    """The job's program, or this rank's own, made or read; None for a system without a program."""
+    """This rank's program: the job's, or, if the job has none, a program that this rank makes or reads. None for a
+    system without a program."""
     run = job.run
     if job.program is not None or not needs_program(run.system):
         return job.program
@@ -80,7 +81,7 @@ def _kept_or_made(job: Job, rank: int, device: torch.device) -> Any:
 
 
 def disturbance(injector: Injector) -> Any:
-    """A wrapper that makes each process group add in a fault's order; None without such a fault."""
+    """A function that wraps a process group so that it adds in the order of a fault; None without such a fault."""
     order, fault = injector.sum_order, injector.fault
     if order is None or fault is None:
         return None

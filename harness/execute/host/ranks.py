@@ -214,7 +214,8 @@ class Ranks:
         return [rank.failure for rank in self.ranks if rank.failure is not None]
 
     def _limit_of_grace(self) -> float | None:
-        """The time until which to wait for ranks that may have failed first; None while no rank has failed."""
+        """The time until which to wait for the report of a rank that may have failed earlier; None while no rank has
+        failed."""
         failures = self._failures()
         if not failures:
             return None

@@ -98,7 +98,8 @@ class Runner:
         )
 
     def _run_preloaded(self, request: RunRequest, rank_slots: RankSlots) -> End:
-        """Run ranks forked from a process that preloaded the case's modules, from the paths that the system would use.
+        """Run ranks that are forked from a process with the case's preloaded modules. That process searched them in the
+        folders that the system's own imports would search.
 
         Such a process, one per folder, serves the runs of all cases with the same modules.
         """
@@ -159,7 +160,8 @@ def _is_staged(request: RunRequest) -> bool:
 
 
 class Preloader:
-    """Runs in a stage: imports a case's preloaded modules at the first request, and forks the ranks of each."""
+    """Runs in a stage: imports a case's preloaded modules at the first request, and forks the ranks of every
+    request."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

@@ -51,8 +51,8 @@ def run_rank(
 ) -> None:
     """Run a rank to its end, and report its progress to `tell`. Its named groups use shared `memory`, if given.
 
-    The `board` shows the collectives that it launches and waits for. After an error process groups remain, for the
-    caller to leave or to end with the process.
+    It writes the collectives that it launches and waits for to the `board`. After an error its process groups still
+    exist: the caller leaves them, or ends the process.
     """
     import torch.distributed as dist
 

@@ -41,7 +41,7 @@ def profiled(file: Path | None) -> Iterator[None]:
 
 
 def phase(name: str) -> AbstractContextManager[Any]:
-    """A block that a profile shows under this name."""
+    """A context manager: a profile shows its block under this name."""
     from torch.profiler import record_function
 
     return record_function(name)

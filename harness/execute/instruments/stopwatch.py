@@ -125,7 +125,8 @@ def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str 
 
 @functools.lru_cache
 def measured_peak(dtype: str) -> float:
-    """Operations per second of a core, from the fastest of some products. On one thread, so that forks have no pool."""
+    """Operations per second of a core, from the fastest of some products. Measured on a single thread, so that forks
+    inherit no thread pool."""
     import torch
 
     before = torch.get_num_threads()

@@ -67,7 +67,8 @@ def check_world_size(cases: Sequence[Case]) -> None:
 
 @contextmanager
 def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
-    """Rank 0's client for all ranks. It sends them the end of the block, and the error that ends it."""
+    """Rank 0's client for all ranks. At the end of the block it dismisses the other ranks, and sends them the error, if
+    an error ended the block."""
     with _joined(run_dir, options) as coordinator:
         problem = None
         try:
@@ -82,7 +83,8 @@ def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator
 
 
 def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
-    """Any other rank's part: do what rank 0 asks until it is done. Yields its results, raises its final error."""
+    """Any other rank's part: do what rank 0 asks until it is done. Yields the results that rank 0 sends, and raises the
+    error that ended rank 0."""
     with _joined(run_dir, options) as coordinator:
         while True:
             match coordinator.hear():
@@ -279,7 +281,8 @@ class Coordinator:
         return [account.end for account, _ in answers if account.end is not None], parts
 
     def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[Account, list[Path]]:
-        """This rank's run: its account, and its files. Never raises BitproofError: an error is an account too."""
+        """Run this rank's part of a run; returns its account and its files. Never raises BitproofError: the account
+        states an error."""
         number = self.peers.begin_run()
         files = [(self.work / "part").with_suffix(suffix) for suffix in FILES]
         for file in files:

@@ -31,7 +31,7 @@ class Peers:
         self.world_size = world_size
         allow_open_files(1024 + _FILES_A_RANK * world_size)
         self.is_told = False
-        """Whether rank 0 has reported how all ended, and so shows it to the user, too."""
+        """Whether rank 0 has sent the final result or error, which rank 0 also shows to the user."""
         self.token = ""
         """The token in a rank's first message."""
         self.run_number = 0
@@ -116,7 +116,8 @@ class Peers:
             raise error
 
     def explained(self, caught: BaseException) -> BaseException:
-        """The actual reason for this rank's end: a signal from torchrun after a machine vanished becomes that loss."""
+        """The actual reason why this rank ends: the error about lost ranks if torchrun sent a signal because of them,
+        otherwise `caught`."""
         if self.rank and isinstance(caught, interrupts.STOPS):
             try:
                 with interrupts.held():

@@ -114,6 +114,7 @@ def made(part: type[T], given: Mapping[str, Any]) -> T:
     values: dict[str, Any] = {}
     for name, declared in _settings_of(part):
         asked = {each.keyword: given.get(each.keyword, each.default) for each in declared.options}
+        # No option of the field is given: the field's own default applies.
         if not asked.keys() & given.keys() and declared.read is None:
             continue
         values[name] = declared.read(**asked) if declared.read else asked[declared.options[0].keyword]

@@ -50,6 +50,7 @@ def compiled_calls_told(
         if kwargs.get("disable"):
             return made
         asked(_backend_name(args[0] if args else kwargs.get("backend", "inductor")), bool(kwargs.get("nopython")))
+        # torch returns a null context if the environment or a setting disables compilation.
         return _Uncompiled(called) if isinstance(made, nullcontext) else made
 
     def from_stance(callback: Any) -> Any:

@@ -57,6 +57,7 @@ def parts_of(placement: Any, indices: Tensor, ranks: int) -> list[Tensor]:
     """A dim's indices, rank after rank, as a DTensor's sharding placement divides them among ranks."""
     from torch.distributed.tensor import Shard
 
+    # Interleaved shards have a split factor.
     factor = getattr(placement, "split_factor", None)
     along: Any = Shard(0) if factor is None else type(placement)(0, split_factor=factor)
     parts: list[Tensor] = along._split_tensor(indices, ranks, with_padding=False, contiguous=False)[0]

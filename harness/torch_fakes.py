@@ -115,6 +115,7 @@ class FakeResults:
             return made[0] if kind is FakeTensor else kind(made)
         before = self._symbols.state()
         result = self._compute(func, types, args, kwargs)
+        # If the call taught torch something about sizes, a result from the cache would not teach it that.
         if self._symbols.state() == before and call.facts() == facts:
             self._keep(key, call, result)
         return result

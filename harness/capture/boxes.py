@@ -49,6 +49,7 @@ def _box(
     for placement, ranks, here in zip(placements, mesh, coordinate, strict=True):
         if placement.is_replicate():
             continue
+        # Each axis of the mesh divides the indices that the axes before it left to this rank.
         dim = placement.dim % len(shape)
         indices[dim] = parts_of(placement, indices[dim], ranks)[here]
     return Box(shape, tuple(_runs(row.tolist()) for row in indices))

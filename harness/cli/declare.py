@@ -105,6 +105,7 @@ def takes(
 
     def declare(body: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(body, eval_str=True).parameters.values())
+        # The body's last parameters take the instances; the others are options of the command itself.
         own, mine = own[: -len(parts)], [each.name for each in own[-len(parts) :]]
         offered = {part: [each for each in options_of(part) if each.keyword in only] for part in parts}
         known = [each.keyword for options in offered.values() for each in options]

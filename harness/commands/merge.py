@@ -209,6 +209,7 @@ def _copy_files(folder: Path, report: Report, run_dir: Path) -> None:
             if source is None:
                 continue
             for name in sorted(os.listdir(source)):
+                # A folder may have a suffix after the case's name, such as `moe_seq.reference` for graphs.
                 if name.partition(".")[0] in names:
                     copy_folder(source, name, run_dir / kind / name, room)
                 copy_file(source, name, run_dir / kind / f"shard-{report.shard.index}" / name, room)

@@ -84,6 +84,7 @@ def compare_layouts(
     folders = {role: record(role, CELLS, Across(cuts=cuts, keeps_values=True)).folder for role in ROLES}
     cells = {role: read(folder) for role, folder in folders.items()}
     controls = {role: compare(firsts[role], cells[role], case.of(role)) for role in ROLES}
+    # A candidate that resumes from the reference has no record of the steps before.
     cells["reference"] = cells["reference"].from_step(case.first_step)
     other = relaid(cells["reference"], cells["candidate"], cuts)
     comparison = _with_layouts(compare(other.recording, cells["candidate"], case), other, cells)

@@ -146,6 +146,7 @@ class Line:
 
     def _read(self) -> None:
         while True:
+            # Messages arrive in any pieces: one read may bring a part of a message, or several messages.
             if self._wanted is None:
                 if len(self._received) < _HEADER.size:
                     return

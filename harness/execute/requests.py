@@ -154,6 +154,7 @@ class RunRequest(Request[RunAnswer]):
         if replay is not None and replay.step < resume.at:
             return (dataclasses.replace(self, resume=None),)
         case, system = first_half(self.case, self.system)
+        # The step to log is in the second half: a replay of an earlier step ends before the resume.
         first = dataclasses.replace(self, case=case, system=system, replay=None, watch=None)
         return first, dataclasses.replace(self, resume=dataclasses.replace(resume, goes_on=True))
 

@@ -91,7 +91,7 @@ def read_determinism() -> dict[str, Switch]:
 
 
 def _matmul_precision() -> str:
-    """torch's precision of float32 products. It has no value if two interfaces have set it: torch raises then."""
+    """torch's precision of float32 products, or "set by two interfaces", since torch raises in that case."""
     import torch
 
     try:

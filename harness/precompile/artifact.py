@@ -83,6 +83,7 @@ def _precompile(
     last = case.parallelism.world_size - 1
     other_seconds, other_code = 0.0, None
     if last > 0:
+        # Of this trace only the code is kept, so that two graphs are never in memory together.
         other = trace(case, device, enter, system, rank=last)
         other_seconds, other_code = other.seconds, _Code.of(other, case, fault, last)
         del other

@@ -73,6 +73,8 @@ def cpu_of_descendants() -> float:
     parents, used = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
+            # The command's name is in parentheses and may contain any character. Fields 11 to 14 after it are CPU
+            # times: its own, in user mode and in the kernel, and those of its children that it waited for.
             fields = path.read_text().rpartition(")")[2].split()
             pid = int(path.parent.name)
             parents[pid], used[pid] = int(fields[1]), sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")

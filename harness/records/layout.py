@@ -73,6 +73,7 @@ class Box:
             return self
         if any(runs != ((0, size),) for runs, size in zip(self.runs[1:], self.shape[1:], strict=True)):
             return None
+        # A scalar has no dim; it is a single element.
         step, runs = math.prod(self.shape[1:]), self.runs[0] if self.runs else ((0, 1),)
         return Box(self.shape, (tuple((first * step, end * step) for first, end in runs),), is_flat=True)
 

@@ -82,6 +82,7 @@ class TextLoader(SourceFileLoader):
         with contextlib.suppress(OSError, NotImplementedError, ValueError, EOFError, TypeError):
             cached = importlib.util.cache_from_source(self.path)
             content = self.get_data(cached)
+            # Bit 0 of the flags marks a file that is validated by a hash, and not by time and size.
             if _without_flags(content) == _without_flags(header) and content[4] & 1:
                 compiled = content[_HEADER_BYTES:]
                 code = marshal.loads(compiled)

@@ -92,6 +92,7 @@ def _imports(text: str, package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
+            # One leading dot means the file's own package, each further dot a package above.
             base = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
             yield from (f"{module}.{alias.name}" if module else alias.name for alias in node.names)

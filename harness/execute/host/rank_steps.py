@@ -59,6 +59,7 @@ class RankSteps:
         self._trace = StepTrace()
         observe = self.recorder.observe
         observe = injector.unseen(showing_digests(observe) if run.profile else observe)
+        # A flipped bit must reach everything that observes the tensor, so flipping is outermost.
         self._observe = injector.flipping(self.sums.noticing(observe))
 
     @contextmanager

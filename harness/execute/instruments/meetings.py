@@ -165,11 +165,13 @@ class Sums:
         if backward >= 0:
             self._backwards.add(backward)
         ranks = next((ranks for arg in args if (ranks := _ranks_of(arg))), "")
+        # A group of a single rank adds nothing.
         if not ranks.count(","):
             return
         phase, num_ranks = self._phase(backward), 1 + ranks.count(",")
         what, name = "sum" if row.sums_ranks else "exchange", row.name.partition(".")[2]
         tensors = [x for x in tree_leaves(args) if isinstance(x, torch.Tensor)] if row.sums_ranks else []
+        # Two terms have only one order, so the size does not matter there.
         elements = sum(x.numel() for x in tensors) if num_ranks > 2 else 0
         self._in_step.setdefault((phase, what, ranks, name, elements), set()).add(backward)
         memory = _memories(tensors)

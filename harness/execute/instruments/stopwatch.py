@@ -61,6 +61,7 @@ class Stopwatch:
         recorded, began = self._recorder.seconds, time.perf_counter()
         with counter or nullcontext():
             yield
+        # Kernels may still run on the GPU, and they are part of the step.
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         took = time.perf_counter() - began - (self._recorder.seconds - recorded)
@@ -82,9 +83,11 @@ def peak_of_process() -> float:
 
 def throughput_of(case: Case, system: str, device: str, done: Sequence[Done]) -> Throughput | None:
     """The throughput from all ranks' `Done` messages; None if no step was timed."""
+    # A step takes as long as its slowest rank.
     times = [max(each) for each in zip(*(rank.step_seconds for rank in done), strict=False)]
     if not times:
         return None
+    # The first step also warms up caches, and counts operations.
     times = times[1:] or times
     low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (0.0, 0.0, 0.0)
     peak, source = peak_flops(case, device, done[0])

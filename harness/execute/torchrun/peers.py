@@ -101,6 +101,7 @@ class Peers:
         If rank 0 died, its agent ends moments later, and with it torchrun's store: the error names both.
         """
         error: BitproofError | None = self.launcher.ended()
+        # If this rank's own torchrun has ended, lost connections are a consequence, and not the cause.
         if (gone := self.gone()) and not self.launcher.is_orphan():
             ranks = sorted(gone)
             found = [f"{tell_ranks([rank])}: {why}" for rank, why in sorted(gone.items())]

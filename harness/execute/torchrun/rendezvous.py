@@ -80,6 +80,7 @@ class Rendezvous:
                 self._tell_missing(arrived)
                 self._wait_for("", deadline, arrived)
         self._peers.meet_latecomer = lambda line, said: self._meet(line, said, arrived)
+        # Hosts load torch while ranks still connect, so versions and code follow in a message of their own.
         self._peers.made_of[0] = self._ask_made_of(self._peers.has_lost) or MadeOf(facts={})
         while len(self._peers.made_of) < self._peers.world_size:
             self._peers.listen()

@@ -90,6 +90,7 @@ def _of_baselines(report: Report, result: CaseResult) -> Iterator[Objection]:
 def _objection(rule: str, result: CaseResult, message: str, call: BlamedCall | None, *more: str) -> Objection:
     path, line = place_of(call.source if call else None)
     case = result.case
+    # Folders and line numbers differ between machines and commits, so only names of files are kept.
     known = [case.name, case.family, case.reference, case.candidate, rule, *more]
     known = [
         PurePosixPath(each.rpartition(":")[0]).name + each.rpartition(":")[2] if ":" in each else each for each in known

@@ -183,6 +183,7 @@ def fair_share(wanted: Iterable[int], total: int) -> int:
     For example, with a total of 10 the sizes [1, 4, 9] are limited to 5 each.
     """
     waiting = sorted(wanted)
+    # In ascending order: each size below its share leaves the rest of it to the larger sizes.
     for number, wants in enumerate(waiting):
         share = total // (len(waiting) - number)
         if wants > share:

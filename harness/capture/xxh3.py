@@ -4,7 +4,7 @@ Written from the specification (xxHash, doc/xxhash_spec.md, 0.2.0, "large inputs
 seed 0 and the default secret. All arithmetic is modulo 2**64, in int64. Two facts allow parallelism:
 
     A block adds its stripes to the accumulators in any order. So a single reduction reads all bytes of all
-    leaves, and only its result, a word in 16, is processed block after block.
+    leaves, and only its result, a sixteenth of the words, is processed block after block.
 
     A lane's word also goes to its neighbour's accumulator. So lanes are kept as pairs, even and odd.
 

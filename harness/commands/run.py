@@ -41,7 +41,7 @@ NO_RESULT = "the launcher gave no result for this case"
 class Progressing:
     """A run's current results.
 
-    `reason` is the reason why other cases have none; `reports` says whether this rank writes a report.
+    `reason` is the reason why other cases have no result; `reports` says whether this rank writes a report.
     """
 
     environment: dict[str, Any] = field(default_factory=dict)

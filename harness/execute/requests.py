@@ -110,8 +110,9 @@ class RunRequest(Request[RunAnswer]):
 
     `options` are the command's, as far as this run follows them. `timeout` is the rest of `case_timeout`, in seconds.
     `later` is the next request: its program may be made while this run's ranks run. `profile` and `dump_dir` are
-    folders for profiles and graphs. If `precompiled` is set, it is read and nothing is traced. `watch`: a run that is
-    no replay also logs a step's calls. `across`: layouts differ; `resume`: a run ends half-way and resumes.
+    folders for profiles and graphs. If `precompiled` is set, it is read and nothing is traced. `watch` makes a run that
+    is no replay also log a step's calls. `across` has the settings of a run of two layouts. With `resume` the run is
+    killed half-way and resumed.
     """
 
     answer = RunAnswer

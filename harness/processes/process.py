@@ -24,7 +24,7 @@ def keep_private(fd: int) -> None:
 
 
 def close_kept(fd: int) -> None:
-    """Close a private descriptor, if it is still open: its number may soon be another's."""
+    """Close a private descriptor, but only once: its number may soon belong to another file."""
     if fd in _private:
         _private.discard(fd)
         os.close(fd)

@@ -54,8 +54,8 @@ class InFloat64:
 
     `beyond` counts the tensors that still differ, by far more than reordered sums change them in float64. `rows` lists
     these in the order of computation; if there are none, the tensors that used most of their bound. `narrow` is the
-    first call, such as "aten.mul.Tensor (train.py:12)", that read a float tensor of fewer bits which torch did not
-    compute: one side alone may have rounded that. `less_accurate` is the candidate's rounding error divided by the
+    first call, such as "aten.mul.Tensor (train.py:12)", that read a float tensor of fewer bits from outside torch's
+    calls: perhaps only one side had rounded it. `less_accurate` is the candidate's rounding error divided by the
     reference's, if reordered sums do not explain that ratio. `failed` says why there were no such runs.
     """
 

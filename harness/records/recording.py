@@ -181,18 +181,21 @@ class Meeting:
 class Manifest:
     """How a recording was made: everything that can change a bit.
 
-    `case` is the case as written. `ranks` has, by rank, the system's own statements (its data's sha256); `stress` is
-    the run's disturbance, None for a plain run; `chunked`, for a system that chunks, is how often a step runs each
-    module in chunks; `values` are the patterns of the tensors whose values are kept, which changes no bit.
-    `collectives` is the ranks' transport, which changes no bit, as all sums are in rank order, except for "native", in
-    which NCCL chooses the order. `alone` are the ranks that ran no collective with another rank in any step, though
-    their system does not declare them independent; `compiled` is the effect of torch.compile on each rank's code, None
-    if nothing was to be compiled. `unshown` names state of a user's system that steps changed and no record contains;
-    `shows_every_buffer`: no buffer of its models is without records. `meetings` are the sums and exchanges over ranks,
-    if the run requests them. `sources` is the sha256 of bitproof's own files; it, machine, commit and environment are
-    the same on every rank. `determinism` was set before the system was made; `switches` were read then, after the
-    system was made, and after the last step. `calls` are the logs stored with a baseline, and `accepted` says why it
-    was accepted: neither affects the recording. The sha256 sums of the folder's files are known once these are written.
+    - Run: `case` is the case as written; `stress` is the run's disturbance, None for a plain run; `values` are the
+      patterns of the tensors whose values are kept, which changes no bit; `collectives` is the ranks' transport. It
+      changes no bit either, as all sums are in rank order, except for "native": there NCCL chooses the order.
+    - Code and machine: `sources` is the sha256 of bitproof's own files. It, `machine`, `commit` and `environment` are
+      the same on every rank. `determinism` has the switches that were set before the system was made; `switches` were
+      read then, after the system was made, and after the last step.
+    - Ranks: `ranks` has, by rank, the system's own facts, such as its data's sha256; `chunked`, for a system that
+      chunks, is how often a step runs each module in chunks; `alone` are the ranks that ran no collective with another
+      rank in any step, though their system does not declare them independent; `compiled` is the effect of torch.compile
+      on each rank's code, None if nothing was to be compiled; `unshown` names state of a user's system that steps
+      changed and no record contains; `shows_every_buffer`: no buffer of its models is without records; `meetings` are
+      the sums and exchanges over ranks, if the run requests them.
+    - Files: `calls` are the logs stored with a baseline, and `accepted` says why the baseline was accepted; neither
+      affects the recording. The sha256 sums of the folder's files are known once these are written.
+
     Fields that may be None are newer than the first recordings.
     """
 

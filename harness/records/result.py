@@ -223,11 +223,11 @@ class CaseFindings:
 
     `error` is a failure's whole text, including the rank's traceback. `memory` is each side's peak of allocated device
     memory during the steps, in MiB, None on a CPU. `differing` has the first MAX_DIFFERING keys that differ, in the
-    order of computation, `differing_left_out` the number of further keys. `baseline` has each side that was compared
+    order of computation; `differing_left_out` is the number of further keys. `baseline` has each side that was compared
     with its baseline. `kept_graph`: the graph came from an earlier run; None if there was no graph. `checks` has each
-    check's finding by its name. `partition` describes a partitioned graph, `artifact` the precompiled step, `placed`
-    the solved placements, `throughput` each side's speed in its first run, `layouts` the required agreement of two
-    layouts, `sums_over_ranks` how each side's ranks added, in words, if a built-in system ran on several.
+    check's finding by its name. `partition` describes a partitioned graph; `artifact` is the precompiled step; `placed`
+    has the solved placements; `throughput` has each side's speed in its first run; `layouts` is the agreement of two
+    layouts; `sums_over_ranks` states in words how each side's ranks added, if a built-in system ran on several ranks.
     """
 
     verdict: Verdict

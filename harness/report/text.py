@@ -31,7 +31,7 @@ CASE_FILE = "--case"
 """The option that names a case by its file; other options of a report select by name."""
 
 UNTOLD = "direction not known"
-"""The direction of a call in a system's own graph that does not state it."""
+"""The text for a direction that is not known, as in the graph of a user's system."""
 
 
 def replay_command(report: Report, result: CaseResult) -> str:

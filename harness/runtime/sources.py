@@ -214,7 +214,7 @@ def start_up_code() -> dict[str, str]:
 
 
 def digest_of_loaded(file: str) -> str | None:
-    """The sha256 of the text that ran as a module, or else of the file's content, or of the archive that contains
+    """The sha256 of the text that ran as a module; for any other file, of its content, or of the archive that contains
     it."""
     return text_loader.text_digests.get(file) or digest_of_file(file)
 

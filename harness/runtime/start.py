@@ -3,7 +3,7 @@
     python -P .../runtime/start.py MODULE ...    runs MODULE's `main`, as `python -m MODULE ...` would
 
 `-m` would put the working directory first, which may contain another checkout of bitproof. And without `-P` Python
-would put this file's folder first, whose `select.py` hides the standard library's.
+would put this file's folder first, whose modules could hide others of the same names.
 """
 
 import gc

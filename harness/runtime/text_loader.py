@@ -34,7 +34,8 @@ code_digests: dict[str, str] = {}
 """The sha256 of the code that this process ran as a module, by the module's file."""
 
 text_digests: dict[str, str] = {}
-"""The sha256 of the source text of that code, by the same file, which may have changed since."""
+"""The sha256 of the source text that this process ran as a module, by the module's file. The file may have changed
+since."""
 
 not_found: set[str] = set()
 """Packages and modules that this process searched, and that Python's own finder did not find."""

@@ -65,7 +65,7 @@ from bitproof.harness.runtime.sources import Installation
 A = TypeVar("A")
 
 _PLACEMENT = "placement_sha256"
-"""The name under which a system's part of the manifest has the hash of the parameters' placements."""
+"""The key, in a system's own facts in the manifest, of the hash of its parameters' placements."""
 
 
 class Answerer:

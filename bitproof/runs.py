@@ -201,6 +201,7 @@ def _checks_of(settings: Mapping[str, Any]) -> tuple[tuple[Check, ...], dict[str
         own = {each.keyword: given.pop(each.keyword) for each in options_of(check.Options) if each.keyword in given}
         values |= checked(check.Options, own)
     if asked:
+        # A replay finds the checks again by file and name.
         given["checks"] = tuple(map(_source, asked))
     return active(found, values), given
 
@@ -224,6 +225,7 @@ def run_asked(
     folder = prepare_run_dir(Path(report_dir))
     try:
         environment = launch.environment(options.device)
+        # The lines of checks are for a terminal, and this function prints nothing.
         for _ in prepared([changed], options, folder):
             pass
         found = list(launch.run_cases([changed], options, folder, on_event))
@@ -287,6 +289,7 @@ def _case_of(reference: str | None, candidate: str | None) -> Case:
     words = [re.sub("[^a-z0-9]+", "_", name.rpartition(":")[2].lower()).strip("_") for name in (reference, candidate)]
     name = "_against_".join(words) if words[0] != words[1] else words[0]
     family = Path(candidate.rpartition(":")[0] or candidate).stem
+    # A user's systems need not have experts.
     parts = Parallelism(ep=1)
     return Case(name=f"own_{name}"[:100], family=family, reference=reference, candidate=candidate, parallelism=parts)
 

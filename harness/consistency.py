@@ -65,6 +65,7 @@ def contradiction_in(report: Report) -> Contradiction | None:
         return Contradiction("cases", "one result a case", twice[0])
     if ran := sorted(report.not_run.keys() & {result.case.name for result in report.cases}):
         return Contradiction("not_run", "cases that have no result", ran[0])
+    # Only the case itself can justify that it was not run.
     requires = {
         case.name: case.requires for case in (*(report.shard.selection if report.shard else ()), *report.left_out)
     }
@@ -159,6 +160,7 @@ def _incomplete(result: CaseResult) -> Iterator[Contradiction]:
     lengths = [len(losses) for losses in result.losses.values()]
     if len({*lengths}) > 1:
         yield Contradiction("losses", "as many on both sides", lengths)
+    # The report has the losses of rank 0 alone; each other rank records at least one at each step.
     elsewhere = 0 if needs_one_rank("loss", result.case) else places - steps
     if lengths and result.compared.get("loss", 0) < (least := lengths[0] + elsewhere):
         yield Contradiction("compared.loss", f"at least {least}, by the losses of rank 0", result.compared["loss"])

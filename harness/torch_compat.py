@@ -278,6 +278,7 @@ def divided(
     from torch._functorch import config, partitioners
 
     way = partitioners.min_cut_rematerialization_partition if by == "min_cut" else partitioners.default_partition
+    # Not every release has every setting.
     settings = {name: value for name, value in (_PARTITION_SETTINGS | {"cse": cse}).items() if hasattr(config, name)}
     with cast(Any, config).patch(settings):
         static = list(range(num_static))

@@ -174,6 +174,7 @@ class KnownGroups:
         tables = [getattr(world, name) for name in _TABLES]
         before = KnownGroups(world.default_pg, world.group_count, [dict(table) for table in tables])
         for table, content in zip(tables, self._tables, strict=True):
+            # torch's functions refer to these very dictionaries, so their content is replaced.
             table.clear()
             table.update(content)
         world.group_count = self._count

@@ -110,6 +110,7 @@ class FakeResults:
         key = (func, *_switches(), *call.parts, facts)
         if (known := self._kept.get(key)) is not None:
             kind, tensors = known
+            # Sizes that are one node in torch's result are one node here, too.
             sizes: dict[_Size, Any] = {}
             made = [self._made(call, each, sizes) for each in tensors]
             return made[0] if kind is FakeTensor else kind(made)
@@ -132,6 +133,7 @@ class FakeResults:
     def _made(self, call: _Call, kept: _Kept, made: dict[_Size, Any]) -> FakeTensor:
         shape = [call.size(n, made) for n in kept.sizes]
         strides = [call.size(n, made) for n in kept.strides]
+        # Making the tensor must add no guard of its own.
         guards = nullcontext() if kept.is_closed else self._env.suppress_guards()
         with in_kernel_invocation_manager(self._mode), guards:
             empty = torch.empty_strided(shape, strides, dtype=kept.dtype, device="meta")

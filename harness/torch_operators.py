@@ -116,6 +116,7 @@ def is_backward_running() -> bool:
 
 def is_beginning_backward() -> bool:
     """Whether autograd makes, on this thread, the gradients that a backward begins with."""
+    # No state of torch shows this, so look for its function on the stack.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not torch.autograd._make_grads.__code__:
         frame = frame.f_back

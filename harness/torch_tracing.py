@@ -37,6 +37,7 @@ def new_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> Fake
     found: FakeTensor = Tensor._make_subclass(
         FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=device
     )
+    # The constructor of FakeTensor does the same.
     if mode._allow_unsafe_data_ptr_access:
         torch._C._set_warn_deprecated_on_mutable_data_ptr(found)
     else:

@@ -44,6 +44,7 @@ _SECRET_VALUE = re.compile(
     r"|-----BEGIN|\b(token|secret|password|passwd|api_?key)\s*[=:]\s*\S",
     re.IGNORECASE,
 )
+# A word of letters and digits that is as long as keys and tokens are.
 _LONG_WORD = re.compile(r"(?=[^\s/\\,:;.]*[0-9])(?=[^\s/\\,:;.]*[A-Za-z])[A-Za-z0-9_+=~-]{32,}")
 
 

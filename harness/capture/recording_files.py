@@ -197,6 +197,7 @@ def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
             return
         with suppress(FileNotFoundError):  # another process is about to replace it
             try:
+                # Afterwards the old folder is at `new`, to be removed.
                 exchange(new, folder)
             except OSError as error:
                 if error.errno not in UNSUPPORTED:

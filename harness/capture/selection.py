@@ -48,6 +48,7 @@ def first_and_last_step(steps: int) -> tuple[str, ...]:
 
 def chooser(patterns: Sequence[str]) -> Callable[[Key], bool]:
     """A function that decides whether a tensor's value is kept: whether its name matches any of the patterns."""
+    # `(?!)` matches nothing.
     fits = re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns) or r"(?!)").match
     return lambda key: fits(name_value(key)) is not None
 

@@ -78,12 +78,14 @@ def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
 
 def _hash_slab(leaves_LW: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     blocks, last, scrambles, upper, lower, start = table.view(-1, PAIRS, 2).split([STRIPES, STRIPES, 1, 1, 1, 1])
+    # The last stripe of an input has a key of its own, so the last block has other keys.
     keys_BSP2 = torch.cat([blocks.expand(BLOCKS - 1, -1, -1, -1), last[None]])
     words_LBSP2 = leaves_LW.view(-1, BLOCKS, STRIPES, PAIRS, 2)
     sums_LBP2 = mix(words_LBSP2, words_LBSP2.flip(-1), keys_BSP2).sum(2)
     accumulators_LP2 = start
     for block in range(BLOCKS - 1):
         accumulators_LP2 = scramble(accumulators_LP2 + sums_LBP2[:, block], scrambles)
+    # The last block is added, but not scrambled.
     accumulators_LP2 = accumulators_LP2 + sums_LBP2[:, -1]
     ends = []
     for key, length in ((upper, UPPER_LENGTH), (lower, LOWER_LENGTH)):

@@ -88,6 +88,7 @@ def run_and_report(
         if isinstance(progress.failure, UsageError) and not progress.results:
             discard_if_bare(run_dir)
             raise progress.failure
+        # From here on the report is written, and the exit status must match it.
         interrupts.too_late()
         return _finish(cases, progress, options, run_dir, replay, not_run, left_out, shard, tell)
 
@@ -178,6 +179,7 @@ def _finish(
         cases=results,
         options=tuple(replay),
         not_run=dict(not_run),
+        # The selection of a shard has these cases already.
         left_out=() if shard else tuple(left_out),
         remarks=(*options.remarks(), *_unused_baselines(cases, options)),
         shard=shard,

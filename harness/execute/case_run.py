@@ -261,6 +261,7 @@ class CaseRun:
         # Without partners a search would compare unrelated calls.
         if across is None or across.have_partners:
             judgement = explainer.explained(judgement, repeats(controls, stresses), self.options)
+        # A pass of the user's may compute values that no record shows.
         leaves_calls = self.options.extra_passes and not self.options.every_call
         if judgement.verdict == Verdict.EQUAL and leaves_calls and self.graph:
             from bitproof.harness.localize.every_call import told_uncompared

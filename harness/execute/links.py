@@ -161,6 +161,7 @@ class Line:
                     continue
                 self._wanted = text, content
             text, content = self._wanted
+            # The JSON comes first and is kept in memory until it is complete; files then go to disk in pieces.
             if self._file is None:
                 if len(self._received) < text:
                     return

@@ -110,6 +110,7 @@ def preload(modules: Sequence[str], folder: Path | None = None) -> Preloaded:
     for name in modules:
         if name not in sys.modules:
             _import(name)
+    # The packages around a module were imported with it.
     named = {".".join(name.split(".")[: end + 1]) for name in modules for end in range(name.count(".") + 1)}
     return Preloaded(sorted((set(sys.modules) - before) | (named & set(sys.modules))))
 

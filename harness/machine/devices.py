@@ -104,6 +104,7 @@ def _in_memory(request: CollectivesRequest | None) -> bool:
             found=f"{platform.system()} on {platform.machine()}",
             fix="leave --collectives out, or give --collectives gloo",
         )
+    # None comes from ranks of a launcher, which share no memory.
     return request in ("auto", "shared") and is_supported()
 
 

@@ -72,6 +72,7 @@ def has_started_driver() -> bool:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return False
+    # This call creates no context: it fails with a status of its own if the driver was never initialized.
     context = ctypes.c_void_p()
     status: int = driver.cuCtxGetCurrent(ctypes.byref(context))
     return status != _NOT_INITIALIZED
@@ -182,5 +183,6 @@ def gpu_topology() -> list[str] | None:
         return None
     if done.status:
         return None
+    # nvidia-smi underlines the header by escape sequences.
     rows = re.sub(r"\x1b\[[0-9;]*m", "", done.out).partition("Legend:")[0].splitlines()
     return [" ".join(row.split()) for row in rows if row.strip()]

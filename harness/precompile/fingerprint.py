@@ -66,6 +66,7 @@ def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
     decided = {
         _CALLED.get(name, name): value for name, value in traced_part(case).to_dict().items() if name not in UNDECIDED
     }
+    # The data decides values, but no shape.
     decided["shapes"] = {name: value for name, value in decided["shapes"].items() if name != "data"}
     fields = {
         "form": FORM,

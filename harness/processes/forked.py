@@ -100,6 +100,7 @@ def ask_for_stacks(processes: list[int]) -> None:
 def _fork(body: Callable[..., int | None], log: Path | None, adds: bool, is_asked: bool) -> Child:
     reader, writer = os.pipe()
     heard, told = os.pipe() if is_asked else (None, None)
+    # The child would write buffered output a second time.
     sys.stdout.flush()
     sys.stderr.flush()
     parent, pid = os.getpid(), os.fork()

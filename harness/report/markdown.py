@@ -61,6 +61,7 @@ def render(report: Report) -> str:
         *_not_run(report),
     ]
     foot = folded("Environment", _bounded_table(("what", "value"), list(text.leaves(report.environment))))
+    # Details get the bytes that all the rest leaves.
     room = MAX_BYTES - sum(_size(block) for block in (*head, foot))
     return "\n\n".join([*head, *_details(report, room), foot]) + "\n"
 

@@ -37,6 +37,7 @@ UNTOLD = "direction not known"
 def replay_command(report: Report, result: CaseResult) -> str:
     """The command that repeats a case as in this run."""
     options = report.options if result.options is None else result.options
+    # A single case file, or a script, already names the case; then -k is not needed.
     is_named_whole = options.count(CASE_FILE) == 1 or (script_of(result.case.candidate) and "--candidate" in options)
     selection = [] if is_named_whole else ["-k", result.case.name]
     return shlex.join(["bitproof", "run", *selection, *options])
@@ -310,6 +311,7 @@ def extent(difference: TensorDifference | ChainLink | None) -> str:
 
 def value_of(bits: str, dtype: str) -> str:
     """The number with these bits: `0x3f80` of bfloat16 is `1.0`; empty for dtypes without ULPs."""
+    # bfloat16 is the upper half of a float32, so zeros complete it.
     formats = {"float16": (">e", ""), "bfloat16": (">f", "0000"), "float32": (">f", ""), "float64": (">d", "")}
     if dtype not in formats:
         return ""

@@ -149,11 +149,13 @@ def _raise() -> None:
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
+    # Nothing is open yet, so nothing has to be cleaned up.
     if _watch.phase is _Phase.STARTING:
         with contextlib.suppress(OSError):
             os.write(2, f"{MESSAGE}\n".encode())
         os._exit(STATUS)
     _watch.has_come = True
+    # A second signal must not interrupt the cleanup after the first.
     if _watch.phase is _Phase.OVER or time.monotonic() - _watch.raised_at < GRACE_SECONDS:
         return
     if _watch.phase is _Phase.HELD:

@@ -106,6 +106,7 @@ class Installation:
         files = _loaded_files() - self.loaded - {stat[0] for stat in self.sources.stats}
         stats = _stats_since(files, at_start[0])
         code = {file: told for file, told in text_loader.code_digests.items() if file not in self.loaded}
+        # Only top-level packages are searched on the path; their modules are found within them.
         names = {name for name, module in list(sys.modules.items()) if "." not in name and _origin(module) in files}
         found = {name: place_of(name) for name in sorted(names | text_loader.not_found)}
         return None if stats is None else Later(stats, code, found)

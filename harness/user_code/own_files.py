@@ -70,6 +70,7 @@ def own_files(sources: Mapping[str, Path]) -> OwnFiles:
     for source, given in sources.items():
         path = given.resolve()
         root, _ = package_of(path)
+        # Each further root gets a numbered folder, so that names of files cannot clash.
         folder = roots.setdefault(root, f"{len(roots)}/" if roots else "")
         names[source] = f"{folder}{path.relative_to(root)}:{source.rpartition(':')[2]}"
         pending = [path]

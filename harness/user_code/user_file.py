@@ -117,6 +117,7 @@ def _bound_in(tree: ast.Module) -> set[str] | None:
     while pending:
         node = pending.pop()
         match node:
+            # Such a module may make names while it runs.
             case ast.FunctionDef(name="__getattr__") | ast.alias(name="*") | ast.Name(id="globals" | "setattr"):
                 return None
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():

@@ -110,6 +110,7 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
     from bitproof.harness.systems.user_system import UserSystem, make
     from bitproof.harness.user_code.missing import missing_package
 
+    # The system `compiled` is the reference's own code, with its models compiled.
     captured, is_compiled = None, name == COMPILED
     own = case.reference if is_compiled else name
     sys.argv[:] = [program_name(own)]  # a trainer must not see the command line of bitproof

@@ -98,6 +98,7 @@ class Ranks:
 
         Raises SystemExit when the file descriptor `hangup` hangs up, as the client has stopped waiting.
         """
+        # Other children of this process, such as stages, must survive the run.
         began, others = time.monotonic(), children()
         if self.job.rank_slots.server is None:  # a FileStore waits forever if its folder is missing
             Path(self.job.rank_slots.store).parent.mkdir(parents=True, exist_ok=True)

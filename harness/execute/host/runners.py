@@ -208,6 +208,7 @@ class Tracer:
         run = request.run
         finishing = self._stage_for(run, send)
         now = time.monotonic()
+        # Waiting for a prefetch, and tracing, count as time of the run.
         spent = now - (request.asked_at or now)
         send(StagePlace(""))  # the finishing process is watched from here
         asked = replace(request, run=replace(run, timeout=max(0.0, run.timeout - spent)), asked_at=now)
@@ -360,6 +361,7 @@ def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCa
     is_ours = not run.runs_user_code and not run.case.preload and run.system in BUILT_IN
     if run.precompiled is not None:
         return None
+    # A dump shows the graph after every pass, and no pass runs if a kept graph is read.
     is_read = is_ours and run.dump_dir is None and not _edits_the_graph(run.fault)
     device = run.placement.device
     return graph_cache_of(run.case, run.options.kept_graphs, made_of, run.system, device) if is_read else None

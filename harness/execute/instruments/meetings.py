@@ -150,6 +150,7 @@ class Sums:
         if memory is None:
             return
         self._scaled[memory] = told
+        # A factor that follows a sum in the same phase rounds that sum.
         when, ranks = self._summed.get(memory, ("", ""))
         if when == phase:
             self._in_step.setdefault((phase, SCALE, ranks, f"after {told}", 0), set()).add(-1)

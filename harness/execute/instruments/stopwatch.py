@@ -114,6 +114,7 @@ def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str 
     """Peak operations per second of a rank's device, and the source of that number."""
     if device == "cpu":
         cores, ranks = len(os.sched_getaffinity(0)), case.parallelism.world_size
+        # If ranks outnumber cores, a rank has only a share of a core.
         share = min(1.0, cores / ranks)
         told = f"measured by products of {_SIZE} in {case.precision.compute} on a core"
         return measured_peak(case.precision.compute) * share, told + (

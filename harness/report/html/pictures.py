@@ -48,6 +48,7 @@ def lanes_of(call: BlamedCall | None, num_ranks: int) -> RankLanes | None:
     if call is None or not chain:
         return None
     alike = [int(rank) for rank in (call.ranks or "").split(", ") if rank.isdecimal()]
+    # The chain's ranks come first, so that they have lanes even if there are too many ranks.
     wanted = [*dict.fromkeys([*(link.rank for link in chain), *alike, *range(num_ranks)])]
     shown = sorted(wanted[:MAX_LANES])
     heights = {rank: _TOP + _LANE * number for number, rank in enumerate(shown)}

@@ -32,8 +32,8 @@ def inductor_backend(
     """torch.compile's backend "inductor", with callbacks for each graph before it is compiled.
 
     `finished` takes the graph and its direction and returns the graph to compile. `compiled` takes a function that
-    compiles it, the graph and its direction, and returns the function to call with a list of inputs. No cache is read,
-    as cached graphs would bypass the callbacks.
+    compiles that graph, the graph itself and its direction, and returns the function to call with a list of inputs. No
+    cache is read, as cached graphs would bypass the callbacks.
     """
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner

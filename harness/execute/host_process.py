@@ -43,8 +43,8 @@ class HostProcess:
     """A host. Its process group contains every rank, so that a single signal ends them all.
 
     It starts at once and imports torch while the caller continues. Its temporary files, and those of all its
-    descendants, such as compilers, go into the folder `temporary`. `starts` names its ranks and their machine, if it
-    has only some of a run's ranks.
+    descendants, such as compilers, go into the folder `temporary`. If it starts only some of a run's ranks, `starts`
+    names these and their machine, for errors.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Messages between torchrun's ranks: a connection from every rank to rank 0, served by a thread.
 
 A message is a line of JSON (`framing.py`), followed by files of any size, which are copied in parts from disk to disk.
-Both ends send a pulse every second, so that a vanished peer is detected within SILENCE seconds, whatever its machine or
-the network did, and while this process is busy. A killed peer is detected immediately, as its system closes the
-connection.
+Both ends send a pulse every second, so that a vanished peer is detected within SILENCE seconds, whatever happened to
+its machine or the network, and even while this process is busy. A killed peer is detected immediately, as its system
+closes the connection.
 
 A peer is trusted only after a first, short message with the run's token. Imports no torch.
 """

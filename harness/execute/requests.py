@@ -203,9 +203,9 @@ class RunRequest(Request[RunAnswer]):
 class RankSlots:
     """The ranks of a run that a host starts, their rendezvous, and the files for their records.
 
-    `part` is a template with `{rank}`. `store` is a file, or, with `server` (host and port of an existing store), a
-    prefix of its keys. In that case a launcher started the rank: `local_rank` and `local_world_size` are as in
-    torchrun, and `gpu` is the index of its GPU.
+    `part` is a template with `{rank}`. `store` is the file through which ranks find each other. With `server`, the host
+    and port of an existing store, `store` is a prefix of the keys there. In that case a launcher started the rank:
+    `local_rank` and `local_world_size` are as in torchrun, and `gpu` is the index of its GPU.
     """
 
     ranks: tuple[int, ...]

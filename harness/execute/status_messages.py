@@ -22,8 +22,8 @@ class PreparedGraph:
     """Facts for the manifest and the report about a prepared graph and a backend's generated code.
 
     `is_kept`: an earlier run traced it. `artifact` is its precompiled step, if it was read from a folder. `races` are
-    pairs of its calls that use the same memory without an order. No record contains the values of `calls_uncompared` of
-    its `calls`.
+    pairs of its calls that use the same memory without an order. `calls` counts its calls, and `calls_uncompared` those
+    whose values no record contains.
     """
 
     code_hash: str

@@ -22,9 +22,8 @@ class FaultOutcome:
     """The outcome of a fault in a case.
 
     `first` is the first record that differs; `call` is the blamed call. `place_right`, `operator_right` and
-    `rank_right` say whether the call matches a place that the fault changed: None if the catalogue expects none, or if
-    there was nothing to blame. `reason` says why a fault survived, changed nothing or was not judged, or how a run
-    failed.
+    `rank_right` say whether the call matches a place that the fault changed: None if the catalogue expects no place, or
+    if no call was to blame. `reason` says why a fault survived, changed nothing or was not judged, or how a run failed.
     """
 
     __pydantic_config__ = GROWING

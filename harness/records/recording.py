@@ -109,9 +109,10 @@ class GraphIdentity:
 class TorchCompile:
     """How torch.compile treated a rank's code, if any compiled code was called.
 
-    It tried `frames` of Python code and captured `captured` of them, as `graphs` with `operators` calls in total, for
-    `backends`. `breaks` counts graph breaks, `recompiles` compiled frames whose guards failed later. The first of each,
-    and the first frame that it could not compile, are described by the first line of torch's reason.
+    It tried to capture `frames` frames of Python code and captured `captured` of them, as `graphs` graphs with
+    `operators` calls in total, for `backends`. `breaks` counts graph breaks; `recompiles` counts compiled frames whose
+    guards failed later. The first of each, and the first frame that it could not compile, are described by the first
+    line of torch's reason.
     """
 
     __pydantic_config__ = GROWING

@@ -251,10 +251,10 @@ class CaseFindings:
 class CaseResult(CaseFindings):
     """A case's entry in the report.
 
-    `control` is the comparison of each side's two runs, None if it ran once; `stress` that of a plain run and a run
-    under stress. `logs` are paths within the run folder. `options`, if not the report's, are those of the run that the
-    case was merged from. `remarks` qualify the evidence of the agreement. `collectives` is the ranks' transport,
-    "shared" for shared memory; `backend` is that of torch's default group.
+    `control` has, by side, the verdict of comparing its two runs, None if it ran once; `stress` has the verdict of
+    comparing a plain run with a run under stress. `logs` are paths within the run folder. `options`, if not the
+    report's, are those of the run that the case was merged from. `remarks` qualify the evidence of the agreement.
+    `collectives` is the ranks' transport, "shared" for shared memory; `backend` is that of torch's default group.
     """
 
     case: Case

@@ -190,8 +190,8 @@ def torch_digest() -> str:
 def start_up_code() -> dict[str, str]:
     """The sha256 of code that Python runs at startup, by name: it may patch torch's or our functions.
 
-    That is all code loaded before this process imports any of ours, and lines of .pth files. Editable installations
-    list their paths there; those are covered by their content.
+    This covers all code that is loaded before this process imports any of ours, and the lines of code in .pth files.
+    Editable installations list their paths in such files; they are covered by the content of their modules instead.
     """
     names = {"sitecustomize", "usercustomize", *loaded_at_start} - sys.stdlib_module_names
     loaded = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}

@@ -145,9 +145,9 @@ def _without_flags(header: bytes) -> tuple[bytes, bytes]:
 def _canonical(code: CodeType) -> bytes:
     """Code as bytes that do not depend on other objects in the process.
 
-    Later formats of marshal mark each object that has other references. This format has no slices, which are constants
-    from Python 3.14 on: each becomes a tuple that begins with StopIteration, which marshal supports and no source text
-    contains as a constant.
+    Later formats of marshal mark each object that has other references, so their bytes may differ for equal code. This
+    format has no slices, which are constants from Python 3.14 on: each becomes a tuple that begins with StopIteration,
+    which marshal supports and no source text contains as a constant.
     """
     return marshal.dumps(_without_slices(code) if _MAY_LACK_A_FORM else code, _EARLY_FORM)
 

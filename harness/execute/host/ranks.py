@@ -251,8 +251,8 @@ class Ranks:
 def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int) -> dict[str, str]:
     """The environment of a rank, as torchrun sets it, plus a mark that the rank is ours.
 
-    The default process group exists before a trainer is made. A trainer that wants a store at MASTER_ADDR and
-    MASTER_PORT finds a port reserved for it; ranks under a launcher keep the launcher's address.
+    A trainer finds the default process group made already. For a store of its own at MASTER_ADDR and MASTER_PORT, a
+    port is reserved for it. Ranks under a launcher keep the launcher's address.
     """
     told = {
         FORKED: str(rank),

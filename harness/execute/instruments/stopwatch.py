@@ -1,9 +1,9 @@
 """Step times excluding recording, and FLOPs per step.
 
-A rank times each step of a first run by two readings of a clock. Rank 0 of a built-in system also counts operations in
-the first step, by the formulas of torch's flop counter, in a mode that observes each call and changes none; that step
-is left out of the times. torch's own mode decomposes some calls into others, with other bits. A user's system runs
-unchanged: no mode is active below it, and its operations are unknown.
+A rank times each step of a first run by two readings of a clock. Rank 0 of a built-in system also counts the operations
+of the first step, by the formulas of torch's flop counter; that step is left out of the times. The mode that counts
+observes each call and changes none, unlike torch's own mode, which decomposes some calls into others, with other bits.
+A user's system runs unchanged: no mode is active below it, and its operations are unknown.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ class Launcher:
     def error_of_dead_siblings(self) -> RankError | None:
         """The error that names the ranks of this torchrun whose processes have ended; None if all live.
 
-        torchrun ends all ranks of a machine when a rank has died, and does not report which. None if the system does
-        not list a process's children (other than Linux).
+        torchrun ends all ranks of a machine when a rank has died, and does not report which. Only Linux lists the
+        children of a process; elsewhere the result is None.
         """
         told = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
         if self._parent is None or not all(map(str.isdecimal, told)):

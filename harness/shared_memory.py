@@ -7,9 +7,9 @@ its watcher.
 
 An arrival is a single system call, FUTEX_WAKE_OP: the kernel adds 1 to a counter atomically and, if that was the last
 rank, wakes all waiting ranks. So a phase costs a rank at most one sleep and the group one wake, however many ranks
-share a core, and no atomic instruction is needed, which Python lacks. A slot's counter goes up to the number of ranks
-in even rounds and down to zero in odd rounds, so it needs no reset. A round cannot begin before all have seen the end
-of the previous round: a rank writes into a slot only after all have reported that they have read it.
+share a core, and no atomic instruction is needed: Python has none. A slot's counter goes up to the number of ranks in
+even rounds and down to zero in odd rounds, so it needs no reset. A round cannot begin before all have seen the end of
+the previous round: a rank writes into a slot only after all have reported that they have read it.
 
 Memory order: the kernel's addition is atomic and ordered after the rank's earlier writes (a locked instruction on x86,
 a release and a barrier on ARM). A counter is an aligned word, whose load cannot tear. x86 keeps loads in order;

@@ -79,8 +79,8 @@ __all__ = [
 
 
 def import_tracing() -> None:
-    """Import the modules that torch would import at the first trace and step: 0.5 s, which forked processes then
-    save."""
+    """Import the modules that torch would import at the first trace and step. It takes 0.5 s, once, and not in each
+    forked process."""
     import sympy.combinatorics  # noqa: F401
     import torch._inductor.sizevars
     import torch.export._trace

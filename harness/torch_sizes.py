@@ -1,9 +1,9 @@
 """Cache of arithmetic on open sizes: torch computes an open size's product with a number, or whether two are equal,
 with sympy, a dozen times for each tensor, and nearly always for the same operands.
 
-torch's result depends on the operands' expressions, types, hints and form, and on known replacements of symbols, which
-the version of the ShapeEnv identifies; all of it is the key. Each result is a new node, as in torch, so that a tracer,
-which identifies nodes by identity, records the same graph.
+torch's result depends on the operands' expressions, types, hints and form, and on known replacements of symbols; the
+version of the ShapeEnv identifies these. All of this is the key. Each result is a new node, as in torch, so that a
+tracer, which identifies nodes by identity, records the same graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Convert columns of a recording's table to and from Arrow's memory layout.
 
 `pa.array` and `to_numpy` are avoided: they import pandas to check for its types, 0.25 s of every process. `to_pylist`
-creates an Arrow object for each value first, which dominates the time of reading a recording.
+creates an Arrow object for each value first: most of the time of reading a recording would go there.
 """
 
 from __future__ import annotations

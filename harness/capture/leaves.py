@@ -45,7 +45,7 @@ def hash_on_device(octets: torch.Tensor) -> memoryview:
 
 
 def _fetch(octets: torch.Tensor) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]:
-    """A copy in host memory. A GPU's copy goes to pinned memory, which avoids a second copy."""
+    """A copy in host memory. A GPU's copy goes to pinned memory: other memory would need a second copy."""
     fetched = torch.empty_like(octets, device="cpu", pin_memory=octets.device.type == "cuda")
     fetched.copy_(octets)  # blocks until the copy is complete
     found: numpy.ndarray[Any, numpy.dtype[numpy.uint8]] = fetched.numpy()

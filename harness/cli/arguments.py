@@ -55,7 +55,7 @@ def refuse_seconds(value: float) -> float:
 
 
 def read_file(path: Path) -> Case:
-    """The case in a file, which may refer to a named case. Raises CaseError."""
+    """The case in a file. The file may refer to a named case. Raises CaseError."""
     return read_case(path, lambda: selected_cases(None))
 
 

@@ -66,8 +66,8 @@ def run_and_report(
 
     `left_out` are selected cases that this machine cannot judge; `not_run` maps their names to the reasons. `replay`
     are the command-line options that a replay must repeat. `shard`, if any, is the part of a selection that consists of
-    these cases. `tell` prints more of the report, and returns texts by file name, which are written beside it. Raises
-    UsageError when the call is wrong, before anything is run or written.
+    these cases. `tell` prints more of the report, and returns further files as texts by name, to be written beside the
+    report. Raises UsageError when the call is wrong, before anything is run or written.
     """
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)

@@ -174,7 +174,8 @@ def own_digest() -> str:
 
 @functools.cache
 def torch_digest() -> str:
-    """The sha256 of the text of torch's Python files, and of the sizes of its libraries, which are gigabytes. 0.2 s.
+    """The sha256 of the text of torch's Python files, and of the sizes of its libraries: these are gigabytes. Takes 0.2
+    s.
 
     Equal on machines with the same installation. Python's compiled files of these are not checked.
     """

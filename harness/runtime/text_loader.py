@@ -3,9 +3,9 @@
 Python accepts compiled code if its source file has the same size and the same time in whole seconds. After an edit
 within a second, or an edit whose time was restored, as `cp -p`, rsync and tar do, it runs the old code.
 
-Here bytecode needs the hash of the exact text (PEP 552), which is checked whatever its flags say; it is also written
-with that hash. Python's installation is loaded as usual, except for our own package: before a result is kept, the
-compiled files of the rest are checked too (harness/runtime/sources.py).
+Here bytecode needs the hash of the exact text (PEP 552). The hash is checked whatever the flags of the bytecode say,
+and new bytecode is written with it. Python's installation is loaded as usual, except for our own package: before a
+result is kept, the compiled files of the rest are checked too (harness/runtime/sources.py).
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
 
 
 def silent_columns(table: pa.Table) -> set[str]:
-    """The names of those of the last columns that are empty."""
+    """The names of the empty columns among `OF_LAYOUTS`."""
     return {name for name in OF_LAYOUTS if table[name].null_count == len(table)}
 
 

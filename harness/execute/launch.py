@@ -73,7 +73,7 @@ def run_cases(
 def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
     """The report's facts about this machine, read without torch. Each case's result has its own device and backend.
 
-    The commit is that of GitHub Actions, from its variable, or else that of the working directory.
+    GitHub Actions names its commit in a variable. Elsewhere the commit is the working directory's.
     """
     found = os.environ.get("GITHUB_SHA") or commit()
     return describe_machine() | {"device": device} | ({"commit": found} if found else {})

@@ -95,7 +95,7 @@ class PassSettings:
 class GraphIdentity:
     """Identifies a graph's bits: the hash of its code, and the ordered passes.
 
-    `generated_hash` is that of the code that a backend generated from it, None if the graph runs without a backend.
+    `generated_hash` is the hash of the code that a backend generated from it, None if the graph runs without a backend.
     """
 
     __pydantic_config__ = GROWING

@@ -1,4 +1,4 @@
-"""Precompile a step in a process without ranks, and read it for a run, on or for every rank.
+"""Precompile a step in a process without ranks. A run reads it on each rank, or in one process for all its ranks.
 
 1. Replace the file by a note, so that an old step is gone whatever happens.
 2. Trace the step of the first and the last rank, whose coordinates differ on every axis. Both must have the same code:

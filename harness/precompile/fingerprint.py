@@ -1,4 +1,4 @@
-"""Everything that affects a precompiled step, or whether it can be read, field by field, so errors can name a field.
+"""A fingerprint: everything that affects a precompiled step or whether it can be read. Errors name the field.
 
     form          version of the file's content            passes        names, settings, sha256 of each source
     system        graph or joint                           sources       sha256 of bitproof's own files

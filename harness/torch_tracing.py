@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 _DEVICE = torch.ops.prim.device.default
 _ATTRIBUTES = "bitproof_attributes"
-"""The name of the attribute in which a mode keeps, by device, the attributes of a new fake tensor."""
+"""The name of an attribute of a fake mode: a dict from a device to the attributes that a new fake tensor gets."""
 
 
 def new_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> FakeTensor:

@@ -272,7 +272,7 @@ class CaseRun:
         return judgement, recordings
 
     def _across(self, firsts: dict[Role, Recording]) -> AcrossLayouts | None:
-        """Compare by logical tensor, if layouts differ and the case states no bound."""
+        """The comparison by logical tensor; None if the layouts are equal or the case states a bound."""
         if self.case.bound is not None or not are_laid_out_otherwise(self.case, *firsts.values()):
             return None
 

@@ -33,7 +33,7 @@ class Resume:
                 _method(system, "load")(Path(self.folder))
 
     def end(self, system: Any) -> None:
-        """Save into an existing folder, if this is the first half."""
+        """If this is the first half, create the folder if necessary, and let the system save into it."""
         if not self.goes_on:
             Path(self.folder).mkdir(parents=True, exist_ok=True)  # each rank does so, as any rank may be first
             with user_code("save(folder)"):

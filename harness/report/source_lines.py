@@ -3,7 +3,7 @@ a path: `exp/new/train.py:14`. This line is shown as
 
 new/train.py:14                          below the working directory
 /home/me/exp/new/train.py:14             elsewhere
-transformers/models/bert/bert.py:14      in an installed package: from the folder that packages are in
+transformers/models/bert/bert.py:14      in an installed package: relative to site-packages or dist-packages
 exp/new/train.py:14                      nowhere here, as in a report from another machine
 """
 

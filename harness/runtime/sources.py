@@ -174,10 +174,10 @@ def own_digest() -> str:
 
 @functools.cache
 def torch_digest() -> str:
-    """The sha256 of the text of torch's Python files, and of the sizes of its libraries: these are gigabytes. Takes 0.2
-    s.
+    """The sha256 of torch's installation: the text of its Python files, the sizes of libraries and headers. 0.2 s.
 
-    Equal on machines with the same installation. Python's compiled files of these are not checked.
+    Libraries are gigabytes, so only their sizes count. Equal on machines with the same installation. Compiled Python
+    files (.pyc) are not checked.
     """
     told, found = hashlib.sha256(), importlib.util.find_spec("torch")
     folder = os.path.dirname(found.origin) if found and found.origin else ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 def main() -> int:
-    """Run the command line's command; returns its exit status, which signals no longer change."""
+    """Run the command line's command and return its exit status. From then on signals are ignored, so the status
+    stays."""
     _end_when_interrupted()
     from bitproof.harness.runtime import garbage, interrupts, output, text_loader
 

@@ -15,7 +15,8 @@ _TOLD = ("digest", "dtype", "shape", "placements")
 
 
 def frame_of_run(result: CaseResult, run_dir: Path) -> pd.DataFrame:
-    """A row per tensor that either side recorded, in the order of their computation, the reference's first."""
+    """A row per tensor that either side recorded, in the order of computation. Tensors of the candidate alone come
+    last."""
     reference, candidate = _recordings(result, run_dir)
     keys = list(dict.fromkeys([*reference.records, *candidate.records]))
     table = pd.DataFrame(keys, columns=list(Key._fields))

@@ -106,9 +106,9 @@ class RunSettings(LocalizeSettings, total=False):
 def read_settings(
     name: str, taken: type[Any], given: Mapping[str, Any], first: type[A], second: type[B]
 ) -> tuple[A, B]:
-    """Both dataclasses that a call's keywords make. Raises TypeError for a keyword that `taken` has not.
+    """The instances of `first` and `second` that a call's keywords make. `name` is the called function.
 
-    Raises UsageError for a value that its option does not take.
+    Raises TypeError for a keyword that `taken` lacks, and UsageError for a value that its option does not take.
     """
     from bitproof.harness.settings import checked, made
 

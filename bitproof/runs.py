@@ -84,7 +84,7 @@ class Run:
         return shown("\n".join([*tell_case(self.report, self.result), f"  report: {self.folder / 'report.html'}"]))
 
     def _repr_html_(self) -> str:
-        """The same for a notebook: the verdict, the cause, and a link to the report."""
+        """This run in a notebook: the verdict, the cause, and a link to the report."""
         from bitproof.harness.report import causes, text
 
         cells = "".join(
@@ -201,6 +201,7 @@ def _checks_of(settings: Mapping[str, Any]) -> tuple[tuple[Check, ...], dict[str
         own = {each.keyword: given.pop(each.keyword) for each in options_of(check.Options) if each.keyword in given}
         values |= checked(check.Options, own)
     if asked:
+        # A replay finds the checks again by file and name.
         given["checks"] = tuple(map(_source, asked))
     return active(found, values), given
 
@@ -224,6 +225,7 @@ def run_asked(
     folder = prepare_run_dir(Path(report_dir))
     try:
         environment = launch.environment(options.device)
+        # The lines of checks are for a terminal, and this function prints nothing.
         for _ in prepared([changed], options, folder):
             pass
         found = list(launch.run_cases([changed], options, folder, on_event))
@@ -287,12 +289,13 @@ def _case_of(reference: str | None, candidate: str | None) -> Case:
     words = [re.sub("[^a-z0-9]+", "_", name.rpartition(":")[2].lower()).strip("_") for name in (reference, candidate)]
     name = "_against_".join(words) if words[0] != words[1] else words[0]
     family = Path(candidate.rpartition(":")[0] or candidate).stem
+    # A user's systems need not have experts.
     parts = Parallelism(ep=1)
     return Case(name=f"own_{name}"[:100], family=family, reference=reference, candidate=candidate, parallelism=parts)
 
 
 def _files_of(case: Case | str, names: Mapping[str, str], folder: Path) -> tuple[dict[str, str], list[str]]:
-    """Additional parts of a replay command: files of the run folder, and options that name them."""
+    """More of a replay command: texts of files, by their names in `folder`, and the options that name these files."""
     from bitproof.harness.case.case_file import case_text
     from bitproof.harness.report.text import CASE_FILE
     from bitproof.harness.user_code.names import NamesInFile
@@ -359,7 +362,7 @@ def diff(first: str | Path, second: str | Path) -> Comparison:
 
 
 def find_case(case: Case | str) -> Case:
-    """A case, the one of a name, or the one in a JSON file."""
+    """The case itself, the case with this name, or the case in this JSON file."""
     from bitproof.harness.case.case_file import read_case
     from bitproof.harness.changes import Changes, named_case
 

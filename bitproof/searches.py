@@ -151,9 +151,9 @@ def sensitivity(
 ) -> Sensitivity | None:
     """Change each call of a step by 1 ULP, one at a time, and count how many the case's comparison detects.
 
-    `sample` is the number of calls to try, drawn by the case's seed. No call starts after `limit` seconds, unless it is
-    0. Returns None if the case is not as expected, since nothing was measured. Raises UsageError for a wrong call or
-    case, before anything runs.
+    `sample` is the number of calls to try, drawn by the case's seed. No call starts after `limit` seconds; 0 means no
+    limit. Returns None if the case is not as expected, since nothing was measured. Raises UsageError for a wrong call
+    or case, before anything runs.
     """
     from bitproof.harness.powers.sensitivity.check import SensitivityCheck, SensitivityOptions
     from bitproof.harness.powers.sensitivity.records import Effort

@@ -17,7 +17,8 @@ from bitproof.harness.settings import CHANGES, option, setting, settings
 
 
 def check_data(data: str | Path | None) -> str | None:
-    """The case's text for a data file. Raises UsageError if the file does not exist."""
+    """The `data` of a case that trains on this file; None without a file. Raises UsageError if the file does not
+    exist."""
     if data is not None and not os.path.isfile(data):
         raise UsageError("there is no such data file", expected="a text file", found=str(data))
     return None if data is None else data_of_file(Path(data))
@@ -103,7 +104,7 @@ def change_case(case: Case, changes: Changes) -> Case:
 
 
 def _changed_chunking(case: Case, changes: Changes) -> Chunking | None:
-    """The chunking with changes. New modules replace a list of single modules."""
+    """The case's chunking after the changes. New modules also replace `only`, a list of single modules."""
     modules, dim, now = ",".join(changes.chunk_modules), changes.chunk_dim, case.chunking
     if not modules and dim is None:
         return now

@@ -4,20 +4,20 @@ A verdict that contradicts its own numbers is worse than none. The rules follow 
 
 - a judged case ran its steps on its ranks, with one loss per step on rank 0 of each side, and a record of each required
   kind at every step on every rank, equally many at each step;
-- EQUAL and CLOSE have no error, EQUAL nothing that differs and equal losses, CLOSE values within the case's bound;
+- EQUAL and CLOSE have no error; EQUAL has equal losses and nothing that differs; CLOSE has values within the case's
+  bound;
 - DIFFERENT has records that differ, of the kinds that it lists;
 - none of the three has a control, or a run under stress, that differs from its first run;
 - a baseline is EQUAL if records were compared and none differs, DRIFTED if some differ;
 - NONDETERMINISTIC has a control, or a run under stress, that differs;
-- both sides have equally many losses, and at least as many records of a kind as rank 0's losses, plus a record for each
-  other rank and step; for built-in systems all ranks have equally many records, and each parameter a gradient;
+- both sides have equally many losses, and as many losses were compared as rank 0 has, plus at least one for each other
+  rank and step; for built-in systems all ranks have equally many records, and each parameter has a gradient;
 - the first divergence is within the case, of a kind that differs, and at most all its elements differ; DIFFERENT and
   CLOSE have such a divergence, and name the kinds; the list of differing keys has the same counts, kind by kind;
 - a case has a single result; NCCL joins GPUs only; no time is negative;
 - a verdict without a control has a remark with the reason, and the remarks that a run's options require are present;
 - each case that was not run requires something that a machine may lack;
-- a cause is verified only if nothing of the step differs any more, and the reverse exchange confirms it;
-- at most all of a step's calls were tried; each detected or blind call was tried, and none is both.
+- a cause is verified only if nothing of the step differs any more, and the reverse exchange confirms it.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def contradiction_in(report: Report) -> Contradiction | None:
         return Contradiction("cases", "one result a case", twice[0])
     if ran := sorted(report.not_run.keys() & {result.case.name for result in report.cases}):
         return Contradiction("not_run", "cases that have no result", ran[0])
+    # Only the case itself can justify that it was not run.
     requires = {
         case.name: case.requires for case in (*(report.shard.selection if report.shard else ()), *report.left_out)
     }
@@ -83,7 +84,7 @@ _SAID = ("--no-control", "--stress", "--share-gpus")
 
 
 def _unsaid(report: Report) -> Contradiction | None:
-    """A remark that should be there and is missing, or that no option explains."""
+    """A missing remark: an option of the run requires it, or a case whose systems did not run twice."""
     said = [remark.partition(":")[0] for remark in report.remarks]
     options = {*report.options, *(option for result in report.cases for option in result.options or ())}
     for option in _SAID:
@@ -159,6 +160,7 @@ def _incomplete(result: CaseResult) -> Iterator[Contradiction]:
     lengths = [len(losses) for losses in result.losses.values()]
     if len({*lengths}) > 1:
         yield Contradiction("losses", "as many on both sides", lengths)
+    # The report has the losses of rank 0 alone; each other rank records at least one at each step.
     elsewhere = 0 if needs_one_rank("loss", result.case) else places - steps
     if lengths and result.compared.get("loss", 0) < (least := lengths[0] + elsewhere):
         yield Contradiction("compared.loss", f"at least {least}, by the losses of rank 0", result.compared["loss"])
@@ -280,7 +282,8 @@ def _unfounded_baselines(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _miscounted(result: CaseResult) -> Iterator[Contradiction]:
-    """Differing keys must be within the case, and as many as the mismatched records."""
+    """Contradictions in the list of differing keys: all must be keys of the case, and as many as the mismatched
+    records."""
     places = [
         (kind, int(step), rank)
         for kind, names in result.differing.items()

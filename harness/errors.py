@@ -26,6 +26,7 @@ def bounded(text: str, limit: int, source: str | None = None) -> str:
     """A long text's start and end, with a sentence in between about the omitted part and its location."""
     if len(text) <= limit:
         return text
+    # The end is kept longer: a traceback ends with its message.
     head, tail = limit // 4, limit - limit // 4
     told = f"{len(text) - limit} characters left out" + (f"; {source}" if source else "")
     return f"{text[:head]}\n... {told} ...\n{text[-tail:]}"
@@ -48,7 +49,7 @@ class BitproofError(Exception):
     finds_nothing = False
     """Whether a pass raised it because it found nothing to do.
 
-    It is no error if it finds something in another stage.
+    It is no error if the pass finds something in another stage of the pipeline.
     """
 
     def __init__(

@@ -68,6 +68,7 @@ def _read_control(control: ControlRequest | None, no_control: bool) -> ControlRe
 
 
 def _tell_control(control: str) -> dict[str, object]:
+    # Users cannot give `up_to_difference`; this option comes closest.
     given = {"when_different": control, "up_to_difference": "when_different"}
     return {"control": given.get(control), "no_control": control == "never"}
 

@@ -107,13 +107,14 @@ def options_of(part: type[Any]) -> tuple[Option, ...]:
 
 
 def made(part: type[T], given: Mapping[str, Any]) -> T:
-    """A dataclass from values by keyword, with defaults for missing values.
+    """An instance of a dataclass from values by keyword, with defaults for missing values.
 
     Keywords of other dataclasses are ignored.
     """
     values: dict[str, Any] = {}
     for name, declared in _settings_of(part):
         asked = {each.keyword: given.get(each.keyword, each.default) for each in declared.options}
+        # No option of the field is given: the field's own default applies.
         if not asked.keys() & given.keys() and declared.read is None:
             continue
         values[name] = declared.read(**asked) if declared.read else asked[declared.options[0].keyword]

@@ -7,9 +7,9 @@ its watcher.
 
 An arrival is a single system call, FUTEX_WAKE_OP: the kernel adds 1 to a counter atomically and, if that was the last
 rank, wakes all waiting ranks. So a phase costs a rank at most one sleep and the group one wake, however many ranks
-share a core, and no atomic instruction is needed, which Python lacks. A slot's counter goes up to the number of ranks
-in even rounds and down to zero in odd rounds, so it needs no reset. A round cannot begin before all have seen the end
-of the previous round: a rank writes into a slot only after all have reported that they have read it.
+share a core, and no atomic instruction is needed: Python has none. A slot's counter goes up to the number of ranks in
+even rounds and down to zero in odd rounds, so it needs no reset. A round cannot begin before all have seen the end of
+the previous round: a rank writes into a slot only after all have reported that they have read it.
 
 Memory order: the kernel's addition is atomic and ordered after the rank's earlier writes (a locked instruction on x86,
 a release and a barrier on ARM). A counter is an aligned word, whose load cannot tear. x86 keeps loads in order;
@@ -30,7 +30,7 @@ import time
 from collections.abc import Sequence
 
 INLINE_SLOTS, INLINE_BYTES = 8, 256 << 10
-"""How many messages of a group may be unread, and a rank's space for each."""
+"""How many messages of a group may be unread, and the bytes of a rank's space for each."""
 BULK_SLOTS, BULK_BYTES = 4, 512 << 10
 """Larger messages go through these, in pieces."""
 
@@ -63,7 +63,8 @@ def is_supported() -> bool:
 
 
 class SharedMemory:
-    """A mapping for all groups of a run: words that ranks wait for, then areas; a group takes the next area.
+    """A mapping for all groups of a run. It begins with the words that ranks wait for; areas for data follow, and each
+    group takes the next area.
 
     Make it before forking; every rank then calls `join`, and asks for its groups' areas in the same order.
     """
@@ -99,7 +100,8 @@ class SharedMemory:
         self.words[rank * _LINE // 4] = os.getpid()
 
     def next_area(self, partition: Sequence[Sequence[int]], rank: int, timeout: float) -> tuple[Ring, Ring] | None:
-        """This rank's rings, inline and bulk, in the next area, for its part of `partition`; None when none is left."""
+        """This rank's rings, inline and bulk, in the next area; None when no area is left. They connect the ranks of
+        the part of `partition` that this rank is in."""
         if not self._areas_left:
             return None
         area = self._areas_left.pop(0)

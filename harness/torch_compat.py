@@ -2,9 +2,9 @@
 
 No other module uses either, except those beside it: `torch_distributed.py`, `torch_operators.py`, `torch_compile.py`,
 `torch_inductor.py`, `torch_sizes.py`, `torch_fakes.py` and `torch_tracing.py` for the subjects in their names. So a new
-release of torch affects these files only. Private are names with a leading underscore, all names in modules with such a
-name, and all of dynamo and inductor. Operators under `torch.ops` are not: graphs are written in them, and torch keeps
-their schemas. `torch_versions.py` lists the supported releases.
+release of torch affects these files only. A name is private if it begins with an underscore, if it is in a module with
+such a name, or if it belongs to dynamo or inductor. Operators under `torch.ops` are not private: graphs consist of
+them, and torch keeps their schemas. `torch_versions.py` lists the supported releases.
 
 Differences between them:
 
@@ -79,8 +79,8 @@ __all__ = [
 
 
 def import_tracing() -> None:
-    """Import the modules that torch would import at the first trace and step: 0.5 s, which forked processes then
-    save."""
+    """Import the modules that torch would import at the first trace and step. It takes 0.5 s, once, and not in each
+    forked process."""
     import sympy.combinatorics  # noqa: F401
     import torch._inductor.sizevars
     import torch.export._trace
@@ -95,7 +95,7 @@ def build() -> tuple[str, str, str]:
 
 
 def untested_release() -> str | None:
-    """This torch, in words, if it is not among the tested releases; else None."""
+    """A warning that this torch is not among the tested releases; None if it is."""
     return warning_of(str(torch.__version__))
 
 
@@ -111,9 +111,9 @@ def symbolic_graph(
 ) -> Callable[..., GraphModule]:
     """A tracer for `function`: called with fake tensors, it returns the graph of the executed operators.
 
-    A number that depends on data stays symbolic until run time. By default torch's Python kernels run, which call other
-    operators than eager for 46 operators, such as matmul of a vector and a batch. `as_eager` traces eager's operators,
-    but needs fixed sizes.
+    A number that depends on data stays symbolic until run time. By default torch's Python kernels run: for 46
+    operators, such as matmul of a vector and a batch, they call other operators than eager does. `as_eager` traces
+    eager's operators, but needs fixed sizes.
     """
     traced = make_fx(function, decomposition_table=decompositions, _error_on_data_dependent_ops=False)
 
@@ -149,9 +149,10 @@ def traced_node(tensor: Tensor, tracer: Any) -> Node | None:
 def open_dim(
     fake_mode: FakeTensorMode, placeholder: Tensor, dim: int, bounds: tuple[int, int], name: str, *, shared: str
 ) -> FakeTensor:
-    """A fake input of `placeholder`'s layout with one dim of a size that no code can branch on, within `bounds`.
+    """A fake input with the layout of `placeholder` and an open dim: its size is within `bounds`, and no code can
+    branch on it.
 
-    Inputs whose open dims are `shared` under the same name have the same symbol there.
+    Inputs whose open dims have the same name `shared` have the same symbol there.
     """
     from torch._dynamo.source import LocalSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
@@ -192,8 +193,8 @@ def backward_told(before: Callable[[Tensor], None], after: Callable[[], None]) -
 
 
 def flattened(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The leaves of nested tuples, lists, dictionaries and torch's other tree nodes, and a function that rebuilds
-    it."""
+    """The leaves of a value of nested tuples, lists, dictionaries and torch's other tree nodes, and a function that
+    rebuilds such a value from its leaves."""
     leaves, spec = tree_flatten(value)
     return leaves, lambda own: tree_unflatten(own, spec)
 
@@ -234,7 +235,8 @@ def joint_graph(module: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
 
 
 class Role(NamedTuple):
-    """The kind and the tensor's name of an input or output of a joint graph. An input has its position as name."""
+    """An input or output of a joint graph: its kind, and the name of its tensor. A plain input has its position as
+    name."""
 
     kind: Literal["parameter", "buffer", "input", "output", "tangent", "written", "gradient", "other"]
     of: str
@@ -265,15 +267,18 @@ def role_of(descriptor: Any) -> Role:
 def divided(
     module: GraphModule, num_outputs: int, num_static: int, *, by: str, cse: bool
 ) -> tuple[GraphModule, GraphModule]:
-    """A joint graph's forward and backward; `by` is "min_cut" or "default", torch's two ways to choose saved values.
+    """Divide a joint graph into forward and backward. `by` is "min_cut" or "default", torch's two ways to choose the
+    saved values.
 
-    The first `num_outputs` outputs are forward's, inputs of a name with "tangents" in it are backward's. The first
-    `num_static` inputs live on in any case. Calls keep their names and metadata; a call in both graphs has the same
-    name in both. `cse`: equal calls may be merged. The module's own graph is used up.
+    The first `num_outputs` outputs are forward's; inputs with "tangents" in their names are backward's. The first
+    `num_static` inputs, such as parameters, stay in memory in any case. Calls keep their names and metadata; a call in
+    both graphs has the same name in both. `cse`: equal calls may be merged. The module's own graph cannot be used
+    afterwards.
     """
     from torch._functorch import config, partitioners
 
     way = partitioners.min_cut_rematerialization_partition if by == "min_cut" else partitioners.default_partition
+    # Not every release has every setting.
     settings = {name: value for name, value in (_PARTITION_SETTINGS | {"cse": cse}).items() if hasattr(config, name)}
     with cast(Any, config).patch(settings):
         static = list(range(num_static))
@@ -379,7 +384,8 @@ def is_within_own_step(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a hook of this optimizer's step runs for `super().step()`, within its class's own step.
 
     torch runs the hooks of each patched `step` of a class and its bases, and it patches the step of a base when an
-    object of that base is made. torch's `wrapper` has the optimizer as `self`.
+    object of that base is made. The function `wrapper` of torch, which runs the hooks, has the optimizer as its
+    argument `self`.
     """
     steps, frame = 0, sys._getframe(1)
     while frame is not None and steps < 2:
@@ -390,7 +396,8 @@ def is_within_own_step(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def hooks_of_gradients(tensor: Tensor) -> bool:
-    """Whether hooks run, and may change it, when a tensor's gradient is computed or has been added."""
+    """Whether a tensor has hooks that run when its gradient is computed or has been accumulated: they may change the
+    gradient."""
     return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
@@ -414,7 +421,8 @@ def compiled_calls_within(
 
 @contextmanager
 def backward_hooks_set_within(within: Callable[[nn.Module], AbstractContextManager[None]]) -> Iterator[None]:
-    """Enter `within` a module while torch sets up the backward hooks of its outputs, after its forward hooks."""
+    """Enter the context `within(module)` while torch sets up the backward hooks of the module's outputs, after its
+    forward hooks."""
 
     def setup(hook: Any, args: Any) -> Any:
         with within(hook.module):

@@ -29,7 +29,7 @@ def compile_counters() -> dict[str, dict[str, int]]:
 
 
 def is_of_compiler(function: FunctionType) -> bool:
-    """Whether Dynamo defines this function, and not the compiled program."""
+    """Whether this function is part of Dynamo, and not of the compiled program."""
     return str(function.__module__).startswith("torch._dynamo")
 
 
@@ -50,6 +50,7 @@ def compiled_calls_told(
         if kwargs.get("disable"):
             return made
         asked(_backend_name(args[0] if args else kwargs.get("backend", "inductor")), bool(kwargs.get("nopython")))
+        # torch returns a null context if the environment or a setting disables compilation.
         return _Uncompiled(called) if isinstance(made, nullcontext) else made
 
     def from_stance(callback: Any) -> Any:

@@ -57,6 +57,7 @@ def parts_of(placement: Any, indices: Tensor, ranks: int) -> list[Tensor]:
     """A dim's indices, rank after rank, as a DTensor's sharding placement divides them among ranks."""
     from torch.distributed.tensor import Shard
 
+    # Interleaved shards have a split factor.
     factor = getattr(placement, "split_factor", None)
     along: Any = Shard(0) if factor is None else type(placement)(0, split_factor=factor)
     parts: list[Tensor] = along._split_tensor(indices, ranks, with_padding=False, contiguous=False)[0]
@@ -98,8 +99,8 @@ def group_of_size(size: int) -> Any:
 
 
 def set_timeout(options: Any, timeout: Any) -> None:
-    """Set the time limit of collectives in options for a NCCL group, which torch reads in place of `new_group`'s
-    own."""
+    """Set the time limit of collectives in the options of a NCCL group: torch reads it there, and not `new_group`'s
+    argument."""
     options._timeout = timeout
 
 
@@ -136,7 +137,8 @@ def messages_told(tell: Callable[[], None]) -> Iterator[None]:
 
 
 def sharding_rules() -> SimpleNamespace:
-    """DTensor's propagator of shardings, the types of its requests, its cost of a redistribution, and a 1-D mesh."""
+    """A namespace with DTensor's `propagator` of shardings, the types of its requests, its `cost` of a redistribution,
+    and `line(n)`, a 1-D mesh of n ranks."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, _collective_utils, _dtensor_spec, _op_schema
 
@@ -159,7 +161,7 @@ _TABLES = (
 
 
 class KnownGroups:
-    """The process groups that torch knows, including the default group; without arguments none."""
+    """The process groups that torch knows, including the default group. An object made without arguments has none."""
 
     def __init__(self, default: Any = None, count: int = 0, tables: Sequence[dict[Any, Any]] = ()) -> None:
         self.default = default
@@ -172,6 +174,7 @@ class KnownGroups:
         tables = [getattr(world, name) for name in _TABLES]
         before = KnownGroups(world.default_pg, world.group_count, [dict(table) for table in tables])
         for table, content in zip(tables, self._tables, strict=True):
+            # torch's functions refer to these very dictionaries, so their content is replaced.
             table.clear()
             table.update(content)
         world.group_count = self._count

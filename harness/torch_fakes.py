@@ -6,9 +6,10 @@ repeated call looks new.
 A call's key has its operator, the layouts of its tensors and its other arguments, and all facts about its sizes'
 symbols, numbered in the order of occurrence: their ranges, and each condition that names them. Two calls with the same
 key differ in the names of symbols only, and torch's result does not depend on names. For example, `mm` of [s3, 64] and
-[64, 8] has the key of `mm` of [s7, 64] and [64, 8], if s3 and s7 have the same range. A kept result
-is a recipe. It has each size as an expression over these numbers, or as the very size object of an argument, since
-tracers compare sizes by identity; and the argument whose storage the result shares.
+[64, 8] has the key of `mm` of [s7, 64] and [64, 8], if s3 and s7 have the same range. A kept result is a recipe. For
+each size it has an expression over these numbers, or, if the size is the very object that an argument has, that
+argument's index, since tracers compare sizes by identity. It also states whether the result shares the storage of the
+only tensor among the arguments.
 
 A result is kept only if it is a plain tensor, all its symbols occur in the arguments, and its call wrote nothing and
 taught torch nothing about sizes. Before it is kept, it is rebuilt once and compared with torch's own. A mode keeps its
@@ -61,8 +62,8 @@ class _Form(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """A size of a result: an argument's own, by its index, or an expression over numbered symbols. Sizes with the same
-    `name` are the same node."""
+    """A size of a result: the very size object of the arguments with index `own`, or an expression over numbered
+    symbols. Sizes with the same `name` are the same node."""
 
     own: int | None
     name: int = 0
@@ -85,7 +86,7 @@ class _Kept(NamedTuple):
 
 
 class FakeResults:
-    """Calls in a mode and their results. `compute` is torch's own."""
+    """A cache of the calls in a fake mode and their results. `compute` is torch's own function."""
 
     def __init__(self, mode: FakeTensorMode, shape_env: ShapeEnv, compute: Callable[..., Any]) -> None:
         self._mode = mode
@@ -109,11 +110,13 @@ class FakeResults:
         key = (func, *_switches(), *call.parts, facts)
         if (known := self._kept.get(key)) is not None:
             kind, tensors = known
+            # Sizes that are one node in torch's result are one node here, too.
             sizes: dict[_Size, Any] = {}
             made = [self._made(call, each, sizes) for each in tensors]
             return made[0] if kind is FakeTensor else kind(made)
         before = self._symbols.state()
         result = self._compute(func, types, args, kwargs)
+        # If the call taught torch something about sizes, a result from the cache would not teach it that.
         if self._symbols.state() == before and call.facts() == facts:
             self._keep(key, call, result)
         return result
@@ -130,6 +133,7 @@ class FakeResults:
     def _made(self, call: _Call, kept: _Kept, made: dict[_Size, Any]) -> FakeTensor:
         shape = [call.size(n, made) for n in kept.sizes]
         strides = [call.size(n, made) for n in kept.strides]
+        # Making the tensor must add no guard of its own.
         guards = nullcontext() if kept.is_closed else self._env.suppress_guards()
         with in_kernel_invocation_manager(self._mode), guards:
             empty = torch.empty_strided(shape, strides, dtype=kept.dtype, device="meta")
@@ -283,14 +287,15 @@ class _Symbols:
         return env._version_counter, env.num_deferred_runtime_asserts, *map(len, learned), *fresh
 
     def template(self, node: SymNode) -> tuple[Any, tuple[sympy.Symbol, ...], _Form]:
-        """A size's expression over numbers in place of symbols, these symbols, and the other facts of its node."""
+        """A size's expression with numbers in place of its symbols, these symbols, and the other facts about the size's
+        node."""
         if type(node) is not SymNode or node.shape_env is not self._env or node.fx_node or node.constant is not None:
             raise _Unkept
         template, symbols = self.expression(node._expr)
         return template, symbols, _Form(node.pytype, node._hint, getattr(node, "_optimized_summation", None))
 
     def expression(self, expression: Any) -> tuple[Any, tuple[sympy.Symbol, ...]]:
-        """An expression over numbers in place of its symbols, and these, in the order of their names."""
+        """An expression with numbers in place of its symbols, and the symbols, in the order of their names."""
         found = self._expressions.get(expression)
         if found is None:
             symbols = tuple(sorted(expression.free_symbols, key=lambda symbol: (len(symbol.name), symbol.name)))

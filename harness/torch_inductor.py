@@ -32,8 +32,8 @@ def inductor_backend(
     """torch.compile's backend "inductor", with callbacks for each graph before it is compiled.
 
     `finished` takes the graph and its direction and returns the graph to compile. `compiled` takes a function that
-    compiles it, the graph and its direction, and returns the function to call with a list of inputs. No cache is read,
-    as cached graphs would bypass the callbacks.
+    compiles that graph, the graph itself and its direction, and returns the function to call with a list of inputs. No
+    cache is read, as cached graphs would bypass the callbacks.
     """
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -80,7 +80,8 @@ def takes_as_hook(kind: type) -> None:
 
 @contextmanager
 def passes_watched(before: Callable[[Any, str], None], after: Callable[[Any, str], None]) -> Iterator[None]:
-    """Within this context the callbacks receive the module and name at the begin and end of each of Inductor's passes.
+    """Within this context the callbacks receive the module and the name of each Inductor pass, before and after it
+    runs.
 
     Disabled passes are included, and a nested pass ends first.
     """
@@ -128,9 +129,9 @@ def generated_module(compiled: Any) -> tuple[str, list[str]]:
 def load_generated(file: Path) -> Callable[[list[Any]], Any]:
     """The step in a file of generated code: called with a list of inputs, which it empties.
 
-    This runs the file. Its kernels are found in Inductor's folder (TORCHINDUCTOR_CACHE_DIR), by a hash of their source
-    and of the compiler's whole command line, and so are the trials of the instructions that the compiler can use;
-    nothing is compiled. Raises WouldCompileError for a missing kernel, and the file's own errors.
+    This runs the file and compiles nothing. Inductor's folder (TORCHINDUCTOR_CACHE_DIR) has the file's kernels, and the
+    small programs that show which instructions the compiler can use. They are found by a hash of their source and of
+    the compiler's whole command line. Raises WouldCompileError for a missing kernel, and the file's own errors.
     """
     from torch._inductor import codecache, cpp_builder
 

@@ -116,6 +116,7 @@ def is_backward_running() -> bool:
 
 def is_beginning_backward() -> bool:
     """Whether autograd makes, on this thread, the gradients that a backward begins with."""
+    # No state of torch shows this, so look for its function on the stack.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not torch.autograd._make_grads.__code__:
         frame = frame.f_back
@@ -140,7 +141,8 @@ def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
 
 
 def backward_number() -> int:
-    """The number of the backward that autograd's engine runs on this thread; they ascend. -1 outside of backward."""
+    """The number of the backward that autograd's engine runs on this thread; a later one has a larger number. -1
+    outside of backward."""
     return int(torch._C._current_graph_task_id())
 
 
@@ -156,7 +158,7 @@ def last_sequence_number() -> int:
 
 
 def accumulated_by(autograd_node: Any) -> Tensor | None:
-    """The parameter whose gradient a node accumulates, a DTensor's local shard; None for any other node."""
+    """The parameter whose gradient a node accumulates; for a DTensor, its local shard; None for any other node."""
     parameter = getattr(autograd_node, "variable", None)
     return None if parameter is None else local_of(parameter)
 

@@ -1,9 +1,9 @@
 """Cache of arithmetic on open sizes: torch computes an open size's product with a number, or whether two are equal,
 with sympy, a dozen times for each tensor, and nearly always for the same operands.
 
-torch's result depends on the operands' expressions, types, hints and form, and on known replacements of symbols, which
-the version of the ShapeEnv identifies; all of it is the key. Each result is a new node, as in torch, so that a tracer,
-which identifies nodes by identity, records the same graph.
+torch's result depends on the operands' expressions, types, hints and form, and on known replacements of symbols; the
+version of the ShapeEnv identifies these. All of this is the key. Each result is a new node, as in torch, so that a
+tracer, which identifies nodes by identity, records the same graph.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 _KEPT = "bitproof_results"
-"""The attribute of a ShapeEnv with its results, by key."""
+"""The name of the attribute in which a ShapeEnv keeps its results, by key."""
 
 _OPERATORS = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge")
 
 
 def remember_arithmetic(shape_env: ShapeEnv) -> None:
-    """Compute each sum, product, difference or comparison of this environment's sizes once. Others are unaffected."""
+    """From now on, compute each sum, product, difference or comparison of this environment's sizes only once.
+
+    Other environments are unaffected.
+    """
     setattr(shape_env, _KEPT, {})
     if hasattr(SymNode.maybe_as_int, _KEPT):
         return

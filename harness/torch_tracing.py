@@ -1,8 +1,8 @@
 """Faster traces: torch's work for each call, without redundant queries.
 
 A trace makes three fake tensors a call, and asks twice for the device of a tensor, through both of its modes. Here a
-fake tensor gets its attributes at once, copied from the first fake tensor of its mode, and returns its device itself,
-with the answer of torch's own handler.
+fake tensor gets its attributes at once, copied from the first fake tensor of its mode. A query for its device is
+answered directly, as torch's own handler would answer it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 _DEVICE = torch.ops.prim.device.default
 _ATTRIBUTES = "bitproof_attributes"
-"""The attribute of a mode with the attributes of a new fake tensor, by device."""
+"""The name of an attribute of a fake mode: a dict from a device to the attributes that a new fake tensor gets."""
 
 
 def new_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> FakeTensor:
@@ -37,6 +37,7 @@ def new_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> Fake
     found: FakeTensor = Tensor._make_subclass(
         FakeTensor, tensor, False, dispatch_device=True, device_for_backend_keys=device
     )
+    # The constructor of FakeTensor does the same.
     if mode._allow_unsafe_data_ptr_access:
         torch._C._set_warn_deprecated_on_mutable_data_ptr(found)
     else:
@@ -46,13 +47,14 @@ def new_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> Fake
 
 
 def device_asked(func: Any, args: Sequence[Any]) -> torch.device | None:
-    """The answer, if a call only asks for the device of a fake tensor; else None."""
+    """The device of a fake tensor, if this call only asks for it; else None."""
     return args[0].device if func is _DEVICE and len(args) == 1 and type(args[0]) is FakeTensor else None
 
 
 @contextmanager
 def quick_tracing() -> Iterator[None]:
-    """Within this context traces answer queries for devices, and copy fake tensors for nodes, as above."""
+    """Within this context traces answer queries for devices, and copy fake tensors for nodes, as this module
+    describes."""
     own_dispatch, own_snapshot = ProxyTorchDispatchMode.__torch_dispatch__, proxy_tensor.snapshot_fake
 
     def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -74,7 +76,7 @@ def quick_tracing() -> Iterator[None]:
 
 
 class _Failures(TorchFunctionMode):
-    """Reports each call of torch in a program that fails."""
+    """Reports each call of torch that raises an exception."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         super().__init__()
@@ -94,7 +96,7 @@ class _Failures(TorchFunctionMode):
 def failures_told(report: Callable[[str], None]) -> Iterator[None]:
     """Report each failing call of torch in the block, and each branch on a number unknown to the trace, in words.
 
-    Example: `if x.sum() > 0:` in a `try`, or `x.numpy()`, of a traced tensor.
+    Example: `if x.sum() > 0:` in a `try`, or `x.numpy()`, for a traced tensor `x`.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # sympy: half a second
 

@@ -215,6 +215,7 @@ def _fields_at(cls: Any, path: Sequence[str | int]) -> list[str]:
             cls = typing.get_type_hints(cls).get(str(part), cls)
         while not dataclasses.is_dataclass(cls) and typing.get_args(cls):
             nested = [option for option in typing.get_args(cls) if option is not type(None)]
+            # The last type argument is the type of the values: of a mapping's, a list's or an optional's.
             cls = nested[-1]
     return [item.name for item in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
 

@@ -50,7 +50,7 @@ def refused(error: E) -> E:
 
 
 class refusing(ContextDecorator):  # noqa: N801 (reads as a context manager: `with refusing():`, `@refusing()`)
-    """Our code within user code: an exception that leaves this block is a refusal, and recorded."""
+    """Marks our code within user code: an exception that leaves the block is recorded as a refusal."""
 
     def __enter__(self) -> None:
         pass

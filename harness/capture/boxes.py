@@ -1,4 +1,4 @@
-"""The part of its logical tensor that a rank has of a DTensor, and the digests of that part's cells.
+"""The part that a rank has of a DTensor's logical tensor, and the digests of that part's cells.
 
 Each placement divides each dim's indices in the order of the mesh, by torch's own code. So uneven shards, empty shards
 and the interleaved shards of tensor parallelism are correct.
@@ -33,7 +33,7 @@ def box_of(tensor: torch.Tensor) -> Box | None:
 
 
 def digests_of_cells(part: torch.Tensor, box: Box, cuts: Cuts) -> str | None:
-    """The digests of a rank's part, a cell each, joined as text; None if the part is not as large as its box."""
+    """The digests of the cells of a rank's part, joined as text; None if the part has another shape than its box."""
     cut = box.cut_by(cuts)
     if tuple(part.shape) != box.local_shape or cut is None:
         return None
@@ -49,6 +49,7 @@ def _box(
     for placement, ranks, here in zip(placements, mesh, coordinate, strict=True):
         if placement.is_replicate():
             continue
+        # Each axis of the mesh divides the indices that the axes before it left to this rank.
         dim = placement.dim % len(shape)
         indices[dim] = parts_of(placement, indices[dim], ranks)[here]
     return Box(shape, tuple(_runs(row.tolist()) for row in indices))

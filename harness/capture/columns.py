@@ -1,7 +1,7 @@
 """Convert columns of a recording's table to and from Arrow's memory layout.
 
 `pa.array` and `to_numpy` are avoided: they import pandas to check for its types, 0.25 s of every process. `to_pylist`
-creates an Arrow object for each value first, which dominates the time of reading a recording.
+creates an Arrow object for each value first: most of the time of reading a recording would go there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _IS_HEX = numpy.isin(numpy.arange(256), list(b"0123456789abcdef"))
 
 
 def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
-    """Values as an array of a field's type: int32, string, which may have None, or lists of int64."""
+    """Values as an array of a field's type: int32, strings (None is allowed), or lists of int64."""
     if pa.types.is_list(field.type):
         offsets = _offsets([len(value) for value in values])
         items = _numbers([item for value in values for item in value], field.type.value_type)
@@ -50,6 +50,7 @@ def _digests_of(chunk: pa.Array) -> Any:
     if not len(chunk):
         return numpy.empty(0, "S32")
     _, offsets, content = chunk.buffers()
+    # Arrow stores where each text begins and where the last ends; a slice of an array begins at its offset.
     starts = numpy.frombuffer(offsets, numpy.int32)[chunk.offset :][: len(chunk) + 1]
     digits = numpy.frombuffer(content, numpy.uint8, count=starts[-1] - starts[0], offset=starts[0])
     if chunk.null_count or (numpy.diff(starts) != 32).any() or not _IS_HEX[digits].all():

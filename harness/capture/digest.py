@@ -52,7 +52,8 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
-    """A tensor's digest, and a name if its elements are all special, of any sign and payload.
+    """A tensor's digest, and a name for its content if all elements are zero or not finite. Signs and payloads of NaNs
+    do not matter.
 
     The name is "zero" if all are zero, "nan" if all are NaN, "inf" if none is finite and some are infinite, and None
     for other tensors and without elements. Raises as `digest` does.
@@ -136,7 +137,8 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 FLAT = "_bitproof_flat"
-"""The attribute of a part of a flattened tensor: the whole's shape, the part's first element, and its end."""
+"""The name of an attribute that marks a part of a flattened tensor. Its value is the shape of the whole, and the
+indices of the part's first element and of its end."""
 
 
 def placements(tensor: torch.Tensor) -> str | None:

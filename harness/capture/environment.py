@@ -1,4 +1,4 @@
-"""The environment variables that can change a bit: those in manifests, and those in keys.
+"""The environment variables that can change a bit: those in manifests, and those in the keys of caches.
 
 Manifests may be published, so names come from a list: families of numerical libraries, and those of torch's own
 variables that select an implementation. A key must change with anything that might change a bit, so it covers all of
@@ -44,6 +44,7 @@ _SECRET_VALUE = re.compile(
     r"|-----BEGIN|\b(token|secret|password|passwd|api_?key)\s*[=:]\s*\S",
     re.IGNORECASE,
 )
+# A word of letters and digits that is as long as keys and tokens are.
 _LONG_WORD = re.compile(r"(?=[^\s/\\,:;.]*[0-9])(?=[^\s/\\,:;.]*[A-Za-z])[A-Za-z0-9_+=~-]{32,}")
 
 

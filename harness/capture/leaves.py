@@ -37,6 +37,7 @@ def hash_on_device(octets: torch.Tensor) -> memoryview:
     digests_L2 = leaf_hasher(octets.device)(whole.view(torch.int64).view(num_leaves, xxh3.LEAF_WORDS))
     fetched = _fetch(torch.cat([digests_L2.view(torch.uint8).flatten(), rest]))
     leaves, rest_bytes = fetched[: 16 * num_leaves], fetched[16 * num_leaves :]
+    # The device computes little-endian words; xxhash writes big-endian digests.
     leaves.view("<i8").byteswap(inplace=True)
     if not len(rest_bytes):
         return leaves.data
@@ -44,7 +45,7 @@ def hash_on_device(octets: torch.Tensor) -> memoryview:
 
 
 def _fetch(octets: torch.Tensor) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]:
-    """A copy in host memory. A GPU's copy goes to pinned memory, which avoids a second copy."""
+    """A copy in host memory. A GPU's copy goes to pinned memory: other memory would need a second copy."""
     fetched = torch.empty_like(octets, device="cpu", pin_memory=octets.device.type == "cuda")
     fetched.copy_(octets)  # blocks until the copy is complete
     found: numpy.ndarray[Any, numpy.dtype[numpy.uint8]] = fetched.numpy()

@@ -2,7 +2,7 @@
 
 Ranks forked from the same process share it. Ranks on several machines may differ: another checkout, another build of
 torch, a variable that is set on one machine. Such ranks are refused before they take a step: a single manifest
-describes all of them, and an EQUAL between ranks with different code would be of no actual installation.
+describes all of them, and an EQUAL between ranks with different code would hold for no actual installation.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -
 def loaded_files() -> Facts:
     """The sha256 of every loaded module's file, by the module's name, and of libraries by file name.
 
-    Left out are torch, Python's own modules and those covered by `own_digest`, which have facts of their own; the
-    trainers among our cases are included. Paths of editable installations and the system's libraries may differ between
-    machines, so they are left out too.
+    torch, Python's own modules and the modules that `own_digest` covers are left out, as `facts_of_process` covers
+    them; the trainers among our cases are included. So are the system's libraries and the modules that list the paths
+    of editable installations: they may differ between machines.
     """
     import torch
 
@@ -141,7 +141,8 @@ class Differences:
 def differences(by_rank: Sequence[Facts], *, all_told: bool) -> Differences:
     """The differing facts, by rank.
 
-    With `all_told`, a fact that a rank lacks is a difference, too; else it may be of use on some ranks only.
+    With `all_told`, a fact that some rank lacks is a difference, too. Otherwise it is none: some ranks may load a
+    module that others do not need.
     """
     lines: list[str] = []
     others: set[int] = set()

@@ -41,12 +41,12 @@ def build_manifest(
     shows_every_buffer: bool = False,
     meetings: Sequence[Meeting] | None = None,
 ) -> Manifest:
-    """Build a recording's manifest, with facts about this machine and process. `systems` are its `ranks`.
+    """Build a recording's manifest, with facts about this machine and process. `systems` becomes the manifest's
+    `ranks`.
 
     `switches` has the readings of the lowest rank on which a switch changed. `gpus` has each rank's facts about CUDA
-    and its libraries, and `gpu_environments` the variables that they read; both are empty on a CPU, so that its
-    recordings remain comparable with older ones. `alone`, `compiled`, `unshown`, `shows_every_buffer` and `meetings`
-    are the manifest's.
+    and its libraries, and `gpu_environments` the variables that they read; both are empty on a CPU, so that recordings
+    on a CPU remain comparable with older ones. The other arguments are fields of the manifest.
     """
     from bitproof.harness.capture.digest import ALGORITHM
 

@@ -24,7 +24,8 @@ class Recorder:
     """A rank's rows, in the order computed. `seconds` is the wall time of recording.
 
     `kept` is a copy of the tensor under the key `keep`, once it was observed; `values` has copies of those that match
-    `patterns`. With `cuts`, by kind and name, the digests of those cells are recorded as well.
+    `patterns`. If `cuts` has an entry for a tensor's `kind/name`, the digests of the tensor's cells are recorded as
+    well.
     """
 
     rank: int

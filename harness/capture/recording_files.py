@@ -127,7 +127,7 @@ def add_calls(folder: Path, step: int, logs: Sequence[bytes]) -> None:
 
 
 def restate(folder: Path, **facts: Any) -> None:
-    """Add facts to a recording's manifest that are known only afterwards."""
+    """Add facts that are known only afterwards to a recording's manifest."""
     about = {"schema": SCHEMA} | replace(read_manifest(folder), **facts).to_dict()
     about["manifest_sha256"] = sha256_of_manifest(about)
     partial = folder / f".{MANIFEST}.{os.getpid()}.partial"
@@ -179,7 +179,8 @@ def read_recording(folder: Path) -> Recording:
 
 
 def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
-    """Rename a finished folder to `folder`. At any moment the path is whole: the new folder, or the old, removed after.
+    """Rename a finished folder to `folder`. At any moment that path is a whole folder, the old or the new; then the old
+    is removed.
 
     Many processes may do so at once, and the last succeeds. Raises FileExistsError if a folder exists, unless
     `replaces`.
@@ -196,6 +197,7 @@ def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
             return
         with suppress(FileNotFoundError):  # another process is about to replace it
             try:
+                # Afterwards the old folder is at `new`, to be removed.
                 exchange(new, folder)
             except OSError as error:
                 if error.errno not in UNSUPPORTED:
@@ -209,7 +211,8 @@ def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
 
 
 def put_aside(name: str) -> str | None:
-    """The final name of a hidden folder that is left from an interrupted replacement; None for any other name."""
+    """The original name of a hidden folder that an interrupted replacement left behind; None if `name` is no such
+    folder's."""
     found = _ASIDE.fullmatch(name)
     return found and found[1]
 

@@ -1,4 +1,4 @@
-"""Which tensors a recording keeps the values of: shell patterns over `step/kind/name`, as in `*/grad/layers.1.moe.*`.
+"""Select the tensors whose values a recording keeps, by shell patterns over `step/kind/name`: `*/grad/layers.1.moe.*`.
 
 `*` also crosses slashes: `0/*` is all of the first step.
 """
@@ -48,6 +48,7 @@ def first_and_last_step(steps: int) -> tuple[str, ...]:
 
 def chooser(patterns: Sequence[str]) -> Callable[[Key], bool]:
     """A function that decides whether a tensor's value is kept: whether its name matches any of the patterns."""
+    # `(?!)` matches nothing.
     fits = re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns) or r"(?!)").match
     return lambda key: fits(name_value(key)) is not None
 

@@ -29,12 +29,12 @@ from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import Key, Manifest, Record, Recording
 
 OF_LAYOUTS = ("cells", "box", "placements")
-"""The last columns, from the last on: left out of a recording if they are empty."""
+"""The last columns, in reverse order. A recording leaves out as many of them as are empty."""
 _WITHOUT = tuple(pa.schema(list(COLUMNS)[: len(COLUMNS) - count]) for count in range(len(OF_LAYOUTS) + 1))
 _FIRST_COLUMNS = pa.schema(
     [*list(COLUMNS)[:6], pa.field("shape", pa.list_(pa.int32()), nullable=False), COLUMNS.field("value")]
 )
-"""The columns of recordings before they marked NaN and zeros."""
+"""The columns of the oldest recordings, which do not mark NaN and zeros."""
 
 MAX_DIGESTS_BYTES = 4 << 30
 MAX_ROWS = 100_000_000
@@ -76,6 +76,7 @@ class RankRows:
     @property
     def is_finite(self) -> bool:
         """Whether every loss is finite. Agreement of infinite losses or NaNs shows nothing."""
+        # Only "inf" and "nan" have an n: a hexadecimal float has none.
         return not any("n" in text for text in values_of(self.columns["value"].drop_null()))
 
     def recorded_like(self, other: RankRows) -> bool:
@@ -133,13 +134,13 @@ class StoredRecording(Recording):
         return super().records_of(rank) if self.holds_records else self.of_rank(rank).records
 
     def records_at(self, rank: int, step: int) -> dict[Key, Record]:
-        """A rank's records of one step; makes no others."""
+        """A rank's records of one step; no other records are made."""
         if self.holds_records:
             return super().records_at(rank, step)
         return read_records(_where(self.of_rank(rank).columns, "step", lambda at: at == step))
 
     def losses_of(self, rank: int) -> dict[Key, Record]:
-        """A rank's records of losses; makes no others."""
+        """A rank's records of losses; no other records are made."""
         if self.holds_records:
             return super().losses_of(rank)
         return read_records(_where(self.of_rank(rank).columns, "kind", lambda kind: kind == "loss"))
@@ -187,7 +188,7 @@ class DigestFile:
             raise RecordingError(f"{path} is too large", found=f"{self.num_rows} rows")
 
     def table(self, group: int | None = None) -> pa.Table:
-        """A row group, or all.
+        """The rows of a row group, or of the whole file.
 
         Reads batch by batch: a file's stated size is not trusted, and a dictionary with a single long name makes a
         small file a huge table. Each batch is measured before it is unpacked, so such a table never exists.
@@ -283,7 +284,7 @@ def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
 
 
 def silent_columns(table: pa.Table) -> set[str]:
-    """The empty ones among the last columns."""
+    """The names of the empty columns among `OF_LAYOUTS`."""
     return {name for name in OF_LAYOUTS if table[name].null_count == len(table)}
 
 
@@ -305,6 +306,7 @@ def lie_alike(first: Recording, second: Recording, rank: int) -> bool:
     here, there = (side.of_rank(rank).columns.select(_LIES) for side in stored)
     if here.num_rows != there.num_rows:
         return False
+    # The same rows may be in another order, so compare them as sets if the tables differ.
     return here.equals(there) or {*zip(*map(values_of, here.columns), strict=True)} == {
         *zip(*map(values_of, there.columns), strict=True)
     }
@@ -360,8 +362,10 @@ def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
 
 
 def _checked_keys(path: Path, rows: RankRows, before: RankRows | None) -> RankRows:
-    """Check that each tensor is named once; ranks that recorded like the rank before need no check. Returns the rows
-    that were checked."""
+    """Check that each tensor is named once, and return the rows that were checked.
+
+    If a rank recorded the same tensors as the rank before, `before` is returned and nothing is checked.
+    """
     if before and rows.recorded_like(before):
         return before
     _refuse_twice(path, len(rows.records), rows.num_rows)

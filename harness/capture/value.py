@@ -27,7 +27,7 @@ def _header_line(dtype: torch.dtype, shape: torch.Size) -> bytes:
 
 
 def unpack_value(packed: bytes, where: str) -> torch.Tensor:
-    """The inverse, on the CPU. Raises RecordingError, naming `where`, when the bytes are damaged."""
+    """The inverse of `pack_value`, on the CPU. Raises RecordingError, naming `where`, when the bytes are damaged."""
     header, _, content = packed.partition(b"\n")
     try:
         dtype, shape = _header(json.loads(header[:HEADER_BYTES]))

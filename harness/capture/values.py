@@ -70,7 +70,7 @@ class Values:
 
 @contextmanager
 def open_values_of(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
-    """A rank's values of a recording, which may contain only tensors that the rank recorded.
+    """Open a rank's values of a recording. The file may contain only tensors that the rank recorded.
 
     Raises RecordingError when the recording keeps no values, or the file does not match the manifest.
     """

@@ -4,7 +4,7 @@ Written from the specification (xxHash, doc/xxhash_spec.md, 0.2.0, "large inputs
 seed 0 and the default secret. All arithmetic is modulo 2**64, in int64. Two facts allow parallelism:
 
     A block adds its stripes to the accumulators in any order. So a single reduction reads all bytes of all
-    leaves, and only its result, a word in 16, is processed block after block.
+    leaves, and only its result, a sixteenth of the words, is processed block after block.
 
     A lane's word also goes to its neighbour's accumulator. So lanes are kept as pairs, even and odd.
 
@@ -78,12 +78,14 @@ def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
 
 def _hash_slab(leaves_LW: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     blocks, last, scrambles, upper, lower, start = table.view(-1, PAIRS, 2).split([STRIPES, STRIPES, 1, 1, 1, 1])
+    # The last stripe of an input has a key of its own, so the last block has other keys.
     keys_BSP2 = torch.cat([blocks.expand(BLOCKS - 1, -1, -1, -1), last[None]])
     words_LBSP2 = leaves_LW.view(-1, BLOCKS, STRIPES, PAIRS, 2)
     sums_LBP2 = mix(words_LBSP2, words_LBSP2.flip(-1), keys_BSP2).sum(2)
     accumulators_LP2 = start
     for block in range(BLOCKS - 1):
         accumulators_LP2 = scramble(accumulators_LP2 + sums_LBP2[:, block], scrambles)
+    # The last block is added, but not scrambled.
     accumulators_LP2 = accumulators_LP2 + sums_LBP2[:, -1]
     ends = []
     for key, length in ((upper, UPPER_LENGTH), (lower, LOWER_LENGTH)):
@@ -101,7 +103,8 @@ UPPER_LENGTH, LOWER_LENGTH = _signed(~(LEAF_BYTES * _PRIME64_2)), _signed(LEAF_B
 
 @functools.cache
 def tables(device: torch.device) -> torch.Tensor:
-    """All constants, int64 [36, 8]: keys of 16 stripes, of the last block's 16, of scrambling, of both ends; start."""
+    """All constants, int64 [36, 8], a row each: the keys of a block's 16 stripes, those of the last block's 16 stripes,
+    the key of scrambling, the keys of the upper and the lower half, and the initial accumulators."""
 
     def key(offset: int) -> tuple[int, ...]:
         return struct.unpack_from("<8q", _SECRET, offset)

@@ -122,7 +122,7 @@ def checked(found: Any, source: str) -> type[Check]:
 
 
 def active(checks: Sequence[type[Check]], given: Mapping[str, Any]) -> tuple[Check, ...]:
-    """The checks switched on by these option values, by keyword."""
+    """The checks that are on with these option values; `given` has each value by its keyword."""
     found = [check.of(made(check.Options, given)) for check in checks]
     return tuple(check for check in found if check is not None)
 

@@ -1,4 +1,4 @@
-"""Arguments of several commands other than settings of a run: cases, and the report folder."""
+"""Arguments that several commands have in addition to the settings of a run: cases, and the report folder."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def refuse_seconds(value: float) -> float:
 
 
 def read_file(path: Path) -> Case:
-    """The case in a file, which may refer to a named case. Raises CaseError."""
+    """The case in a file. The file may refer to a named case. Raises CaseError."""
     return read_case(path, lambda: selected_cases(None))
 
 

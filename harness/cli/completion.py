@@ -3,8 +3,8 @@
     bitproof run moe<TAB>                    moe_batch  moe_seq  ...
     bitproof run -k moe_seq --inject fl<TAB> flip-bit
 
-A shell asks by running the command, and shows nothing if that fails. So does each of these: a mistake of an installed
-package or in a case is reported by the command itself.
+A shell runs the command to get the names, and shows none if that fails. So errors are not handled here: a mistake in an
+installed package or in a case is reported when the command itself runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 
 def names_of_cases(incomplete: str) -> list[str]:
-    """The built-in cases whose names begin so; within an expression, after its last word: `moe or tra`."""
+    """The built-in cases whose names begin with `incomplete`. In an expression, such as `moe or tra`, its last word is
+    completed."""
     from bitproof.builtin_cases import all_cases
 
     before, _, word = incomplete.rpartition(" ")
@@ -21,14 +22,15 @@ def names_of_cases(incomplete: str) -> list[str]:
 
 
 def names_of_systems(incomplete: str) -> list[str]:
-    """The systems whose names begin so: the built-in ones, and those of installed packages."""
+    """The built-in systems, and those of installed packages, whose names begin with `incomplete`."""
     from bitproof.harness.systems.registry import NAMED, registered
 
     return [name for name in (*NAMED, *registered()) if name.startswith(incomplete)]
 
 
 def names_of_faults(incomplete: str) -> list[str]:
-    """The faults whose names begin so: those of the catalogue, and kinds that take arguments, such as `flip-bit`."""
+    """The faults of the catalogue, and the kinds that take arguments, such as `flip-bit`, whose names begin with
+    `incomplete`."""
     from bitproof.harness.disturb.entry import catalogue
     from bitproof.harness.disturb.faults import FAULTS
 

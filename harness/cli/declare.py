@@ -99,12 +99,13 @@ def takes(
     """Give a command the options of some dataclasses, restricted to the keywords `only`.
 
     The instances are passed as its last parameters. `usual` and `says` override the field's default and help, by
-    keyword. The options of `checks` follow; the run options' `active` are the checks that these switch on.
+    keyword. The options of `checks` follow; the checks that these options switch on become `active` in the run options.
     """
     usual, says = usual or {}, says or {}
 
     def declare(body: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(body, eval_str=True).parameters.values())
+        # The body's last parameters take the instances; the others are options of the command itself.
         own, mine = own[: -len(parts)], [each.name for each in own[-len(parts) :]]
         offered = {part: [each for each in options_of(part) if each.keyword in only] for part in parts}
         known = [each.keyword for options in offered.values() for each in options]

@@ -140,5 +140,5 @@ declare(shipped_checks())
 
 
 def _left_out(cases: list[Case], device: DeviceRequest) -> dict[str, str]:
-    """The reason, by name, why this machine cannot judge a case. A case selected by name runs anyway."""
+    """The cases that this machine cannot judge, by name, each with the reason. A case selected by name runs anyway."""
     return {case.name: why for case in cases if (why := unmet_requirement(case, device))}

@@ -60,7 +60,7 @@ def search(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[s
 
 
 def _search(case: Case, options: RunOptions, run_dir: Path) -> Bisection:
-    """Search until the end, an error or an interrupt; partial results count."""
+    """Search until the end, an error or an interrupt; returns the results so far."""
 
     def show(probe: Probe) -> None:
         print(f"{probe.applied}, against {probe.reference}: {probe.verdict} in {probe.seconds:.1f} s", flush=True)

@@ -33,6 +33,7 @@ def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir:
             report = report_json.read(run_dir / report_json.FILE_NAME)
             for result in report.cases if report.options == tuple(replay) else ():
                 if result.case in cases and result.seconds.total is not None:
+                    # Newer reports were read before, and their times stay.
                     known.setdefault(result.case.name, result.seconds.total)
         if len(known) == len(cases):
             break

@@ -54,9 +54,9 @@ def merge(folders: Sequence[Path], report_dir: Path) -> int:
 
 
 def _score_of(reports: Reports) -> tuple[Score | None, Reports]:
-    """The score of the `bitproof faults` run, and the other runs.
+    """The score of the `bitproof faults` run, None without one, and the reports of all other runs.
 
-    The cases of the former only ran for fault injection, and are left out.
+    Cases of the `bitproof faults` run are left out: they only ran for fault injection.
     """
     measured = [(folder, report.faults) for folder, report in reports if report.faults is not None]
     if len(measured) > 1:
@@ -209,6 +209,7 @@ def _copy_files(folder: Path, report: Report, run_dir: Path) -> None:
             if source is None:
                 continue
             for name in sorted(os.listdir(source)):
+                # A folder may have a suffix after the case's name, such as `moe_seq.reference` for graphs.
                 if name.partition(".")[0] in names:
                     copy_folder(source, name, run_dir / kind / name, room)
                 copy_file(source, name, run_dir / kind / f"shard-{report.shard.index}" / name, room)

@@ -182,7 +182,7 @@ def compare_recordings(first: Path, second: Path) -> Comparison:
 
 
 def _compare(recordings: tuple[Recording, Recording], folder: Path) -> Comparison:
-    """Compare recordings of the case in the first manifest, which is in `folder`."""
+    """Compare recordings of the case that the first manifest states. `folder` is that of the first recording."""
     case = _case_of(recordings[0], folder)
     return _refuse_other_data(recordings) or demand_substance(compare(*recordings, case))
 

@@ -41,7 +41,7 @@ NO_RESULT = "the launcher gave no result for this case"
 class Progressing:
     """A run's current results.
 
-    `reason` is the reason why other cases have none; `reports` says whether this rank writes a report.
+    `reason` is the reason why other cases have no result; `reports` says whether this rank writes a report.
     """
 
     environment: dict[str, Any] = field(default_factory=dict)
@@ -64,10 +64,10 @@ def run_and_report(
 ) -> int:
     """Run cases, write their report and return the exit status.
 
-    `not_run` says, by name, why the cases `left_out` were; `replay` are the command-line options that a replay
-    must repeat; `shard` is the part of a selection that these cases are; `tell` prints more of the report
-    and returns more files to write with it, texts by name. Raises UsageError when the call is wrong, before anything
-    is run or written.
+    `left_out` are selected cases that this machine cannot judge; `not_run` maps their names to the reasons. `replay`
+    are the command-line options that a replay must repeat. `shard`, if any, is the part of a selection that consists of
+    these cases. `tell` prints more of the report, and returns further files as texts by name, to be written beside the
+    report. Raises UsageError when the call is wrong, before anything is run or written.
     """
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
@@ -88,6 +88,7 @@ def run_and_report(
         if isinstance(progress.failure, UsageError) and not progress.results:
             discard_if_bare(run_dir)
             raise progress.failure
+        # From here on the report is written, and the exit status must match it.
         interrupts.too_late()
         return _finish(cases, progress, options, run_dir, replay, not_run, left_out, shard, tell)
 
@@ -178,6 +179,7 @@ def _finish(
         cases=results,
         options=tuple(replay),
         not_run=dict(not_run),
+        # The selection of a shard has these cases already.
         left_out=() if shard else tuple(left_out),
         remarks=(*options.remarks(), *_unused_baselines(cases, options)),
         shard=shard,
@@ -223,7 +225,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Close the launcher's generator however the loop ends, which stops its ranks."""
+    """Close the launcher's generator, however the loop ends. This stops the launcher's ranks."""
     try:
         yield results
     finally:

@@ -24,8 +24,8 @@ def parse_shard(text: str, selection: Sequence[Case]) -> Shard:
 def cases_of(shard: Shard) -> list[Case]:
     """The cases of a shard, in the selection's order; none if there are more shards than cases.
 
-    The most expensive case is assigned first, each to the shard with the least cost so far (the lower of two). Cost is
-    estimated as ranks times steps, so the parts of a selection are the same on every machine.
+    Cases are assigned in order of falling cost, each to the shard with the lowest cost so far, or the first of several.
+    Cost is estimated from ranks and steps alone, so the parts of a selection are the same on every machine.
     """
     loads = [0] * shard.count
     mine = set()

@@ -90,10 +90,10 @@ def shrink_and_report(
 
 @dataclass
 class _Shrinking:
-    """A search.
+    """A search for the smallest case that fails in the same way.
 
-    `logs_calls`: tries run a single step and log its calls. Those describe the symptom completely, since it contains no
-    bits.
+    `logs_calls`: tries run a single step and log its calls. These calls describe the symptom completely, since a
+    symptom contains no bits.
     """
 
     client: Client
@@ -123,7 +123,8 @@ class _Shrinking:
         return self._finish(start, smallest, final, symptom)
 
     def _first(self, start: Trial) -> tuple[Trial, CaseResult]:
-        """The case's failure, with one step if that is DIFFERENT: more steps would start with the same difference."""
+        """Run the case; returns the run that fails and its result. If the first step alone is DIFFERENT, that is the
+        run: more steps would begin with the same difference."""
         if start.inject is None:  # a fault may apply at a later step, and is refused if it never can
             short = replace(start, case=replace(start.case, steps=1))
             result = self._watched(short, "up_to_difference", "first_step", logs_calls=True)
@@ -240,10 +241,10 @@ class _Shrinking:
 def _write_own_systems(
     file: Path, trial: Trial, final: CaseResult, command: str, maps_names: bool
 ) -> tuple[Path | None, str]:
-    """A file with both systems' code that needs no bitproof.
+    """Write a file with both systems' code that needs no bitproof.
 
-    If that shows no difference, a file that needs bitproof; if the code does not run alone, a file that refers to the
-    systems' folder.
+    If that file shows no difference, write a file that needs bitproof. If the code does not run alone, write a file
+    that refers to the systems' folder.
     """
     case = trial.case
 

@@ -1,7 +1,7 @@
 """Cases with two layouts: second runs record cells, and, if bits differ, further runs reorder sums.
 
-1. The first runs of both systems determine the cuts. Each system runs again as its control, and records the digests of
-   cells.
+1. The first runs of both systems determine the cuts, the indices at which either layout divides a tensor, and so the
+   cells between them. Each system runs again as its control, and records the digests of cells.
 2. The reference, converted to the candidate's layout, is compared with the candidate as usual.
 3. If bits differ in a tensor whose sums are ordered differently, the reference runs three more times with reordered
    sums. The values of all these runs give bounds, and the candidate is compared with them.
@@ -45,14 +45,14 @@ FLOAT64 = "float64"
 
 
 class Recorded(NamedTuple):
-    """The folder of a recording, and the first call of a run in float64 that read fewer bits."""
+    """The folder of a recording. `narrow`, for runs in float64 only, is the first call that read a narrower dtype."""
 
     folder: Path
     narrow: str | None = None
 
 
 Record = Callable[[Role, str, Across], Recorded]
-"""Runs a side as a named arm of the case."""
+"""Runs a side once and returns its recording. The text names the run among the side's runs, such as `cells`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +75,16 @@ def compare_layouts(
     read: Callable[[Path], Recording],
     ask: Callable[[Any], Any],
 ) -> AcrossLayouts:
-    """Compare two systems that lay tensors out differently; `firsts` are the recordings of their first runs."""
+    """Compare two systems that lay tensors out differently.
+
+    `firsts` are the recordings of their first runs. `record` runs a side again, `read` reads a recording from its
+    folder, and `ask` sends the host a request and returns the answer.
+    """
     cuts = common_cuts(firsts["reference"], firsts["candidate"])
     folders = {role: record(role, CELLS, Across(cuts=cuts, keeps_values=True)).folder for role in ROLES}
     cells = {role: read(folder) for role, folder in folders.items()}
     controls = {role: compare(firsts[role], cells[role], case.of(role)) for role in ROLES}
+    # A candidate that resumes from the reference has no record of the steps before.
     cells["reference"] = cells["reference"].from_step(case.first_step)
     other = relaid(cells["reference"], cells["candidate"], cuts)
     comparison = _with_layouts(compare(other.recording, cells["candidate"], case), other, cells)
@@ -110,7 +115,7 @@ def compare_layouts(
 
 
 def _in_float64(plain: BoundsRequest, record: Record, sample: Callable[..., Recorded], ask: Any) -> InFloat64:
-    """The second test; where a system does not run in float64, why."""
+    """Compare the layouts in float64. If a system cannot run in float64, `failed` of the result is the reason."""
     across = Across(cuts={}, keeps_values=True, in_float64=True)
     try:
         sides = {role: record(role, FLOAT64, across) for role in ROLES}
@@ -124,7 +129,7 @@ def _in_float64(plain: BoundsRequest, record: Record, sample: Callable[..., Reco
 
 
 def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:
-    """Logical tensors whose replicas differ within one side.
+    """Logical tensors whose replicas differ within exactly one side.
 
     Example: a gradient that is recorded before its all-reduce in the candidate, and after it in the reference.
     """
@@ -133,7 +138,7 @@ def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:
 
 
 def _with_layouts(comparison: Comparison, other: Relaid, cells: Mapping[Role, Recording]) -> Comparison:
-    """Add to the comparison gaps in the evidence about layouts, and replicas that differ."""
+    """The comparison with remarks about replicas that differ; UNVERIFIED if the layout of some tensor is not known."""
     apart = [
         f"replicas of one tensor differ within the {role}: {first_few(map(str, found))}"
         for role in ROLES

@@ -75,8 +75,8 @@ class CaseRun:
         *,
         logs_calls: bool = False,
     ) -> None:
-        """With `logs_calls` first runs have one step and log its calls: a difference is traced to a call without a
-        replay, and shown without bits."""
+        """With `logs_calls` first runs log the calls of step 0. A difference is then traced to a call without a replay,
+        and the report shows no bits of the differing values."""
         self.case = case
         self.placement = placement
         self.client = client
@@ -191,7 +191,7 @@ class CaseRun:
         return self.client.ask(request, self._remaining() + _HOST_MARGIN, self._on_event)
 
     def _place(self) -> None:
-        """Solve for placements if the case asks for some and has none yet."""
+        """Solve for placements if the case requests that and has no plan yet."""
         if self.case.autoplace is not None and self.case.autoplace.plan is None:
             logs, timeout = self.folders.logs("candidate"), self._remaining()
             found = self._ask(PlaceRequest(case=self.case, logs=logs, timeout=timeout))
@@ -261,6 +261,7 @@ class CaseRun:
         # Without partners a search would compare unrelated calls.
         if across is None or across.have_partners:
             judgement = explainer.explained(judgement, repeats(controls, stresses), self.options)
+        # A pass of the user's may compute values that no record shows.
         leaves_calls = self.options.extra_passes and not self.options.every_call
         if judgement.verdict == Verdict.EQUAL and leaves_calls and self.graph:
             from bitproof.harness.localize.every_call import told_uncompared
@@ -271,7 +272,7 @@ class CaseRun:
         return judgement, recordings
 
     def _across(self, firsts: dict[Role, Recording]) -> AcrossLayouts | None:
-        """Compare by logical tensor, if layouts differ and the case states no bound."""
+        """The comparison by logical tensor; None if the layouts are equal or the case states a bound."""
         if self.case.bound is not None or not are_laid_out_otherwise(self.case, *firsts.values()):
             return None
 
@@ -287,8 +288,10 @@ class CaseRun:
         return differs and self.case.bound is not None
 
     def _measure(self, comparison: Comparison) -> Closeness:
-        """How close the two recordings are in value: at the first step that differs, if the case expects a
-        difference."""
+        """Measure how close the two recordings are in value.
+
+        If the case expects a difference, only the first step that differs is measured.
+        """
         began, first = time.monotonic(), comparison.first_divergence
         step = first.step if first and self.case.differs_within is not None else None
         reference, candidate = (self.folders.recording(role, "first").resolve() for role in ROLES)
@@ -298,7 +301,8 @@ class CaseRun:
         return found
 
     def _steps_of_control(self, comparison: Comparison) -> int:
-        """How many steps a second run takes: those up to the first difference suffice, and a remark reports them.
+        """The number of steps that a second run takes. If the options allow it, the run ends with the step of the first
+        difference, and a remark reports that.
 
         For example, a difference in step 3 of 20 needs 4 steps. With a deliberate fault all steps run, since the fault
         may strike later, and a fault that never strikes is an error.

@@ -50,10 +50,10 @@ class Concurrency:
 
 
 def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
-    """Plan how many cases are concurrent: as many as requested, as far as memory allows.
+    """Plan how many cases run at the same time: the requested number, or fewer if memory is short.
 
-    With "auto" as many as have a core per rank: 8 cores and cases of 2 ranks allow 4 cases. Raises UsageError if
-    several are requested under torchrun or on GPUs.
+    "auto" requests as many cases as have a core for each rank: 8 cores and cases of 2 ranks allow 4 cases. Raises
+    UsageError if several are requested under torchrun or on GPUs.
     """
     may_use_gpus = options.device == "cuda" or (options.device == "auto" and bool(gpu_models()))
     if (is_torchrun() or may_use_gpus) and options.jobs not in (1, "auto"):
@@ -74,10 +74,10 @@ def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
 def judge_at_once(
     sessions: Sequence[Session], todo: Sequence[tuple[Case, Placement]], judge: Judge, on_event: OnEvent
 ) -> Iterator[CaseResult]:
-    """Yield results as cases are judged. Events and results reach the caller in its own thread, in sequence.
+    """Judge cases at the same time, a case per session; yields each result when its case is judged.
 
-    If the caller stops early, so does everything that runs. Raises any error of `judge`, which turns expected errors
-    into results itself.
+    `on_event` is called in the caller's thread, event by event. If the caller stops early, the running cases are
+    abandoned. Raises any error of `judge`; `judge` itself turns expected errors into results.
     """
     answers: SimpleQueue[Event | CaseResult | BaseException] = SimpleQueue()
     free: SimpleQueue[Session] = SimpleQueue()

@@ -15,8 +15,8 @@ from bitproof.harness.records import BaselineResult, BaselineStatus, CaseResult,
 def with_moved_calls(result: CaseResult, run: CaseRun, recordings: dict[Role, Path], *, files: bool) -> CaseResult:
     """Add to a result the first changed call of each side that drifted.
 
-    A replay logs the calls of the first step of these recordings. With `files`, recordings without a baseline are
-    logged too, as they will become baselines. If a log cannot be made, the result stays unchanged.
+    A replay logs the calls of these recordings' first step. With `files`, recordings that will become baselines are
+    logged too. If the log of a drifted side cannot be made, its result states the reason.
     """
     found: dict[Role, BaselineResult] = {}
     if result.verdict == Verdict.ERROR:

@@ -1,8 +1,8 @@
 """How ranks fail, and which rank is to blame. Imports no torch.
 
 A rank's failure makes others fail, as their connections to it close. The first rank that failed independently is
-blamed. A rank that only lost its peers is blamed if there is no other. For example, rank 1 raises, then ranks 0, 2 and
-3 report closed connections: rank 1 is blamed.
+blamed. A rank that only lost its peers is blamed only if no rank failed otherwise. For example, rank 1 raises, then
+ranks 0, 2 and 3 report closed connections: rank 1 is blamed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _LOST_PEER = re.compile(
 )
 
 MAX_FOUND = 500
-"""Characters of an exception's text: a report that cuts an error must still show where it was raised."""
+"""The most characters of an exception's text: a report that shortens an error must still show its traceback."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A rank's end. `time` is the machine's monotonic clock; `secondary`: the rank only lost its peers."""
+    """The failure of a rank. `time` is on the machine's monotonic clock; `secondary`: the rank only lost its peers."""
 
     rank: int
     time: float
@@ -46,7 +46,7 @@ class Failure:
 
 
 def failure_of_exception(rank: int, error: BaseException, around: Sequence[FrameSummary] = ()) -> Failure:
-    """The failure of a rank that raised, as seen from inside it.
+    """The failure of a rank whose code raised an exception.
 
     A problem with the case is reported without a traceback. So is an error of ours whose traceback has no line of the
     user's: a factory that returned None, for example. `around` are the frames still active, outermost first.
@@ -76,7 +76,8 @@ _NOT_THE_USERS = tuple(
 
 
 def _says_all(error: BaseException, around: Sequence[FrameSummary]) -> bool:
-    """Whether an error's text is enough: it is about the case, or ours and not raised from a user's line."""
+    """Whether an error needs no traceback: it is a CaseError, or another error of ours that no line of user code led
+    to."""
     if isinstance(error, CaseError) or not isinstance(error, BitproofError):
         return isinstance(error, CaseError)
     frames = (*around, *traceback.extract_tb(error.__traceback__))
@@ -112,17 +113,18 @@ def signal_name(number: int) -> str:
 
 
 def failure_of_exit(rank: int, status: int, log: Path) -> Failure:
-    """A rank that ended without a report, seen from outside. `status` is from `os.waitstatus_to_exitcode`."""
+    """The failure of a rank whose process ended without a report. `status` is from `os.waitstatus_to_exitcode`."""
     return Failure(rank=rank, time=time.monotonic(), what=tell_exit(status), details=ends(log))
 
 
 def failure_of_garbage(rank: int, error: ValueError) -> Failure:
-    """A rank whose pipe brought an unknown message: its system writes into descriptors that it does not own."""
+    """The failure of a rank whose pipe brought an unknown message: its system wrote into a descriptor that is not its
+    own."""
     return Failure(rank=rank, time=time.monotonic(), what="wrote into bitproof's own pipe", found=str(error))
 
 
 def tell_exit(status: int) -> str:
-    """How a process ended that left no report, in words."""
+    """How a process that left no report ended, in words."""
     return f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status} before it finished"
 
 
@@ -167,7 +169,8 @@ class Problem:
 
     @staticmethod
     def of(error: BaseException, what: str) -> Problem:
-        """The problem for an error. An error outside our tree becomes a RankError with its traceback, about `what`."""
+        """The problem for an error. An error outside our tree becomes a RankError with its traceback, which reports
+        that `what` failed."""
         if not isinstance(error, BitproofError):
             error = RankError(
                 f"{what} failed before its ranks started",
@@ -203,8 +206,8 @@ def tail(log: Path, lines: int = 20, limit: int = 16_384) -> str:
 def ends(log: Path, lines: int = 10, limit: int = 8_192) -> str:
     """The first and last lines of a log, at most `lines` of each.
 
-    A library that ends the process first prints the reason, such as gloo's message about mismatched collectives, and
-    then its stack; later failures of a rank are at the end.
+    Either end may have the reason. A library that aborts the process prints the reason, such as gloo's message about
+    mismatched collectives, and then a long stack. Other failures print their reason last.
     """
     try:
         with log.open("rb") as file:

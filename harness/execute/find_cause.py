@@ -1,4 +1,4 @@
-"""Replays of a case extend its result: the call to blame, or a comparison of an EQUAL case's calls.
+"""Extend a case's result by replays: find the call to blame, or compare the calls of an EQUAL case.
 
 The verdict selects a search in `harness/localize`; a failing search is reported. Searches are imported when needed,
 since most cases are EQUAL and need none.
@@ -28,8 +28,8 @@ class Explainer:
     """Explains the judgement of a case; `recordings` are those of its first runs.
 
     Replays write into the folder `archives`, which is removed after the search. `seconds` is the duration of replays,
-    None without any; `remarks` are the report's; `every_call` compared all calls, if the command asked for that.
-    `is_logged`, `shows_bits` and `verifies` are settings of the search.
+    None without any; `remarks` are lines for the report; `every_call` is the comparison of all calls, None unless the
+    command requests it. `is_logged`, `shows_bits` and `verifies` are settings of the search.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Explainer:
         self._verifies = verifies and shows_bits
 
     def explained(self, judgement: Judgement, repeats: Iterable[Repeat], options: RunOptions) -> Judgement:
-        """Add the results of replays to the judgement; `repeats` are its second runs.
+        """Add the results of replays to the judgement. `repeats` compare each side's second run with its first.
 
         Trace a difference or noise to a call. Incomplete recordings are traced too: the records that differ are enough.
         An EQUAL case's calls are compared if `options` ask for it.
@@ -104,7 +104,8 @@ class Explainer:
         return replace(judgement, first_divergence=found)
 
     def _unrepeatable(self, judgement: Judgement, role: Role, key: Key) -> Judgement:
-        """The result of a case whose replay differs from its recording: like a control that differs."""
+        """The judgement of a case whose replay differs from its recording: NONDETERMINISTIC, as for a differing
+        control."""
         text = (
             f"a replay of {role} {getattr(self._case, role)} did not reproduce step {key.step}, rank {key.rank}, "
             f"{key.kind} {key.name}: its bits differ from the recorded ones"
@@ -144,7 +145,7 @@ class Explainer:
         return self._told(judgement, explain)
 
     def _looked_at(self, judgement: Judgement) -> Judgement:
-        """The result of an EQUAL case after comparing calls, by replays of both systems."""
+        """Judge an EQUAL case by the values of its calls, which replays of both systems log."""
         from bitproof.harness.localize.every_call import EveryCall
 
         self.every_call = EveryCall(self._case, self._recordings, self._archives, self._run_replay)

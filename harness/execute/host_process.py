@@ -27,7 +27,7 @@ _END_SECONDS = 1.0  # for a host to end its descendants by itself
 
 
 class HostLost(Exception):  # noqa: N818 (a message between modules; users see its `error`)
-    """The host ended, or did not respond and was killed. `error` is the message for the user."""
+    """The host ended, or was killed because it did not respond (`silent`). `error` is the message for the user."""
 
     def __init__(self, error: RankError, *, silent: bool) -> None:
         super().__init__(str(error))
@@ -43,8 +43,8 @@ class HostProcess:
     """A host. Its process group contains every rank, so that a single signal ends them all.
 
     It starts at once and imports torch while the caller continues. Its temporary files, and those of all its
-    descendants, such as compilers, go into the folder `temporary`. `starts` names its ranks and their machine, if it
-    has only some of a run's ranks.
+    descendants, such as compilers, go into the folder `temporary`. If it starts only some of a run's ranks, `starts`
+    names these and their machine, for errors.
     """
 
     def __init__(

@@ -38,9 +38,9 @@ def run_cases(
     that was started. With concurrent cases, results come in the order in which they are judged; events and results come
     one at a time. Under torchrun rank 0 runs the cases on all ranks, and the others yield the results that it sends.
 
-    Raises UsageError for a fault that cannot fire, a missing system or extra pass, names for a system that has the
-    reference's own, or jobs on a machine without concurrent cases, and CaseError for a case that does not fit the
-    machine, before any rank has started.
+    Raises UsageError for a fault that cannot fire, a missing system or extra pass, `names` for a built-in candidate,
+    which uses the reference's names, or several jobs if cases must run one after another; and CaseError for a case that
+    does not fit the machine. All are raised before any rank has started.
     """
     cases = list(cases)
     if options.require_baseline and options.baseline_dir is None:
@@ -73,7 +73,7 @@ def run_cases(
 def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
     """The report's facts about this machine, read without torch. Each case's result has its own device and backend.
 
-    The commit is the CI system's, from a variable of GitHub Actions, or else that of the folder.
+    GitHub Actions names its commit in a variable. Elsewhere the commit is the working directory's.
     """
     found = os.environ.get("GITHUB_SHA") or commit()
     return describe_machine() | {"device": device} | ({"commit": found} if found else {})
@@ -82,7 +82,10 @@ def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
 def record_system(
     case: Case, system: str, options: RunOptions, out: Path, run_dir: Path, on_event: OnEvent = lambda event: None
 ) -> Path:
-    """Record a system at `out`, once; under torchrun rank 0 does, on all ranks. Raises the run's error."""
+    """Record a system once, into the folder `out`, and return that folder. Raises the run's error.
+
+    Under torchrun rank 0 runs the system on all ranks.
+    """
     check_system(system)
     if follows():
         for _ in follow([case], Path(run_dir), options):

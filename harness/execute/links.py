@@ -1,9 +1,9 @@
 """Messages between torchrun's ranks: a connection from every rank to rank 0, served by a thread.
 
 A message is a line of JSON (`framing.py`), followed by files of any size, which are copied in parts from disk to disk.
-Both ends send a pulse every second, so that a vanished peer is detected within SILENCE seconds, whatever its machine or
-the network did, and while this process is busy. A killed peer is detected immediately, as its system closes the
-connection.
+Both ends send a pulse every second, so that a vanished peer is detected within SILENCE seconds, whatever happened to
+its machine or the network, and even while this process is busy. A killed peer is detected immediately, as its system
+closes the connection.
 
 A peer is trusted only after a first, short message with the run's token. Imports no torch.
 """
@@ -30,8 +30,8 @@ SILENCE = 7.0
 """Seconds without a pulse after which a peer counts as gone."""
 _PULSE_SECONDS = 1.0
 PAUSE_SECONDS = 3.0
-"""If a loop of the thread takes longer than this and its pulse, this process itself was stopped: peers were not
-silent."""
+"""If an iteration of the serving thread takes this much longer than its timeout, this process itself was stopped: the
+peers were not silent."""
 _HEADER = struct.Struct(">8sQQ")  # MAGIC, and the sizes in bytes of the JSON and of the files
 MAGIC_WORD = b"bitprf\x00\x01"
 _MAX_FIRST, _MAX_TEXT = 1 << 20, 1 << 30
@@ -42,7 +42,7 @@ _CONNECT_SECONDS = 5.0
 
 
 def allow_open_files(number: int) -> None:
-    """Allow this process, and its descendants, so many open files, as far as the system permits.
+    """Allow this process and its descendants `number` open files, or as many as the system permits.
 
     A shell's limit is often 1,024, and a connection is a file.
     """
@@ -53,7 +53,8 @@ def allow_open_files(number: int) -> None:
 
 
 class Line:
-    """A connection. `rank` is the peer's once it is known; `gone` is the reason why the peer is gone."""
+    """A connection to a peer. `name` describes the peer; `is_known`: its first message was accepted; `gone` is the
+    reason why it is gone, None while it is connected."""
 
     def __init__(self, peer: socket.socket, name: str, spool: Path) -> None:
         peer.setblocking(False)
@@ -145,6 +146,7 @@ class Line:
 
     def _read(self) -> None:
         while True:
+            # Messages arrive in any pieces: one read may bring a part of a message, or several messages.
             if self._wanted is None:
                 if len(self._received) < _HEADER.size:
                     return
@@ -159,6 +161,7 @@ class Line:
                     continue
                 self._wanted = text, content
             text, content = self._wanted
+            # The JSON comes first and is kept in memory until it is complete; files then go to disk in pieces.
             if self._file is None:
                 if len(self._received) < text:
                     return
@@ -211,8 +214,8 @@ class Links:
     def listen(self, address: str) -> int:
         """Listen for connections to `address`, and return the port.
 
-        Listens at all of this machine's addresses, as a name may resolve differently elsewhere; at a loopback address
-        only locally.
+        All of this machine's addresses are used, as a name may resolve differently elsewhere; for a loopback address
+        only that address.
         """
         if address == "localhost" or address.startswith("127."):
             listener = socket.create_server((address, 0), backlog=_MAX_WAITING)

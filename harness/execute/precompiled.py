@@ -1,7 +1,7 @@
 """Precompiled steps in runs: the step that a side of a case reads, and the reasons to refuse it.
 
 If a case runs the system `precompiled` and names no folder, the step is made at the start of the case's run, in a
-process of its own, which ends then.
+separate process that ends afterwards.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class PrecompiledStep:
         return StepFolder(folder.resolve(), self._options.trust_compiled)
 
     def folder_for(self, role: Role, timeout: float, on_event: OnEvent) -> StepFolder | None:
-        """The step; None for a side that reads none. If missing, it is precompiled now, within `timeout` seconds."""
+        """The folder of the step that a side reads; None for a side that reads none. A step that does not exist yet is
+        precompiled now, within `timeout` seconds."""
         system = getattr(self._case, role)
         if role == "candidate" and self._options.precompiled is not None:
             return self._named(self._options.precompiled)

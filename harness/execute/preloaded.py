@@ -9,7 +9,7 @@ A system may still change the search path. From then on its imports could mean o
 the rank is refused. Example: `sys.path.insert(0, "vendored")` with `vendored/pkg/`, while `pkg` was preloaded from
 elsewhere.
 
-A module that starts threads, or touches a GPU, is refused: a process that is forked then may hang.
+A module that starts threads, or touches a GPU, is refused: a process that is forked afterwards may hang.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ class Preloaded:
         self.check()
 
     def check(self) -> None:
-        """Raise UsageError if a preloaded module would now be found elsewhere, or ever was, even if an earlier error
-        was caught."""
+        """Raise UsageError if an import of a preloaded module would now find another file.
+
+        Once raised, it is raised again by each later call, since user code may have caught it.
+        """
         self._looked_in = _where_imports_look()
         if self._problem is None:
             for name, place in self._places.items():
@@ -61,16 +63,18 @@ class Preloaded:
 
     @refusing()
     def check_again(self) -> None:
-        """The same, within user code, if the search path has changed since it was looked at."""
+        """Check again, for an import in user code, if the search path has changed since the last check."""
         if self._looked_in != _where_imports_look():
             self.check()
 
 
 def preload_watched(modules: Sequence[str], folder: Path | None = None) -> None:
-    """Preload, and from then on look again at each import that follows a change of the search path, here and in
-    forks. Raises as `preload`."""
+    """Preload modules, and check them again at each import after a change of the search path, here and in forks.
+
+    Raises the errors of `preload`.
+    """
     global _preloaded
-    # Before the first module: it may keep such a function, as `from importlib.util import find_spec` does.
+    # Patch before the first import: a module may keep such a function, as `from importlib.util import find_spec` does.
     for place, name in _IMPORTING:
         setattr(place, name, _checking(getattr(place, name)))
     _preloaded = preload(modules, folder)
@@ -82,7 +86,7 @@ _IMPORTING: tuple[tuple[Any, str], ...] = (
     (sys.modules["importlib._bootstrap"], "_gcd_import"),
     (importlib.util, "find_spec"),
 )
-"""All that returns a loaded module, or its file, for a name."""
+"""The functions that return a loaded module, or its file, for a name."""
 
 
 def _checking(imports: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,7 +100,7 @@ def _checking(imports: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def preload(modules: Sequence[str], folder: Path | None = None) -> Preloaded:
-    """Import these modules, searching beside a file of `folder` first.
+    """Import these modules; `folder` is searched first.
 
     Raises UsageError if an import fails, starts a thread or touches a GPU.
     """
@@ -106,6 +110,7 @@ def preload(modules: Sequence[str], folder: Path | None = None) -> Preloaded:
     for name in modules:
         if name not in sys.modules:
             _import(name)
+    # The packages around a module were imported with it.
     named = {".".join(name.split(".")[: end + 1]) for name in modules for end in range(name.count(".") + 1)}
     return Preloaded(sorted((set(sys.modules) - before) | (named & set(sys.modules))))
 

@@ -33,7 +33,8 @@ VALUES, ARCHIVE = ".safetensors", ".zip"
 
 
 class Request(Generic[A]):
-    """A request whose answer is an A; `answer` is that class. `subject` describes it, with fields in braces."""
+    """A request whose answer has the type A; `answer` is that class. `subject` describes the request in errors; names
+    in braces stand for its fields."""
 
     answer: ClassVar[type[Any]]
     subject: ClassVar[str] = "the host"
@@ -81,8 +82,8 @@ class RunAnswer:
     """The facts about a successful run.
 
     `peak_mib` is the largest device memory of a rank, None on a CPU; `kept` is the digest of the record that a replay
-    had to keep; `switches_changed` names the switches that the system changed; `races` are those of its graphs;
-    `narrow` is the first call of a run in float64 that read fewer bits.
+    had to keep; `switches_changed` names the switches that the system changed; `races` are the races of its graphs;
+    `narrow` is the first call that read fewer bits than float64 has, in a run in float64.
     """
 
     graph: PreparedGraph | None = None
@@ -109,8 +110,9 @@ class RunRequest(Request[RunAnswer]):
 
     `options` are the command's, as far as this run follows them. `timeout` is the rest of `case_timeout`, in seconds.
     `later` is the next request: its program may be made while this run's ranks run. `profile` and `dump_dir` are
-    folders for profiles and graphs. If `precompiled` is set, it is read and nothing is traced. `watch`: a run that is
-    no replay also logs a step's calls. `across`: layouts differ; `resume`: a run ends half-way and resumes.
+    folders for profiles and graphs. If `precompiled` is set, it is read and nothing is traced. `watch` makes a run that
+    is no replay also log a step's calls. `across` has the settings of a run of two layouts. With `resume` the run is
+    killed half-way and resumed.
     """
 
     answer = RunAnswer
@@ -146,13 +148,14 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def halves(self) -> tuple[RunRequest, ...]:
-        """Its runs in order: two if the run is killed and resumes, unless a replay ends before that."""
+        """The runs to make, in order: two if the run is killed and resumed, unless a replay ends before that."""
         resume, replay = self.resume, self.replay
         if resume is None or resume.goes_on:
             return (self,)
         if replay is not None and replay.step < resume.at:
             return (dataclasses.replace(self, resume=None),)
         case, system = first_half(self.case, self.system)
+        # The step to log is in the second half: a replay of an earlier step ends before the resume.
         first = dataclasses.replace(self, case=case, system=system, replay=None, watch=None)
         return first, dataclasses.replace(self, resume=dataclasses.replace(resume, goes_on=True))
 
@@ -200,9 +203,9 @@ class RunRequest(Request[RunAnswer]):
 class RankSlots:
     """The ranks of a run that a host starts, their rendezvous, and the files for their records.
 
-    `part` is a template with `{rank}`. `store` is a file, or, with `server` (host and port of an existing store), a
-    prefix of its keys. In that case a launcher started the rank: `local_rank` and `local_world_size` are as in
-    torchrun, and `gpu` is the index of its GPU.
+    `part` is a template with `{rank}`. `store` is the file through which ranks find each other. With `server`, the host
+    and port of an existing store, `store` is a prefix of the keys there. In that case a launcher started the rank:
+    `local_rank` and `local_world_size` are as in torchrun, and `gpu` is the index of its GPU.
     """
 
     ranks: tuple[int, ...]
@@ -216,7 +219,8 @@ class RankSlots:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRunRequest(Request[End]):
-    """A run whose ranks start here only as far as `rank_slots` names them: others have ranks too, and join all records.
+    """Run the ranks that `rank_slots` names. Other hosts may run other ranks of the same run; the requester joins all
+    records.
 
     `is_prefetch` asks a stage for the run's program only, without an answer: the run itself reports its errors.
     `asked_at` is the time of the request on this machine's monotonic clock. A stage may still be busy ahead of the run;
@@ -234,7 +238,7 @@ class LocalRunRequest(Request[End]):
 
 @dataclass(frozen=True, kw_only=True)
 class BitsRequest(Request[ComparedBits]):
-    """How two values differ that replays of both systems stored in their archives under `name`."""
+    """Compare the values that replays of both systems stored under `name` in their archives."""
 
     answer = ComparedBits
     reference: Path
@@ -255,7 +259,11 @@ class ClosenessRequest(Request[Closeness]):
 
 @dataclass(frozen=True, kw_only=True)
 class BoundsRequest(Request[LayoutBounds]):
-    """Compare two recordings with bounds from `samples`, the reference's sums reordered; replicas of `apart` differ."""
+    """Compare two recordings within bounds.
+
+    The bounds come from `samples`, recordings of the reference with its sums reordered. `apart` names the tensors whose
+    replicas differ.
+    """
 
     answer = LayoutBounds
     reference: Path
@@ -266,7 +274,8 @@ class BoundsRequest(Request[LayoutBounds]):
 
 @dataclass(frozen=True, kw_only=True)
 class Float64Request(Request[InFloat64]):
-    """Compare runs in float64, and the plain runs of a BoundsRequest with them."""
+    """Compare two layouts by their runs in float64. `plain` is the request about the same runs in the case's own
+    precision."""
 
     answer = InFloat64
     reference: Path
@@ -318,7 +327,7 @@ class StandaloneAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class StandaloneRequest(Request[StandaloneAnswer]):
-    """A file of plain Python that shows the difference at a step, with `head` at its top."""
+    """Write a file of plain Python that shows the difference at a step. `head` is the text at its top."""
 
     answer = StandaloneAnswer
 
@@ -412,4 +421,4 @@ AnyRequest = (
 )
 
 REQUESTS: tuple[type[AnyRequest], ...] = get_args(AnyRequest)
-"""Every kind that a host answers."""
+"""Every class of request that a host answers."""

@@ -1,8 +1,8 @@
 """Compare a report with the recordings in its run's folder; applied to every report that a command reads there.
 
-A report can be forged so that its own numbers agree. Its recordings are in `recordings/<case>/<system>`: if both sides'
-are present, compared and differing tensors are counted again. If they are missing, counts must equal those of the
-case's model, which is built without values for that; this needs torch.
+A report can be forged so that its own numbers agree. Its recordings are in `recordings/<case>/<system>`: if those of
+both sides are present, compared and differing tensors are counted again. If they are missing, counts must equal those
+of the case's model, which is built without values for that; this needs torch.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ class PreparedGraph:
     """Facts for the manifest and the report about a prepared graph and a backend's generated code.
 
     `is_kept`: an earlier run traced it. `artifact` is its precompiled step, if it was read from a folder. `races` are
-    pairs of its calls that use the same memory without an order. No record contains the values of `calls_uncompared` of
-    its `calls`.
+    pairs of its calls that use the same memory without an order. `calls` counts its calls, and `calls_uncompared` those
+    whose values no record contains.
     """
 
     code_hash: str
@@ -88,7 +88,7 @@ class PreparedGraph:
 
 
 def _tell_compiled(found: Mapping[str, Any]) -> str:
-    """A backend's facts about a graph."""
+    """How much of a graph a backend compiled, in words."""
     nodes, regions = found["nodes_compiled"], found.get("regions_compiled")
     of_what = "the whole graph" if regions is None else f"{regions} regions"
     launches = found.get("launches")
@@ -125,17 +125,20 @@ class StepsEnded:
 class Done:
     """A rank's report of a successful end.
 
-    Times: `step_seconds` has each step's time without recording; `flops` are the first step's operations if counted.
-    Memory: `peak_mib` is of the rank's device, None on a CPU; `process_mib` is of its process. Environment:
-    `determinism` was set; `switches` were read, by time of reading; `system` is the system's description of itself;
-    `gpu` has the versions of CUDA and its libraries, and `gpu_environment` their variables, both empty on a CPU.
-    Checks: `chunked` counts the calls per step of each chunked module; `unused_names` never appeared; `is_alone`: the
-    rank ran no collective with another rank, and its system does not declare that ranks are independent; `compiled` is
-    the result of torch.compile; `races` are those of the graph that a user's system shows; `turns` are its collectives,
-    as launched and waited for; `unshown` is state that steps have changed and no record contains; `shows_every_buffer`
-    and `meetings` are the manifest's. Replays: `kept` is the digest of the record that a replay had to keep; `narrow`
-    is the first call that read fewer bits than float64 has, in a run in float64. `graph` was captured while steps ran,
-    if the system does that.
+    - Times: `step_seconds` has each step's time without recording; `flops` are the operations of the first step, if
+      counted.
+    - Memory: `peak_mib` is the peak on the rank's device, None on a CPU; `process_mib` is the peak of its process.
+    - Environment: `determinism` has the switches that were set, `switches` the switches that were read, by time of
+      reading; `system` is the system's description of itself; `gpu` has the versions of CUDA and its libraries, and
+      `gpu_environment` the variables that they read, both empty on a CPU.
+    - Checks: `chunked` counts the calls per step of each chunked module; `unused_names` are declared names that never
+      appeared; `is_alone`: the rank ran no collective with another rank, and its system does not declare that ranks are
+      independent; `compiled` describes the use of torch.compile; `races` are those of the graph that a user's system
+      shows; `turns` are its collectives, as launched and waited for; `unshown` is state that steps changed and no
+      record contains; `shows_every_buffer` and `meetings` are the manifest's.
+    - Replays: `kept` is the digest of the record that a replay had to keep; `narrow` is the first call that read fewer
+      bits than float64 has, in a run in float64.
+    - Graphs: `graph` describes graphs that were captured while steps ran, if the system does that.
     """
 
     seconds: float = 0.0

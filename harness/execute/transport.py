@@ -1,4 +1,4 @@
-"""Choose the receiver of requests, in this file only: a host of this machine, or the ranks that torchrun made.
+"""Choose the receiver of requests: a host of this machine, or the ranks that torchrun made. No other file chooses.
 
 Under torchrun the same command runs in every process. Rank 0 leads: it does the same as without torchrun, over a client
 for all ranks. The others follow until it is done, print nothing and write nothing.

@@ -19,7 +19,7 @@ from bitproof.harness.user_code.user_frames import user_code
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """After `at` steps a system saves into `folder` and ends; with `goes_on` it loads that and takes the other
+    """After `at` steps a system saves into `folder` and ends; with `goes_on` it loads `folder` and takes the remaining
     steps."""
 
     at: int
@@ -33,7 +33,7 @@ class Resume:
                 _method(system, "load")(Path(self.folder))
 
     def end(self, system: Any) -> None:
-        """Save into an existing folder, if this is the first half."""
+        """If this is the first half, create the folder if necessary, and let the system save into it."""
         if not self.goes_on:
             Path(self.folder).mkdir(parents=True, exist_ok=True)  # each rank does so, as any rank may be first
             with user_code("save(folder)"):
@@ -53,12 +53,14 @@ def _method(system: Any, name: str) -> Any:
 
 
 def first_half(case: Case, system: str) -> tuple[Case, str]:
-    """The case and system of the first half: usually the candidate's; the reference's if the case resumes that."""
+    """The case and system of the first half: usually the candidate's; the reference's if the candidate loads the
+    reference's checkpoint."""
     return (case.of("reference"), case.reference) if case.resumes_reference else (case, system)
 
 
 def join_halves(first: Path, second: Path) -> None:
-    """Prepend a rank's records of the first half, and values if it kept any, to those of the second."""
+    """Put a rank's records of the first half before those of the second, in the second's file; also its values, if it
+    kept any."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from safetensors.torch import load_file, save_file

@@ -1,8 +1,9 @@
 """Convert names to names of files and folders, without collisions on any file system.
 
-A name of lowercase letters, digits and underscores stays unchanged. Any other becomes the readable part of its end, and
-a digest of the whole: `sub/t.py:make` is `sub-t.py-make-06e9681bfb5f`, and `sub-t.py:make` has another digest. So names
-may differ in case only, for example, and have any length.
+A short name of lowercase letters, digits and underscores stays unchanged. Any other name becomes its last 60
+characters, with `-` for unsafe ones, and a digest of the whole name: `sub/t.py:make` becomes
+`sub-t.py-make-06e9681bfb5f`, and `sub-t.py:make` has another digest. So names may have any length, and two names may
+differ only in case.
 
 No result ends in a dot and a word, so `.control` may follow any of them.
 """

@@ -47,11 +47,11 @@ def free_memory() -> int | None:
 
 
 def num_at_once(num_ranks: int, cores: int, memory: int | None) -> int:
-    """How many runs of this many ranks, each with its own host, have a core per rank and memory; at least 1."""
+    """The number of runs, each with a host and `num_ranks` ranks, for which there are cores and memory; at least 1."""
     return num_in_memory(num_ranks, memory, most=cores // num_ranks)
 
 
 def num_in_memory(num_ranks: int, memory: int | None, most: int) -> int:
-    """How many runs, up to a limit, fit into memory, for any number of cores; at least 1."""
+    """The number of such runs, up to `most`, that fit into memory; at least 1. Cores are not considered."""
     fit = most if memory is None else min(most, memory // (HOST_BYTES + num_ranks * RANK_BYTES))
     return max(1, fit)

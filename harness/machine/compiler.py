@@ -19,7 +19,8 @@ def compiler() -> str:
 
 
 def compiled_for() -> list[str]:
-    """The target of code compiled here, besides this torch: the compiler, its version, the processor.
+    """The facts that decide code compiled here, besides torch: the compiler, its version, and the processor's
+    instructions.
 
     Inductor lets the compiler use all of the processor's instructions, whether torch itself uses them or not.
     """

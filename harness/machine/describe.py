@@ -64,7 +64,7 @@ def gpu_models() -> list[str]:
 
 
 def commit() -> str | None:
-    """The commit of bitproof's working folder, with "-dirty" when a file changed since. None outside of git."""
+    """The commit of the working directory, with "-dirty" if a file has changed since. None outside of git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     try:

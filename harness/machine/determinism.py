@@ -71,7 +71,7 @@ def settle_attention(device: torch.device) -> None:
 
 
 def read_determinism() -> dict[str, Switch]:
-    """The switches now."""
+    """The current values of the switches for determinism."""
     import torch
 
     with warnings.catch_warnings():
@@ -91,7 +91,7 @@ def read_determinism() -> dict[str, Switch]:
 
 
 def _matmul_precision() -> str:
-    """torch's precision of float32 products; torch raises if two interfaces have set it."""
+    """torch's precision of float32 products, or "set by two interfaces", since torch raises in that case."""
     import torch
 
     try:
@@ -139,7 +139,7 @@ def read_switches() -> dict[str, Switch]:
 
 
 def _setters() -> dict[str, Callable[[Any], object]]:
-    """A setter for each switch of `read_switches` that can be restored within a process."""
+    """A function that sets the switch, for each switch of `read_switches` that a process can restore."""
     import torch
 
     from bitproof.harness import torch_compat
@@ -215,7 +215,8 @@ class Switches:
         return cls(read_switches() | replaced, generators)
 
     def changes(self) -> list[str]:
-        """Each change since: `mkldnn_enabled True -> False`, `the state of torch's random generator`."""
+        """Each change since this state was taken: `mkldnn_enabled True -> False`, `the state of torch's random
+        generator`."""
         now = Switches.now()
         told = [
             f"{name} {was} -> {now.switches[name]}" for name, was in self.switches.items() if now.switches[name] != was
@@ -224,7 +225,7 @@ class Switches:
         return [*told, *(f"the state of {name}'s random number generator" for name in drawn)]
 
     def restore(self) -> None:
-        """Restore all of it, as far as possible within a process."""
+        """Restore this state, as far as that is possible within a process."""
         import numpy
         import torch
 
@@ -242,8 +243,8 @@ class Switches:
 
 @contextmanager
 def keeping_switches(who: str) -> Iterator[None]:
-    """Raise PassError if the block changes switches or random number generators; the error names `who` and the changes,
-    which are undone."""
+    """Raise PassError if the block changes switches or random number generators. The error names `who` and the changes;
+    the changes are undone."""
     before = Switches.now()
     try:
         yield

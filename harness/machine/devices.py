@@ -55,9 +55,9 @@ def place(
     *,
     share_gpus: bool = False,
 ) -> Placement:
-    """Choose the device of a case and the transport of its ranks, all on this machine: the backend by default.
+    """Choose the device of a case whose ranks are all on this machine, and their transport, by default the backend.
 
-    Raises CaseError if it requests CUDA and there are too few GPUs, and for unavailable collectives.
+    Raises CaseError if `request` is "cuda" and there are too few GPUs, and for unavailable collectives.
 
     `auto` uses GPUs only if every rank has its own. `cuda` with fewer GPUs than ranks is refused, as a run without NCCL
     would look like a run with NCCL, unless `share_gpus` requests that: then ranks share them over gloo, which copies
@@ -104,6 +104,7 @@ def _in_memory(request: CollectivesRequest | None) -> bool:
             found=f"{platform.system()} on {platform.machine()}",
             fix="leave --collectives out, or give --collectives gloo",
         )
+    # None comes from ranks of a launcher, which share no memory.
     return request in ("auto", "shared") and is_supported()
 
 

@@ -53,7 +53,7 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def _count_elsewhere() -> int:
-    """If the driver's library fails, torch counts by starting CUDA, in a separate process."""
+    """The number of GPUs that torch counts in a separate process, which may start CUDA; 0 if that fails."""
     command = [sys.executable, "-c", _COUNT]
     try:
         done = run_command(command, _COUNT_SECONDS)
@@ -72,13 +72,14 @@ def has_started_driver() -> bool:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return False
+    # This call creates no context: it fails with a status of its own if the driver was never initialized.
     context = ctypes.c_void_p()
     status: int = driver.cuCtxGetCurrent(ctypes.byref(context))
     return status != _NOT_INITIALIZED
 
 
 def read_gpu_facts(device: torch.device) -> MachineFacts | None:
-    """Facts about CUDA that can change a bit and that only this process knows, by name; None on another device.
+    """Facts about CUDA that can change a bit and that only this process knows, by name; None if `device` is no GPU.
 
     The topology of GPUs is read on a machine's rank 0, with device cuda:0: it is the same for all.
     """
@@ -100,8 +101,8 @@ def read_gpu_facts(device: torch.device) -> MachineFacts | None:
 
 
 def read_gpu_of_keys(device: torch.device) -> MachineFacts:
-    """Facts about a rank's GPU that may decide the trace, by name: torch's choice of operators, and the device's
-    index."""
+    """Facts about a rank's GPU that may decide its trace, by name: torch chooses operators by them, and the trace
+    contains the device's index."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)
@@ -182,5 +183,6 @@ def gpu_topology() -> list[str] | None:
         return None
     if done.status:
         return None
+    # nvidia-smi underlines the header by escape sequences.
     rows = re.sub(r"\x1b\[[0-9;]*m", "", done.out).partition("Legend:")[0].splitlines()
     return [" ".join(row.split()) for row in rows if row.strip()]

@@ -13,7 +13,8 @@ LAUNCH_ORDER = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"}
 them can each wait for the other's GPU forever. Since NCCL 2.26; a graph's launches have the same order on all ranks."""
 
 OWN_SUMS = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0"}
-"""A single algorithm and protocol for every size, and no sums in the switch, whose order is not repeatable."""
+"""A single algorithm and protocol for every size, and no sums in the NVLink switch, as their order is not
+repeatable."""
 
 
 def allow_shared_gpu(environment: MutableMapping[str, str], rank: int) -> None:

@@ -27,7 +27,7 @@ class TorchBuild:
 
 
 def torch_build() -> TorchBuild:
-    """This torch. Raises MachineError if a build for CUDA does not describe itself.
+    """How this process's torch was built. Raises MachineError if a build for CUDA does not describe itself.
 
     Reading such a build starts CUDA's driver, and no rank forked from a process that has started it can use a GPU. So a
     process that has not yet used a GPU lets a fork of itself read.

@@ -1,4 +1,4 @@
-"""Precompile a step in a process without ranks, and read it for a run, on or for every rank.
+"""Precompile a step in a process without ranks. A run reads it on each rank, or in one process for all its ranks.
 
 1. Replace the file by a note, so that an old step is gone whatever happens.
 2. Trace the step of the first and the last rank, whose coordinates differ on every axis. Both must have the same code:
@@ -59,8 +59,8 @@ def precompile(
 ) -> Precompiled:
     """Trace and compile a case's step and write it into a folder. Determinism switches must be set.
 
-    With a `fault` of the catalogue, the traced step of each rank is edited as on that rank before both are compared, to
-    test the comparison. Nothing is written then.
+    A `fault` of the catalogue tests the comparison: it is put into the traced step of each rank, as it would be on that
+    rank, before the two are compared. Nothing is written then.
 
     Raises CaseError for a case whose steps cannot be precompiled; ArtifactError for a step that differs between ranks
     or cannot be written as data; UsageError for a fault that both ranks have alike; and the errors of `prepare`. The
@@ -83,6 +83,7 @@ def _precompile(
     last = case.parallelism.world_size - 1
     other_seconds, other_code = 0.0, None
     if last > 0:
+        # Of this trace only the code is kept, so that two graphs are never in memory together.
         other = trace(case, device, enter, system, rank=last)
         other_seconds, other_code = other.seconds, _Code.of(other, case, fault, last)
         del other

@@ -70,8 +70,8 @@ def _part(part: Compiled) -> dict[str, object]:
 def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compiled: bool) -> Compiled | CompiledHalves:
     """Load the compiled step with the sha256 `content`; `passes` have its facts.
 
-    Raises ArtifactError without `trust_compiled`, before reading the file. Also if the file is missing, damaged or of
-    another step, or if its code does not load or would have to be compiled.
+    Raises ArtifactError without `trust_compiled`, before reading the file. Raises it as well if the file is missing,
+    damaged or of another step, or if its code does not load or would have to be compiled.
     """
     where = str(folder / file.COMPILED)
     if not trust_compiled:

@@ -56,6 +56,7 @@ def begin(folder: Path, what: str) -> None:
     file = folder / NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Check both files before either is replaced.
         for file in (folder / COMPILED, folder / NAME):
             if file.exists() and not _content(file).startswith(_KIND):
                 raise ArtifactError(

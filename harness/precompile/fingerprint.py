@@ -1,4 +1,4 @@
-"""Everything that affects a precompiled step, or whether it can be read, field by field, so errors can name a field.
+"""A fingerprint: everything that affects a precompiled step or whether it can be read. Errors name the field.
 
     form          version of the file's content            passes        names, settings, sha256 of each source
     system        graph or joint                           sources       sha256 of bitproof's own files
@@ -66,6 +66,7 @@ def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
     decided = {
         _CALLED.get(name, name): value for name, value in traced_part(case).to_dict().items() if name not in UNDECIDED
     }
+    # The data decides values, but no shape.
     decided["shapes"] = {name: value for name, value in decided["shapes"].items() if name != "data"}
     fields = {
         "form": FORM,

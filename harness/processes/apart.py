@@ -29,7 +29,8 @@ class Lost:
 def answers_apart(
     module: str, task: Any, answer: type[A], count: int, log: Path, timeout: float
 ) -> Generator[A | Lost]:
-    """Yield `count` answers of a module's `main` to a task, each within `timeout` seconds.
+    """Start a module with a task, and yield `count` answers. An answer that takes longer than `timeout` seconds is
+    `Lost`.
 
     After a time-out, later answers are lost, too. Closing the iterator ends the process.
     """
@@ -56,7 +57,8 @@ def answers_apart(
 
 
 def answer_all(task_type: type[A], answers: Callable[[A], Iterator[Any]]) -> None:
-    """The other end: `MODULE PIPE` reads its task, and writes each answer as it comes."""
+    """The `main` of such a module, run as `MODULE PIPE`: read the task, and write each answer into the pipe as it
+    comes."""
     task: A = framing.read(sys.stdin.buffer.readline(), task_type)
     for found in answers(task):
         send(int(sys.argv[1]), found)

@@ -78,13 +78,14 @@ class Child:
 def fork(body: Body | Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
     """Fork a process that runs `body` and ends. Its output goes to `log`, appended if `adds`.
 
-    It never returns into its parent's frames, ends with its parent, and writes its stack into its log on request.
+    The child never returns into its parent's frames. It ends with its parent, and writes its stack into its log on
+    request.
     """
     return _fork(body, log, adds, is_asked=False)
 
 
 def fork_asked(body: Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
-    """The same for a child that receives requests: `body` also takes the descriptor of requests."""
+    """As `fork`, for a child that receives requests: `body` also takes the descriptor that it reads them from."""
     return _fork(body, log, adds, is_asked=True)
 
 
@@ -99,6 +100,7 @@ def ask_for_stacks(processes: list[int]) -> None:
 def _fork(body: Callable[..., int | None], log: Path | None, adds: bool, is_asked: bool) -> Child:
     reader, writer = os.pipe()
     heard, told = os.pipe() if is_asked else (None, None)
+    # The child would write buffered output a second time.
     sys.stdout.flush()
     sys.stderr.flush()
     parent, pid = os.getpid(), os.fork()

@@ -33,7 +33,7 @@ def write(message: Any) -> bytes:
 
 
 def read(line: bytes | str, *kinds: type) -> Any:
-    """The message in a line. Raises ValueError if it is of none of these kinds."""
+    """The message in a line. Raises ValueError unless it is a message of one of `kinds`."""
     try:
         values = json.loads(line)
         name = values.pop(_KIND)

@@ -24,7 +24,7 @@ def keep_private(fd: int) -> None:
 
 
 def close_kept(fd: int) -> None:
-    """Close a private descriptor, if it is still open: its number may soon be another's."""
+    """Close a private descriptor, but only once: its number may soon belong to another file."""
     if fd in _private:
         _private.discard(fd)
         os.close(fd)
@@ -39,7 +39,8 @@ def close_private() -> None:
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Ask Linux to send this process a signal when the thread that started it ends; elsewhere nothing happens.
 
-    `parent` is that process: if it died before the request, this function sends the signal.
+    `parent` is the parent's process id. If the parent ended before this request, this function raises the signal
+    itself.
     """
     if sys.platform != "linux":
         return
@@ -72,6 +73,8 @@ def cpu_of_descendants() -> float:
     parents, used = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
+            # The command's name is in parentheses and may contain any character. Fields 11 to 14 after it are CPU
+            # times: its own, in user mode and in the kernel, and those of its children that it waited for.
             fields = path.read_text().rpartition(")")[2].split()
             pid = int(path.parent.name)
             parents[pid], used[pid] = int(fields[1]), sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
@@ -101,8 +104,8 @@ def num_cores() -> int:
 def keep_to_one_core(rank: int, num_ranks: int) -> None:
     """Pin each rank to a core, if ranks outnumber cores.
 
-    Ranks that wait for each other hundreds of times a step would migrate at every wait: with this, eight ranks on two
-    cores take steps a sixth shorter.
+    Ranks wait for each other hundreds of times in a step, and would move to another core at every wait. Pinned, eight
+    ranks on two cores need a sixth less time for a step.
     """
     if sys.platform != "linux":
         return

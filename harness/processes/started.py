@@ -25,7 +25,7 @@ START = str(Path(__file__).parents[1] / "runtime" / "start.py")
 
 
 class Started:
-    """`MODULE FD ARGUMENTS...`, which answers through FD, and every process below it."""
+    """A process that runs `MODULE FD ARGUMENTS...` and answers through the descriptor FD, with all its descendants."""
 
     def __init__(
         self, module: str, arguments: Sequence[str], *, log: Path, environment: dict[str, str] | None = None
@@ -84,7 +84,7 @@ class Started:
 
     @property
     def pid(self) -> int:
-        """Its process, and the group of its descendants."""
+        """The id of the process, and of the process group of its descendants."""
         return self._process.pid
 
     def begin_to_end(self) -> None:

@@ -41,8 +41,8 @@ class Watch:
     def look(self, seconds: float) -> Iterator[tuple[Child, bytes]]:
         """Wait for a message for at most this long; returns each message and its sender.
 
-        A process with a status afterwards ended before it was last read, so all its messages were read. Raises
-        SystemExit when the client has stopped waiting.
+        If a process has a status after this call, it had ended before its messages were read, so all of them were
+        returned. Raises SystemExit when the client has stopped waiting.
         """
         children = self._children
         leaving = [child for child in children if child.inlet.is_over and child.status is None]

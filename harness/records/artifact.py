@@ -12,8 +12,8 @@ from bitproof.harness.validate import GROWING
 class Artifact:
     """A precompiled step. `fingerprint` identifies its inputs, `content` is the sha256 of its file's body.
 
-    `nodes` counts its graph's nodes, `groups` names the process groups that ranks must make; `compiled` is the sha256
-    of the code that a backend generated from it, None if the graph runs without a backend.
+    `nodes` counts its graph's nodes, `groups` the process groups that ranks must make; `compiled` is the sha256 of the
+    code that a backend generated from it, None if the graph runs without a backend.
     """
 
     __pydantic_config__ = GROWING

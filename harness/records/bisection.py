@@ -14,9 +14,10 @@ TRACE = "trace"
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A run of a prefix of the pass list, or of some of the chunked regions. `reference` is its reference.
+    """A run of the case with a prefix of the pass list, or with only some of the regions chunked.
 
-    `seconds` includes the reference, if it had to be recorded for this probe.
+    `applied` names the prefix or the regions, `reference` the system that the run was compared with. `seconds` includes
+    the reference's run, if it had to be recorded for this probe.
     """
 
     applied: str
@@ -30,8 +31,9 @@ class Bisection:
     """The result of a search, possibly unfinished.
 
     `suspects` are the passes that may be to blame; at the end a single pass is left, "trace" if tracing alone differs.
-    `equal` is the last pass of the longest prefix found EQUAL. `result` is the case's own, `region_result` that of the
-    region that differs alone. `problem` says why the search ended early.
+    `equal` is the last pass of the longest prefix found EQUAL. `result` is the result of the whole case,
+    `region_result` that of the region that differs although no other is chunked. `problem` says why the search ended
+    early.
     """
 
     suspects: tuple[str, ...] = ()

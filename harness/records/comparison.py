@@ -13,11 +13,11 @@ from bitproof.harness.records.result import Differing, Verdict, zero_counts
 class Comparison:
     """The outcome of comparing two recordings. `reason` says why the verdict is UNVERIFIED, else None.
 
-    `differing_kinds` are those of the first differing step, on any rank. `layout_mismatches` has a sentence for each
-    pair whose dtype, shape or placements differ; `is_sharded_otherwise`: some placements do. `differing` and
-    `differing_left_out` are as in CaseResult. `vacuous` lists agreement that is no evidence for two systems, `unshared`
-    state that only one of them has; `remarks` list vacuous tensors, how much of a system torch.compile compiled, and
-    state without a record.
+    `differing_kinds`: the kinds that differ at the first differing step, any rank. `layout_mismatches` has a sentence
+    for each pair whose dtype, shape or placements differ; `is_sharded_otherwise`: some placements differ. `differing`
+    and `differing_left_out` are as in CaseResult. `vacuous` lists agreement that is no evidence that the systems agree.
+    `unshared` lists state that only one of them has. `remarks` are sentences about vacuous tensors, about the code that
+    torch.compile compiled, and about state without a record.
     """
 
     verdict: Verdict

@@ -22,8 +22,9 @@ class Sample(NamedTuple):
 class TensorDifference:
     """How a tensor differs between two systems; None for unknown facts.
 
-    A type is dtype and shape, `bfloat16[10, 100]`. The bits are those of the first differing element; `samples` are the
-    first few. `histogram` counts the tensor's elements by ULPs; a dtype without ULPs has none.
+    A type is dtype and shape, `bfloat16[10, 100]`. `reference_bits` and `candidate_bits` are those of the first
+    differing element; `samples` are the first few such elements. `histogram` counts the tensor's elements by ULPs; a
+    dtype without ULPs has none.
     """
 
     elements_differing: int | None = None
@@ -93,9 +94,10 @@ class ModuleCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherCause:
-    """A further cause that was found once the first one's values were exchanged, and how many tensors became equal.
+    """A further cause, found by a run in which the first cause's values were exchanged.
 
-    `call` is the sentence about it; `operator`, `module`, `direction` and `rank` are its parts.
+    `call` is a sentence about it; `operator`, `module`, `direction` and `rank` are the parts of that sentence.
+    `accounts` is the number of tensors that became equal with it.
     """
 
     __pydantic_config__ = GROWING
@@ -117,10 +119,10 @@ class Verification:
     """The result of running the step again with the reference's value in place of the blamed call's output.
 
     `tensors` is the number of records of the step on all ranks; `differing` of them differed before, and `remaining`
-    still differ with all exchanges. The call itself `accounts` for those that became equal with it alone. `reverse`:
-    whether the reference, with the candidate's value there, computes the candidate's step; None if that did not run.
-    `calls` are further calls of the same cause, without the `calls_left_out` last; `causes` are independent causes.
-    `reason` names the missing evidence. `runs` is the number of runs with exchanged values.
+    still differ with all exchanges. `accounts` is the number of those that became equal when this call alone was
+    exchanged. `reverse`: whether the reference, with the candidate's value there, computes the candidate's step; None
+    if that did not run. `calls` are further calls of the same cause, without the `calls_left_out` last; `causes` are
+    independent causes. `reason` names the missing evidence. `runs` is the number of runs with exchanged values.
 
     Example: differing=40, remaining=0, reverse=True is `verified`; remaining=5 is `in part`.
     """
@@ -193,9 +195,9 @@ class Divergence:
     """The first divergence of two systems: the first differing record, how its tensor differs, and the call to blame.
 
     `pass_` is the first pass that changes bits, if a search found it. `between` is None for a reference and a
-    candidate. If a system diverges from itself, it names the system, such as "reference against itself"; the two sides
-    are then its first and its second run. `holds` is the only other record of the reference, such as "grad b", that
-    equals the candidate's tensor bit for bit: two were exchanged, or one was stored twice.
+    candidate. If a system diverges from itself, `between` names the system, such as "reference against itself"; the two
+    sides are then the system's first and second run. `holds` is the only other record of the reference, such as "grad
+    b", that equals the candidate's tensor bit for bit: two tensors were exchanged, or one was stored twice.
     """
 
     step: int

@@ -13,7 +13,8 @@ from bitproof.harness.ulps import Count
 from bitproof.harness.validate import GROWING
 
 FaultStatus = Literal["killed", "survived", "equal", "flagged", "not struck", "unjudged"]
-"""A fault is killed or survives, an equivalent is equal or flagged; some changed nothing, or could not be judged."""
+"""A fault is "killed" if it was found, else "survived". An equivalent, a rewrite that keeps every bit, is "equal", or
+"flagged" by mistake. A fault that changed nothing is "not struck"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +22,8 @@ class FaultOutcome:
     """The outcome of a fault in a case.
 
     `first` is the first record that differs; `call` is the blamed call. `place_right`, `operator_right` and
-    `rank_right` say whether the call matches a place that the fault changed: None if the catalogue expects none, or if
-    there was nothing to blame. `reason` says why a fault survived, changed nothing or was not judged, or how a run
-    failed.
+    `rank_right` say whether the call matches a place that the fault changed: None if the catalogue expects no place, or
+    if no call was to blame. `reason` says why a fault survived, changed nothing or was not judged, or how a run failed.
     """
 
     __pydantic_config__ = GROWING
@@ -67,7 +67,10 @@ def share_in_words(part: int, whole: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Totals of outcomes. Each share counts the correct outcomes among those with an expectation.
+    """Totals of outcomes.
+
+    `places`, `operators` and `ranks` are pairs: the number of faults that were blamed correctly, and the number of
+    faults for which that could be said.
 
     `unjudged` outcomes could not be judged; `ended_early` says that the run stopped before the last fault.
     """

@@ -56,10 +56,10 @@ class Finding:
     """A check's finding about a case.
 
     `brief` is a clause that reports print beside the verdict, as in "EQUAL, sees 97.8% of 2,826 calls"; "" prints
-    nothing. `objection` says why the case is not as expected (exit status 1), `unjudged` why the check could not judge
-    (exit status 3); "" for neither. `headline` is a sentence so important that every report prints it first, as for a
-    proved case that differs. `blocks` are the check's part of each report, in order. `data` are JSON values for
-    programs, at `cases[i].checks.NAME.data` in report.json.
+    nothing. `objection` says why the case is not as expected (exit status 1), and `unjudged` says why the check could
+    not judge (exit status 3); each is "" if it does not apply. `headline` is a sentence so important that every report
+    prints it first, as for a proved case that differs. `blocks` are the check's part of each report, in order. `data`
+    are JSON values for programs, at `cases[i].checks.NAME.data` in report.json.
     """
 
     __pydantic_config__ = GROWING

@@ -27,7 +27,7 @@ Cuts = tuple[tuple[int, ...], ...]
 _BOX = re.compile(r"\[([0-9:+, ]*)\] of (flat )?\[([0-9, ]*)\]")
 DIGEST_DIGITS = 32
 MAX_TEXT = 1000
-"""The longest text of a box: a box with more runs is not recorded."""
+"""The most characters of a box's text. A box with a longer text is not recorded."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Box:
 
     @staticmethod
     def whole(shape: Sequence[int]) -> Box:
-        """The whole tensor."""
+        """The box of a whole tensor of this shape."""
         return Box(tuple(shape), tuple(((0, size),) for size in shape))
 
     @staticmethod
@@ -73,11 +73,13 @@ class Box:
             return self
         if any(runs != ((0, size),) for runs, size in zip(self.runs[1:], self.shape[1:], strict=True)):
             return None
+        # A scalar has no dim; it is a single element.
         step, runs = math.prod(self.shape[1:]), self.runs[0] if self.runs else ((0, 1),)
         return Box(self.shape, (tuple((first * step, end * step) for first, end in runs),), is_flat=True)
 
     def cut_by(self, cuts: Cuts) -> Box | None:
-        """The box in the cuts' form, flat if they are flat; None if they belong to another tensor."""
+        """This box, made flat if the cuts are flat; None if it cannot be made flat or the cuts do not fit its
+        tensor."""
         return self if len(cuts) == len(self.runs) else self.flat if len(cuts) == 1 else None
 
     def cells(self, cuts: Cuts) -> list[Cell]:
@@ -144,5 +146,6 @@ def _slice_within(runs: Iterable[Run], cell: Run) -> slice:
     for first, end in runs:
         if first <= cell[0] and cell[1] <= end:
             return slice(before + cell[0] - first, before + cell[1] - first)
+        # A rank's part has its runs one after the other, so earlier runs shift the indices.
         before += end - first
     raise ValueError(f"{cell} lies in none of {list(runs)}")

@@ -1,4 +1,5 @@
-"""A change of layout: which tensors must agree, which may be regrouped, and how much of its bound each used."""
+"""The result of comparing two layouts: which tensors must be equal, which may differ as their sums are grouped
+differently, and the share of its bound that each of these used."""
 
 from __future__ import annotations
 
@@ -11,17 +12,18 @@ from bitproof.harness.validate import GROWING
 
 MAX_ROWS = 20
 FEWEST_SAMPLES, MOST_SAMPLES = 3, 12
-"""Numbers of runs with reordered sums: the fewest, and the number for a tensor that is `near` the bound from these."""
+"""The numbers of runs with reordered sums: at first, and in total if a tensor is `near` its bound after these."""
 Phase = Literal["forward", "backward", "clip", "update"]
 """The phases of a step, in order; "clip" is everything between backward and the optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutRow:
-    """A tensor that differs at a step: its relative error and the bound, which is None if it had to be equal.
+    """A tensor that differs at a step, its relative error and its bound. The bound is None if the tensor had to be
+    equal.
 
-    An error of None means that it is not finite. `rank` is the candidate's first rank that differs. With `apart`, ranks
-    of one side that have the same part of it do not agree.
+    An error of None means that it is not finite. `rank` is the candidate's first rank that differs. `apart`: ranks of
+    the same side that have the same part of the tensor do not agree.
     """
 
     __pydantic_config__ = GROWING
@@ -41,7 +43,8 @@ class LayoutRow:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether it differs by more than reordered sums explain; replicas that do not agree always do."""
+        """Whether the tensor differs by more than reordered sums explain. Replicas that do not agree are always
+        beyond."""
         return self.apart or self.bound is None or self.error is None or not self.error <= self.bound
 
 
@@ -49,11 +52,11 @@ class LayoutRow:
 class InFloat64:
     """The same two systems, computed in float64, where rounding is 2^29 times smaller than in float32.
 
-    `beyond` counts the tensors that still differ by far more than sums in other orders move them there; `rows` lists
-    them in the order of computation, or else those that used most of their bound. `narrow` is the first call, such as
-    "aten.mul.Tensor (train.py:12)", that read a float tensor of fewer bits which torch did not compute: one side alone
-    may have rounded that. `less_accurate` is how many times the candidate's rounding error is the reference's, if that
-    is more than other orders explain. `failed` says why there were no such runs.
+    `beyond` counts the tensors that still differ, by far more than reordered sums change them in float64. `rows` lists
+    these in the order of computation; if there are none, the tensors that used most of their bound. `narrow` is the
+    first call, such as "aten.mul.Tensor (train.py:12)", that read a float tensor of fewer bits from outside torch's
+    calls: perhaps only one side had rounded it. `less_accurate` is the candidate's rounding error divided by the
+    reference's, if reordered sums do not explain that ratio. `failed` says why there were no such runs.
     """
 
     __pydantic_config__ = GROWING
@@ -74,13 +77,13 @@ class InFloat64:
 class LayoutBounds:
     """Bounds and errors of two systems with different layouts.
 
-    `across` counts the tensors, at each step, that were compared by cells. `exact` had to be equal in every bit: both
-    sides compute the same sums before `regrouped_from` (a phase of the first step, None for never). `regrouped` may
-    differ by rounding; `confidence` is the probability that rounding alone leaves all of them within bounds, which come
-    from `samples` runs of the reference with reordered sums. `beyond` counts tensors that had to be equal and are not,
-    or exceed their bound, `near` those within it that differ by more than rounding usually does. `rows` lists those
-    beyond first, in the order of computation, then the tensors that used most of their bound. `in_float64` is the
-    second test, of systems that are within their bounds.
+    `across` counts the tensors of a step that were compared by cells. `exact` counts those that had to be equal in
+    every bit: both sides compute the same sums before `regrouped_from` (a phase of the first step, None for never).
+    `regrouped` counts those that may differ by rounding. Their bounds come from `samples` runs of the reference with
+    reordered sums; `confidence` is the probability that rounding alone leaves all of them within their bounds. `beyond`
+    counts the tensors that exceed their bound, or had to be equal and are not. `near` counts those within their bound
+    that differ by more than rounding usually does. `rows` lists the tensors beyond first, in the order of computation,
+    then those that used most of their bound. `in_float64` is the second test, of systems that are within their bounds.
     """
 
     __pydantic_config__ = GROWING
@@ -103,7 +106,7 @@ class LayoutBounds:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether all are within their bounds, and none is beyond rounding in float64 either."""
+        """Whether all tensors are within their bounds, and none differs by more than rounding in float64 either."""
         return self.is_within and not (self.in_float64 and self.in_float64.shows_defect)
 
     def tell(self) -> str:

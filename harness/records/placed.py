@@ -36,8 +36,8 @@ class Placed:
     """A solution: its cost in microseconds per step, a rank's bytes, and the bound on these.
 
     `least` is the smallest feasible bound. `gap` is the relative gap between the solution and the solver's proven
-    bound. `beside` has cost and bytes of plans written by hand. The program had `nodes` and `edges`; the solver had
-    `variables` and `constraints`. `sha256` is the plan's: every rank states it.
+    bound. `beside` has cost and bytes of plans written by hand. The placement problem had `nodes` and `edges`, and its
+    linear program `variables` and `constraints`. `sha256` identifies the plan; every rank reports it.
     """
 
     __pydantic_config__ = GROWING

@@ -30,8 +30,8 @@ def required_kinds(case: Case) -> tuple[Kind, ...]:
 
 
 CHANGED = "@changed"
-"""The ending of names of an optimizer's settings and attributes. A step that leaves a setting unchanged has no
-record."""
+"""The end of the names of records of an optimizer's settings and attributes. Only a step that changes a setting records
+it."""
 
 
 OPTIMIZERS = "optimizers"
@@ -61,7 +61,7 @@ class Record(NamedTuple):
     if all are zero, of either sign; else None, as in older recordings. For a DTensor all fields describe the rank's own
     part, and `placements` names that part, such as "Shard(dim=0) of [8, 4] over [2]"; `box` is that part of the logical
     tensor, as the text of a `records.layout.Box`, and None if it is unknown or the tensor is plain. `cells` has the
-    digests of the part's cells in order, if the run was asked for them.
+    digests of the part's cells in order, if the run requests them.
     """
 
     digest: str
@@ -95,7 +95,7 @@ class PassSettings:
 class GraphIdentity:
     """Identifies a graph's bits: the hash of its code, and the ordered passes.
 
-    `generated_hash` is that of the code that a backend generated from it, None if the graph runs without a backend.
+    `generated_hash` is the hash of the code that a backend generated from it, None if the graph runs without a backend.
     """
 
     __pydantic_config__ = GROWING
@@ -109,9 +109,10 @@ class GraphIdentity:
 class TorchCompile:
     """How torch.compile treated a rank's code, if any compiled code was called.
 
-    It tried `frames` of Python code and captured `captured` of them, as `graphs` with `operators` calls in total, for
-    `backends`. `breaks` counts graph breaks, `recompiles` compiled frames whose guards failed later. The first of each,
-    and the first frame that it could not compile, are described by the first line of torch's reason.
+    It tried to capture `frames` frames of Python code and captured `captured` of them, as `graphs` graphs with
+    `operators` calls in total, for `backends`. `breaks` counts graph breaks; `recompiles` counts compiled frames whose
+    guards failed later. The first of each, and the first frame that it could not compile, are described by the first
+    line of torch's reason.
     """
 
     __pydantic_config__ = GROWING
@@ -159,10 +160,12 @@ class Meeting:
     """A collective that adds over ranks, "sum", or sends rows from rank to rank, "exchange", and its phase.
 
     `phase` is "forward", "backward", "clip" (from backward to the first recorded gradient) or "update"; `ranks` are
-    those of the group, such as "0,1"; `operator` is the operator, such as "allreduce_", in `backwards` of each step.
-    `elements` is the size of a sum over more than two ranks: the order of a sum's terms depends on the element's index.
-    If `what` is "scale", `operator` is a factor that rounds a sum's terms before it or the sum after it, as in "after
-    /1.5" for 3. An entry whose `what` is "backward" is no collective, and only counts backward passes.
+    those of the group, such as "0,1"; `operator` is the name of the operator, such as "allreduce_"; `backwards` is the
+    number of backward passes of a step in which it ran. `elements` is the size of a sum over more than two ranks: the
+    order of a sum's terms depends on the element's index. Other entries are no collectives. If `what` is "scale",
+    `operator` is a factor that rounds: each term "before" the sum, or the sum "after" it. Powers of two round nothing
+    and are left out, so a mean over 3 ranks is "after /1.5". If `what` is "backward", the entry only counts backward
+    passes.
     """
 
     __pydantic_config__ = GROWING
@@ -179,18 +182,21 @@ class Meeting:
 class Manifest:
     """How a recording was made: everything that can change a bit.
 
-    `case` is the case as written. `ranks` has, by rank, the system's own statements (its data's sha256); `stress` is
-    the run's disturbance, None for a plain run; `chunked`, for a system that chunks, is how often a step runs each
-    module in chunks; `values` are the patterns of the tensors whose values are kept, which changes no bit.
-    `collectives` is the ranks' transport, which changes no bit, as all sums are in rank order, except for "native", in
-    which NCCL chooses the order. `alone` are the ranks that ran no collective with another rank in any step, though
-    their system does not declare them independent; `compiled` is the effect of torch.compile on each rank's code, None
-    if nothing was to be compiled. `unshown` names state of a user's system that steps changed and no record contains;
-    `shows_every_buffer`: no buffer of its models is without records. `meetings` are the sums and exchanges over ranks,
-    if the run was asked for them. `sources` is the sha256 of bitproof's own files; it, machine, commit and environment
-    are the same on every rank. `determinism` was set before the system was made; `switches` were read then, after the
-    system was made, and after the last step. `calls` are the logs stored with a baseline, and `accepted` says why it
-    was accepted: neither affects the recording. The sums are of the folder's files, and known once they are written.
+    - Run: `case` is the case as written; `stress` is the run's disturbance, None for a plain run; `values` are the
+      patterns of the tensors whose values are kept, which changes no bit; `collectives` is the ranks' transport. It
+      changes no bit either, as all sums are in rank order, except for "native": there NCCL chooses the order.
+    - Code and machine: `sources` is the sha256 of bitproof's own files. It, `machine`, `commit` and `environment` are
+      the same on every rank. `determinism` has the switches that were set before the system was made; `switches` were
+      read then, after the system was made, and after the last step.
+    - Ranks: `ranks` has, by rank, the system's own facts, such as its data's sha256; `chunked`, for a system that
+      chunks, is how often a step runs each module in chunks; `alone` are the ranks that ran no collective with another
+      rank in any step, though their system does not declare them independent; `compiled` is the effect of torch.compile
+      on each rank's code, None if nothing was to be compiled; `unshown` names state of a user's system that steps
+      changed and no record contains; `shows_every_buffer`: no buffer of its models is without records; `meetings` are
+      the sums and exchanges over ranks, if the run requests them.
+    - Files: `calls` are the logs stored with a baseline, and `accepted` says why the baseline was accepted; neither
+      affects the recording. The sha256 sums of the folder's files are known once these are written.
+
     Fields that may be None are newer than the first recordings.
     """
 
@@ -248,7 +254,7 @@ class Recording:
 
     @property
     def holds_records(self) -> bool:
-        """Whether all records are in memory. If so, they count and not the file that they were read from."""
+        """Whether all records are in memory. If so, they are used, and not the file that they were read from."""
         return True
 
     def first_steps(self, steps: int) -> Recording:

@@ -18,8 +18,8 @@ class Report:
     `options` are the command line's options that a replay repeats: all but the selection and the report folder.
     `not_run` maps the name of each case that this machine cannot judge to the reason; `left_out` has those cases,
     except the ones that `shard` lists. `remarks` apply to every case of the run. `shard` lists the other selected
-    cases, if these cases are one machine's part. `faults` are the outcomes of fault injection, if this run or a run
-    merged into it did that.
+    cases, if these cases are one machine's part. `faults` is the score of fault injection in this run, or in a run that
+    was merged into it.
     """
 
     run_id: str

@@ -43,9 +43,9 @@ class Verdict(enum.StrEnum):
 class BaselineStatus(enum.StrEnum):
     """A system's recording compared with its baseline, an earlier recording of the same system on the same case.
 
-    EQUAL and DRIFTED need a baseline from the same environment: everything except the code that can change a bit. With
-    a baseline from another environment, a recording is NOT COMPARABLE. MISSING replaces NOT COMPARABLE and NO BASELINE
-    if the command demands a baseline of this environment. UNVERIFIED means that evidence is missing.
+    EQUAL and DRIFTED need a baseline from the same environment, which is everything that can change a bit, except the
+    code. With a baseline from another environment, a recording is NOT COMPARABLE. MISSING replaces NOT COMPARABLE and
+    NO BASELINE if the command demands a baseline of this environment. UNVERIFIED means that evidence is missing.
     """
 
     EQUAL = "EQUAL"
@@ -60,7 +60,7 @@ class BaselineStatus(enum.StrEnum):
 class Closeness:
     """The distance between two systems, measured over every element of every recorded tensor.
 
-    If the case expects DIFFERENT, only over the tensors of the first differing step.
+    If the case expects DIFFERENT, the tensors of the first differing step alone are measured.
 
     A tensor's error is |r - c| / |r|; None if it is not finite: a NaN or an infinity on one side only, a reference of
     zeros, or integers that differ. `largest` names the tensor with the largest error, `first_beyond` the first tensor,
@@ -106,7 +106,7 @@ def zero_counts() -> dict[str, int]:
 
 
 STAGES = "stages"
-"""The fact of a pass in a pipeline that has its facts in each stage."""
+"""The fact of a pass that lists its facts in each stage of a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class PassReport:
 
     @property
     def by_stage(self) -> list[dict[str, Any]]:
-        """Its facts in each stage; without stages, all of them."""
+        """The pass's facts, a dictionary per stage; without stages, a single dictionary."""
         stages: list[dict[str, Any]] = self.facts.get(STAGES, [self.facts])
         return stages
 
@@ -139,8 +139,8 @@ class PassReport:
 class CaseSeconds:
     """A case's time by part, in seconds; None if not measured.
 
-    `passes` has each pass by name. The tables by side have the steps of a second run (`control`, `stress`), the time
-    until ranks had started, and the recording's part of the steps, which `reference` and `candidate` include.
+    `passes` has each pass by name. `control`, `stress`, `start_ranks` and `record` have a time for each side: the steps
+    of a second run, the start of ranks, and recording. `reference` and `candidate` include the time of recording.
     """
 
     __pydantic_config__ = GROWING
@@ -198,8 +198,8 @@ class BaselineResult:
     """A system's recording compared with its baselines.
 
     `path` is the baseline's folder, None without one; `reasons` say why it is not EQUAL. `compared` and `mismatched`
-    count records, `tensors_drifted` tensors; `drift` describes the first of these. `call` is the first operator call
-    whose output differs from the baseline's, if known.
+    count records, `tensors_drifted` counts tensors; `drift` describes the first drifted tensors. `call` is the first
+    operator call whose output differs from the baseline's, if known.
     """
 
     __pydantic_config__ = GROWING
@@ -223,11 +223,11 @@ class CaseFindings:
 
     `error` is a failure's whole text, including the rank's traceback. `memory` is each side's peak of allocated device
     memory during the steps, in MiB, None on a CPU. `differing` has the first MAX_DIFFERING keys that differ, in the
-    order of computation, `differing_left_out` the number of further keys. `baseline` has each side that was compared
+    order of computation; `differing_left_out` is the number of further keys. `baseline` has each side that was compared
     with its baseline. `kept_graph`: the graph came from an earlier run; None if there was no graph. `checks` has each
-    check's finding by its name. `partition` describes a partitioned graph, `artifact` the precompiled step, `placed`
-    the solved placements, `throughput` each side's speed in its first run, `layouts` the required agreement of two
-    layouts, `sums_over_ranks` how each side's ranks added, in words, if a built-in system ran on several.
+    check's finding by its name. `partition` describes a partitioned graph; `artifact` is the precompiled step; `placed`
+    has the solved placements; `throughput` has each side's speed in its first run; `layouts` is the agreement of two
+    layouts; `sums_over_ranks` states in words how each side's ranks added, if a built-in system ran on several ranks.
     """
 
     verdict: Verdict
@@ -251,10 +251,10 @@ class CaseFindings:
 class CaseResult(CaseFindings):
     """A case's entry in the report.
 
-    `control` is the comparison of each side's two runs, None if it ran once; `stress` that of a plain run and a run
-    under stress. `logs` are paths within the run folder. `options`, if not the report's, are those of the run that the
-    case was merged from. `remarks` qualify the evidence of the agreement. `collectives` is the ranks' transport,
-    "shared" for shared memory; `backend` is that of torch's default group.
+    `control` has, by side, the verdict of comparing its two runs, None if it ran once; `stress` has the verdict of
+    comparing a plain run with a run under stress. `logs` are paths within the run folder. `options`, if not the
+    report's, are those of the run that the case was merged from. `remarks` qualify the evidence of the agreement.
+    `collectives` is the ranks' transport, "shared" for shared memory; `backend` is that of torch's default group.
     """
 
     case: Case
@@ -278,7 +278,7 @@ class CaseResult(CaseFindings):
 
     @property
     def where(self) -> str:
-        """The machine that ran the case and how its ranks added, in words."""
+        """The ranks, steps, device and backend of the case, and how its ranks added, in words."""
         meeting = ", shared memory" if self.collectives == "shared" else ""
         agreed = {*map(self.sums_over_ranks.get, ROLES)}
         sides = {"": agreed.pop()} if len(agreed) == 1 else {f"{r}'s ": how for r, how in self.sums_over_ranks.items()}
@@ -307,7 +307,8 @@ class CaseResult(CaseFindings):
 
     @property
     def is_beyond_bound(self) -> bool:
-        """Whether the systems differ, and not measurably within the bound of an expected DIFFERENT."""
+        """Whether the systems differ beyond the bound of an expected difference, or by an amount that was not
+        measured."""
         bound, found = self.case.differs_within, self.closeness
         if bound is None or self.verdict != Verdict.DIFFERENT:
             return False

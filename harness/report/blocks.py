@@ -1,4 +1,4 @@
-"""A check's finding in each form of a report. The forms know no check by name: they print its blocks."""
+"""A check's finding in each form of a report. The forms know no check by name: they print the blocks of its finding."""
 
 from __future__ import annotations
 

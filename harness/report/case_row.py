@@ -19,10 +19,8 @@ _SIGNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CaseRow:
-    """A case in a line. `outcome` is the verdict with its qualifiers, e.g.
-
-    `DIFFERENT (grad)`; `where` is the first divergence.
-    """
+    """A case in a line. `outcome` is the verdict with its qualifiers, such as `DIFFERENT (grad)`; `where` is the first
+    divergence."""
 
     name: str
     verdict: str

@@ -1,4 +1,4 @@
-"""Coloured output: rich's console, which shows untrusted text without obeying it.
+"""Coloured output: rich's console, which shows untrusted text without interpreting it.
 
 rich writes escape sequences itself, so its output bypasses the gate of `runtime/output`. The same rule is applied here
 to each piece of text before layout. Markup and emoji names have no effect.
@@ -46,7 +46,7 @@ class SafeConsole(Console):
 
 
 def _linked(text: str, style: Style | None) -> Iterator[Segment]:
-    """A text whose lines of source, such as `train.py:14`, a terminal opens when they are clicked (OSC 8)."""
+    """The segments of a text in which each line of source, such as `train.py:14`, is a link to its file (OSC 8)."""
     at = 0
     for found in LINE.finditer(text):
         if (file := file_of(found["path"])) is not None:

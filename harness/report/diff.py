@@ -26,7 +26,7 @@ _CAUSES = {
     "optimizer": "the update: the gradients of this step agree",
     "rng": "a draw of random numbers: one side draws more often, or with another seed",
 }
-"""The place of the cause of a first divergence, by its kind: records are in the order in which a step makes them."""
+"""Where to look for the cause, by the kind of the first differing record: all earlier records of the step agree."""
 
 
 def tell_diff(

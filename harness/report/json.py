@@ -87,7 +87,7 @@ def parse(text: str, where: str = FILE_NAME) -> Report:
 
 
 def upgraded(values: Any) -> Any:
-    """A report of an earlier form as one of today's: what belonged to a check is under that check's name."""
+    """Convert the JSON values of a report of an earlier form: the fields of a check move below the check's name."""
     if not isinstance(values, dict):
         return values
     for case in values["cases"] if isinstance(values.get("cases"), list) else ():

@@ -1,4 +1,5 @@
-"""report.md: a summary for people, suitable as a CI job summary. The verdicts come first, details are folded.
+"""report.md: a summary for people, suitable as a CI job summary. The verdicts come first, details are in collapsible
+blocks.
 
 GitHub accepts 1 MiB per summary, counted in bytes: long texts are cut in the middle, and rows and details beyond the
 limit are omitted with a sentence about it.
@@ -60,6 +61,7 @@ def render(report: Report) -> str:
         *_not_run(report),
     ]
     foot = folded("Environment", _bounded_table(("what", "value"), list(text.leaves(report.environment))))
+    # Details get the bytes that all the rest leaves.
     room = MAX_BYTES - sum(_size(block) for block in (*head, foot))
     return "\n\n".join([*head, *_details(report, room), foot]) + "\n"
 
@@ -141,7 +143,7 @@ def _size(block: str) -> int:
 
 
 def _details(report: Report, room: int) -> Iterator[str]:
-    """A folded block per case, within a limit of bytes."""
+    """A collapsible block per case, as many as fit into `room` bytes."""
     room -= 100  # room for the sentence about omitted cases
     left_out = 0
     for result in sorted(report.cases, key=lambda result: result.as_expected):

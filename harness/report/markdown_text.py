@@ -13,9 +13,12 @@ from typing import Any
 
 from bitproof.harness.printable import one_line, printable
 
+# Characters that Markdown interprets, where it does: a bracket of a link, an underscore at the edge of a word.
 _ESCAPED = re.compile(r"[\\`*|~$]|\](?=[(\[:])|\[(?=[\^\[])|^\[(?=[ xX]\])|(?<![^\W_])_+|_+(?![^\W_])")
 _REFERENCES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+# Characters that GitHub interprets after rendering: of users, issues, emoji names and addresses.
 _PARTED = re.compile(r"[@#](?=\w)|:(?=[\w+-]+:)|/(?=/)|(?<=\bwww)\.", re.IGNORECASE)
+# The beginnings of lists, headings and rules.
 _FIRST = re.compile(r"^(?:[-+=#](?=[-+=#\s]|$)|\d{1,9}(?=[.)](?:\s|$)))")
 _TOKENS = re.compile("|".join(f"({part.pattern})" for part in (_ESCAPED, _PARTED)) + "|([&<>])", re.IGNORECASE)
 
@@ -44,7 +47,7 @@ def code_block(text: str) -> str:
 
 
 def folded(summary: str, body: str) -> str:
-    """A foldable Markdown body with a line of text as its summary."""
+    """A collapsible block of Markdown, with a line of text as its summary."""
     return f"<details>\n<summary>{inline(summary)}</summary>\n\n{body}\n\n</details>"
 
 

@@ -63,7 +63,7 @@ def describe_result(result: CaseResult) -> str:
 
 
 def describe_error(result: CaseResult) -> str:
-    """The start of an error, for the line of a finished case: waiting for the report could take long."""
+    """The first line of an error, shown as soon as the case is finished: the report may come much later."""
     first = (result.error or "").partition("\n")[0]
     return f": {one_line(first)[:_MAX_ERROR]}" if first else ""
 

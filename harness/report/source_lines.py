@@ -1,8 +1,9 @@
-"""A line of source as it is opened from here. A recording keeps the last three parts of a path: `exp/new/train.py:14`.
+"""Turn a source line of a recording into a path that can be opened from here. A recording keeps the last three parts of
+a path: `exp/new/train.py:14`. This line is shown as
 
 new/train.py:14                          below the working directory
 /home/me/exp/new/train.py:14             elsewhere
-transformers/models/bert/bert.py:14      in an installed package: from the folder that packages are in
+transformers/models/bert/bert.py:14      in an installed package: relative to site-packages or dist-packages
 exp/new/train.py:14                      nowhere here, as in a report from another machine
 """
 
@@ -33,7 +34,8 @@ def shown_line(source: str | None) -> str:
 
 
 def file_of(path: str) -> Path | None:
-    """The one file here whose path ends so; None if there is none, or if several are equally near."""
+    """The nearest file on this machine whose path ends like `path`; None if there is none, or if several are equally
+    near."""
     parts = PurePosixPath(path).parts
     if ".." in parts:
         return None

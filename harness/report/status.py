@@ -25,7 +25,7 @@ def case_status(result: CaseResult) -> int:
 
 
 def faults_status(score: Score) -> int:
-    """0 if all faults were killed and no equivalent flagged, 1 if not, 3 if something was not judged."""
+    """3 if some planned fault was not judged; else 0 if every fault was killed and no equivalent flagged, or 1."""
     if not score.is_known:
         return UNJUDGED
     return SUCCESS if score.is_clean else UNEXPECTED

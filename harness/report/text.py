@@ -31,12 +31,13 @@ CASE_FILE = "--case"
 """The option that names a case by its file; other options of a report select by name."""
 
 UNTOLD = "direction not known"
-"""The direction of a call in a system's own graph that does not state it."""
+"""The text for a direction that is not known, as in the graph of a user's system."""
 
 
 def replay_command(report: Report, result: CaseResult) -> str:
     """The command that repeats a case as in this run."""
     options = report.options if result.options is None else result.options
+    # A single case file, or a script, already names the case; then -k is not needed.
     is_named_whole = options.count(CASE_FILE) == 1 or (script_of(result.case.candidate) and "--candidate" in options)
     selection = [] if is_named_whole else ["-k", result.case.name]
     return shlex.join(["bitproof", "run", *selection, *options])
@@ -53,7 +54,7 @@ def headlines_of(result: CaseResult) -> list[str]:
 
 
 def remarks(report: Report) -> list[str]:
-    """The summary of a whole run, with the results of its faults."""
+    """The remarks on a whole run, and the score of its injected faults, if there are any."""
     return [*report.remarks, *([f"bitproof faults: {report.faults}"] if report.faults else [])]
 
 
@@ -131,7 +132,10 @@ def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
 
 
 def baseline_sides(result: CaseResult) -> list[tuple[str, str, BaselineResult]]:
-    """Each side, its system and how it stands to its baseline. One system on both sides is one: it has one baseline."""
+    """Each side, its system, and its comparison with its baseline.
+
+    If both sides run the same system with the same result, they are a single entry.
+    """
     case, found = result.case, list(result.baseline.items())
     if case.reference == case.candidate and len(found) == len(ROLES) and found[0][1] == found[1][1]:
         return [("both sides", case.reference, found[0][1])]
@@ -169,7 +173,7 @@ def systems(result: CaseResult) -> str:
 
 
 def place(result: CaseResult) -> str:
-    """The device and the carrier of collectives: `cuda, nccl`, `cpu, shared`; `unknown` for a case that never ran."""
+    """The device and the transport of collectives: `cuda, nccl`, `cpu, shared`; `unknown` for a case that never ran."""
     return ", ".join(dict.fromkeys((result.device, result.collectives or result.backend)))
 
 
@@ -217,13 +221,15 @@ def blame_of(call: BlamedCall | None) -> str:
 
 
 def blame_label(divergence: Divergence) -> str:
-    """How a report introduces the call: as the one to blame, unless an exchange of its values did not verify that."""
+    """The label of the blamed call in a report. It is "best candidate" if an exchange of values did not verify the
+    call."""
     found = divergence.call and divergence.call.verification
     return "best candidate" if found and found.status == "not verified" else "to blame"
 
 
 def evidence(call: BlamedCall | None) -> list[tuple[str, str]]:
-    """What was expected at the blamed call, what was found, and what exchanges of values showed, as labelled lines.
+    """Labelled lines about the blamed call: the expected and the found operator or setting, and the results of
+    exchanges.
 
     Empty for a call that no exchange verified, even in part: `blame` says so. For example:
 
@@ -305,6 +311,7 @@ def extent(difference: TensorDifference | ChainLink | None) -> str:
 
 def value_of(bits: str, dtype: str) -> str:
     """The number with these bits: `0x3f80` of bfloat16 is `1.0`; empty for dtypes without ULPs."""
+    # bfloat16 is the upper half of a float32, so zeros complete it.
     formats = {"float16": (">e", ""), "bfloat16": (">f", "0000"), "float32": (">f", ""), "float64": (">d", "")}
     if dtype not in formats:
         return ""

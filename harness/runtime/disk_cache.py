@@ -1,7 +1,7 @@
 """A cache of results on disk under a key of all their inputs; an entry is used only if it is intact.
 
-A file has the sha256 of its content and the content: the key's whole text and the value, as JSON. It is used if the
-hash is right and the key equals the requested key. Nothing read from it is executed. The folder and each file in it
+A file consists of a sha256 and the content that it covers: the key's whole text and the value, as JSON. It is used if
+the hash is right and the key equals the requested key. Nothing read from it is executed. The folder and each file in it
 must belong to the user and be writable only by the user; otherwise nothing is read or kept. So a result can be forged
 only by those who could also change the code that computes it.
 

@@ -73,8 +73,8 @@ def ignore() -> None:
 
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
-    """An interrupt raises Interrupt within the block. Nested in another such block, or in another thread, does
-    nothing."""
+    """An interrupt raises Interrupt within the block. In a nested block, or outside the main thread, nothing is
+    changed."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not on_main_thread or _watch.phase in (_Phase.OPEN, _Phase.HELD):
         yield
@@ -94,7 +94,7 @@ def raising() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Defer interrupts during the block, and raise at its end."""
+    """Defer interrupts during the block, and raise Interrupt at its end if one came."""
     before, _watch.phase = _watch.phase, _held(_watch.phase)
     try:
         yield
@@ -149,11 +149,13 @@ def _raise() -> None:
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
+    # Nothing is open yet, so nothing has to be cleaned up.
     if _watch.phase is _Phase.STARTING:
         with contextlib.suppress(OSError):
             os.write(2, f"{MESSAGE}\n".encode())
         os._exit(STATUS)
     _watch.has_come = True
+    # A second signal must not interrupt the cleanup after the first.
     if _watch.phase is _Phase.OVER or time.monotonic() - _watch.raised_at < GRACE_SECONDS:
         return
     if _watch.phase is _Phase.HELD:

@@ -66,7 +66,8 @@ def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str,
 
 
 def do_not_wait_for_rank_0() -> None:
-    """End a following rank at once: rank 0 is gone, or cannot be reached, and reports nothing."""
+    """Note that rank 0 is gone or cannot be reached. From now on a failed rank does not wait for rank 0's report, but
+    ends."""
     global _rank_0_is_gone
     _rank_0_is_gone = True
 

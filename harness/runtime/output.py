@@ -3,7 +3,7 @@
 A pipe's reader may end, and a disk may be full: a run's results must not depend on that. After the first failure the
 rest is dropped, and at its end the command reports the effect on its exit status.
 
-All output of a command goes through `SafeStream.write`, so that no foreign text moves a terminal's cursor, or is a
+All output of a command goes through `SafeStream.write`, so that no foreign text moves a terminal's cursor or acts as a
 command to the CI system that stores the log: GitHub runs lines that begin with `::`, Azure Pipelines and TeamCity text
 after `##vso[` or `##teamcity[`. Only our own escape sequences, for a table's colours, go through `styled`.
 """
@@ -30,7 +30,8 @@ def shown(text: str) -> str:
 
 
 class SafeStream:
-    """A text stream whose `write` and `flush` never fail. `lost` is the first failure; a reader that ended is none.
+    """A text stream whose `write` and `flush` never fail. `lost` is the first failure, None if there is none; a reader
+    that ended is no failure.
 
     Characters that the stream's encoding lacks are escaped, and so are terminal and CI commands.
     """

@@ -34,7 +34,8 @@ _FIRST = ("text_loader", "sources")
 _IN_MEMORY = ("/dev/", "/memfd:", "/anon")
 _OURS = ("__main__", "bitproof")
 _CODE, _HEADERS = (".py", ".so"), "include"
-"""Suffixes of the torch files to check, and the folder of 9,000 to skip, unless a file in it is loaded."""
+"""The suffixes of torch's files that are checked, and the name of a folder of 9,000 files that are skipped, unless
+loaded."""
 
 Stat = tuple[str, int, int, int, int]
 """A file's path, inode, bytes, and the last changes of its content and its inode, in nanoseconds."""
@@ -74,7 +75,7 @@ class Later:
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Later:
-        """Read it from JSON values. Raises KeyError, TypeError and ValueError if their form is another."""
+        """Read it from JSON values. Raises KeyError, TypeError or ValueError if they have another form."""
         return cls(tuple(cast(Stat, tuple(file)) for file in told["files"]), dict(told["code"]), dict(told["found"]))
 
     def would_load_again(self) -> bool:
@@ -90,8 +91,7 @@ class Later:
 class Installation:
     """The code of this process. `others` is a hash of our code that ran, and of all other loaded files.
 
-    For a module that is not compiled from its text that is its file and its compiled code: together they decide the
-    module.
+    A module that was not compiled from its text is covered by its file and its compiled code, which together decide it.
     """
 
     sources: Sources
@@ -106,6 +106,7 @@ class Installation:
         files = _loaded_files() - self.loaded - {stat[0] for stat in self.sources.stats}
         stats = _stats_since(files, at_start[0])
         code = {file: told for file, told in text_loader.code_digests.items() if file not in self.loaded}
+        # Only top-level packages are searched on the path; their modules are found within them.
         names = {name for name, module in list(sys.modules.items()) if "." not in name and _origin(module) in files}
         found = {name: place_of(name) for name in sorted(names | text_loader.not_found)}
         return None if stats is None else Later(stats, code, found)
@@ -120,7 +121,8 @@ loaded_at_start: frozenset[str] = frozenset()
 def note(loaded: Iterable[str] | None = None) -> None:
     """Read the sources: once, before any of them is imported. 50 ms.
 
-    A process that already has `loaded` some of them, such as a process that patched a module, has no valid sources.
+    If some of them are among the modules `loaded` before, as in a process that patched a module, there are no valid
+    sources.
     """
     global at_start, loaded_at_start
     known = ("bitproof.harness", "bitproof.harness.runtime", *(f"bitproof.harness.runtime.{name}" for name in _FIRST))
@@ -172,9 +174,10 @@ def own_digest() -> str:
 
 @functools.cache
 def torch_digest() -> str:
-    """The sha256 of the text of torch's Python files, and of the sizes of its libraries, which are gigabytes. 0.2 s.
+    """The sha256 of torch's installation: the text of its Python files, the sizes of libraries and headers. 0.2 s.
 
-    Equal on machines with the same installation. Python's compiled files of these are not checked.
+    Libraries are gigabytes, so only their sizes count. Equal on machines with the same installation. Compiled Python
+    files (.pyc) are not checked.
     """
     told, found = hashlib.sha256(), importlib.util.find_spec("torch")
     folder = os.path.dirname(found.origin) if found and found.origin else ""
@@ -188,8 +191,8 @@ def torch_digest() -> str:
 def start_up_code() -> dict[str, str]:
     """The sha256 of code that Python runs at startup, by name: it may patch torch's or our functions.
 
-    That is all code loaded before this process imports any of ours, and lines of .pth files. Editable installations
-    list their paths there; those are covered by their content.
+    This covers all code that is loaded before this process imports any of ours, and the lines of code in .pth files.
+    Editable installations list their paths in such files; they are covered by the content of their modules instead.
     """
     names = {"sitecustomize", "usercustomize", *loaded_at_start} - sys.stdlib_module_names
     loaded = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
@@ -213,7 +216,7 @@ def start_up_code() -> dict[str, str]:
 
 
 def digest_of_loaded(file: str) -> str | None:
-    """The sha256 of the text that ran as a module, or else of the file's content, or of the archive that contains
+    """The sha256 of the text that ran as a module; for any other file, of its content, or of the archive that contains
     it."""
     return text_loader.text_digests.get(file) or digest_of_file(file)
 
@@ -288,7 +291,7 @@ def _stat(file: str) -> Stat | Absent:
 
 
 def place_of(name: str) -> str | None:
-    """The path at which a package or module would be found, or was."""
+    """The path at which an import finds a package or module, or found it if it is loaded; None if there is none."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):  # ValueError: a module without a spec

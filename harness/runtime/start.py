@@ -3,7 +3,7 @@
     python -P .../runtime/start.py MODULE ...    runs MODULE's `main`, as `python -m MODULE ...` would
 
 `-m` would put the working directory first, which may contain another checkout of bitproof. And without `-P` Python
-would put this file's folder first, whose `select.py` hides the standard library's.
+would put this file's folder first, whose modules could hide others of the same names.
 """
 
 import gc
@@ -16,7 +16,7 @@ from types import ModuleType
 
 
 def _run_text(name: str) -> ModuleType:
-    """Make a module of a file beside this file, from its text: it decides how all other modules are loaded."""
+    """Load the module `name` beside this file from its text. That module decides how all other modules are loaded."""
     file = Path(__file__).with_name(f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"bitproof.harness.runtime.{name}", file)
     assert spec is not None, "it is Python"

@@ -3,9 +3,9 @@
 Python accepts compiled code if its source file has the same size and the same time in whole seconds. After an edit
 within a second, or an edit whose time was restored, as `cp -p`, rsync and tar do, it runs the old code.
 
-Here bytecode needs the hash of the exact text (PEP 552), which is checked whatever its flags say; it is also written
-with that hash. Python's installation is loaded as usual, except for our own package: before a result is kept, the
-compiled files of the rest are checked too (harness/runtime/sources.py).
+Here bytecode needs the hash of the exact text (PEP 552). The hash is checked whatever the flags of the bytecode say,
+and new bytecode is written with it. Python's installation is loaded as usual, except for our own package: before a
+result is kept, the compiled files of the rest are checked too (harness/runtime/sources.py).
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ OWN = "bitproof"
 _HEADER_BYTES = 16
 _CHECKED_HASH = (0b11).to_bytes(4, "little")
 _EARLY_FORM = 2
+# From 3.14 on code may have slices as constants, which marshal's early form cannot represent.
 _MAY_LACK_A_FORM = sys.version_info >= (3, 14)
 
 code_digests: dict[str, str] = {}
-"""By file, the sha256 of the code that this process ran as a module of it."""
+"""The sha256 of the code that this process ran as a module, by the module's file."""
 
 text_digests: dict[str, str] = {}
-"""By file, the sha256 of the source text of that code: the file may have changed since."""
+"""The sha256 of the source text that this process ran as a module, by the module's file. The file may have changed
+since."""
 
 not_found: set[str] = set()
 """Packages and modules that this process searched, and that Python's own finder did not find."""
@@ -81,6 +83,7 @@ class TextLoader(SourceFileLoader):
         with contextlib.suppress(OSError, NotImplementedError, ValueError, EOFError, TypeError):
             cached = importlib.util.cache_from_source(self.path)
             content = self.get_data(cached)
+            # Bit 0 of the flags marks a file that is validated by a hash, and not by time and size.
             if _without_flags(content) == _without_flags(header) and content[4] & 1:
                 compiled = content[_HEADER_BYTES:]
                 code = marshal.loads(compiled)
@@ -142,9 +145,9 @@ def _without_flags(header: bytes) -> tuple[bytes, bytes]:
 def _canonical(code: CodeType) -> bytes:
     """Code as bytes that do not depend on other objects in the process.
 
-    Later formats of marshal mark each object that has other references. This format has no slices, which are constants
-    from Python 3.14 on: each becomes a tuple that begins with StopIteration, which marshal supports and no source text
-    contains as a constant.
+    Later formats of marshal mark each object that has other references, so their bytes may differ for equal code. This
+    format has no slices, which are constants from Python 3.14 on: each becomes a tuple that begins with StopIteration,
+    which marshal supports and no source text contains as a constant.
     """
     return marshal.dumps(_without_slices(code) if _MAY_LACK_A_FORM else code, _EARLY_FORM)
 

@@ -1,9 +1,9 @@
 """A command's temporary folder. A killed command leaves its folder behind, and the next command removes it.
 
-Only a folder with our marker is removed. Its maker writes the marker, which names the folder, by name and inode, and
-the machine and boot that it was made in. So a copy of a marker is invalid, and so is a marker that another machine left
-in a shared folder, since its lock may be unknown here. The marker is also the lock that shows whether the maker lives:
-the system releases a lock when a process ends, however it ended.
+Only a folder with our marker is removed. The process that makes the folder writes the marker. The marker states the
+folder's name and inode, and the machine and boot in which it was made. So a copy of a marker is invalid, and so is a
+marker that another machine left in a shared folder, since its lock may be unknown here. The marker is also the lock
+that shows whether the maker lives: the system releases a lock when a process ends, however it ended.
 
 Example: `$TMPDIR/bitproof-testvenv/.lock`, left by `uv`, is no marker, whatever its content.
 """
@@ -30,8 +30,8 @@ _locks: dict[Path, int] = {}
 
 
 def make_work_folder() -> Path:
-    """A new temporary folder, until `remove_work_folder` or this process's end; folders of dead commands are
-    removed."""
+    """Make a temporary folder, to be removed by `remove_work_folder`. Folders that dead commands left behind are
+    removed now."""
     _remove_left_behind(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     unnamed = folder / f"{_MARKER}-yet"

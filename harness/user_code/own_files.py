@@ -16,7 +16,8 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 class OwnFiles(NamedTuple):
-    """Texts by name: each is below its root's folder, so that imports from there find it there.
+    """`texts` maps a path to the text to write there. Files keep their places below the folder that their imports start
+    from, so the imports still find them.
 
     `names` has the new location of each requested source, as `FILE.py:NAME`, and `needs` the distributions that all
     files import, each with its version.
@@ -56,7 +57,8 @@ def imported_beside(path: Path) -> set[str]:
 
 
 def own_files(sources: Mapping[str, Path]) -> OwnFiles:
-    """The file of each `FILE.py:NAME`, passed with it, and all its imports from its own folder.
+    """Collect a user's files, and all files that they import from their own folders. `sources` maps `FILE.py:NAME` to
+    the file.
 
     Imports of names computed at run time are left out, and so are data files. Raises OSError and SyntaxError for files
     that cannot be read as Python.
@@ -68,6 +70,7 @@ def own_files(sources: Mapping[str, Path]) -> OwnFiles:
     for source, given in sources.items():
         path = given.resolve()
         root, _ = package_of(path)
+        # Each further root gets a numbered folder, so that names of files cannot clash.
         folder = roots.setdefault(root, f"{len(roots)}/" if roots else "")
         names[source] = f"{folder}{path.relative_to(root)}:{source.rpartition(':')[2]}"
         pending = [path]
@@ -85,11 +88,12 @@ def own_files(sources: Mapping[str, Path]) -> OwnFiles:
 
 
 def _imports(text: str, package: str) -> Iterator[str]:
-    """The dotted names that a file of this package imports, anywhere: each may be a module or a name of a module."""
+    """The dotted names that a file of this package imports, anywhere: each may be a module or a name in a module."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
+            # One leading dot means the file's own package, each further dot a package above.
             base = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
             yield from (f"{module}.{alias.name}" if module else alias.name for alias in node.names)

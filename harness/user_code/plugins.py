@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 SYSTEMS, CASES = "bitproof.systems", "bitproof.cases"
-"""The groups: a factory of a system; cases, or a function that returns some."""
+"""The groups of entry points: factories of systems; and cases, or functions that return cases."""
 
 
 def entry_points(group: str) -> dict[str, EntryPoint]:

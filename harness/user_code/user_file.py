@@ -36,8 +36,9 @@ def is_loading() -> bool:
 def run_file(path: Path) -> tuple[types.ModuleType, str]:
     """Run a file as a module of its own; also returns the sha256 of the text that ran: an import might run cached code.
 
-    It finds the modules beside it, as with `python FILE.py`; in a package, those of its package, by either name. The
-    module stays in sys.modules, as dataclasses and torch.compile need it. Errors of the file are passed on.
+    The file can import the modules beside it, as with `python FILE.py`. A file of a package can import the package's
+    modules, by relative and absolute names. The module stays in sys.modules, as dataclasses and torch.compile need it.
+    Errors of the file are passed on.
     """
     code = read_plain(path)
     sha256 = hashlib.sha256(code).hexdigest()
@@ -127,6 +128,7 @@ def _bound_in(tree: ast.Module) -> set[str] | None:
     while pending:
         node = pending.pop()
         match node:
+            # Such a module may make names while it runs.
             case ast.FunctionDef(name="__getattr__") | ast.alias(name="*") | ast.Name(id="globals" | "setattr"):
                 return None
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():

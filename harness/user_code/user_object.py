@@ -16,7 +16,7 @@ WAY_OUT = "write it as a function or a class of a file, at the file's top level,
 def source_of(given: Any) -> str:
     """`FILE.py:NAME` of a function or class, from which a rank loads it. Raises UsageError if no rank could find it.
 
-    Ranks run the file in its state at that time. Its path is relative to the working directory if it is below that, as
+    Ranks run the file as it is when they start. Its path is relative to the working directory if it is below that, as
     in replays.
     """
     if not isinstance(given, (FunctionType, type)):

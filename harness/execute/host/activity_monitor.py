@@ -1,7 +1,7 @@
-"""Monitors a rank's steps beyond its records: collectives with other ranks, and the work of torch.compile.
+"""Count a rank's collectives with other ranks and its uses of torch.compile, which no record shows.
 
-Records show neither: a trainer that found no process group, or whose compiler is switched off, agrees with itself in
-every bit. torch and the shared-memory groups count both anyway; the counters are read between steps.
+A trainer that found no process group, or whose compiler is switched off, agrees with itself in every bit. torch and the
+shared-memory groups count both anyway; their counters are read between steps.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ OP_BY_OP = {"eager", "aot_eager", "aot_eager_decomp_partition"}
 class ActivityMonitor:
     """`collectives` counts this rank's collectives with others during steps, including messages to one rank.
 
-    `stays_whole`: torch.compile was given code that may have other bits, or not run, if it has graph breaks.
-    `in_memory` returns the number launched so far in each group unknown to torch.
+    `stays_whole`: torch.compile got code whose graph breaks would change its bits or keep it from running. `in_memory`
+    returns the number of collectives launched so far, by group, for the groups that torch does not know.
     """
 
     def __init__(self, in_memory: Callable[[], Counts] = dict) -> None:
@@ -44,7 +44,7 @@ class ActivityMonitor:
 
     @contextmanager
     def at_work(self) -> Iterator[ActivityMonitor]:
-        """Watch, from before the system is made until its last step has ended."""
+        """Watch within this block, which begins before the system is made and ends after its last step."""
 
         @refusing()
         def meet() -> None:
@@ -64,7 +64,7 @@ class ActivityMonitor:
             yield self
 
     def begin_steps(self) -> None:
-        """Set the counters to zero for steps; earlier calls belong to no step."""
+        """Begin to count: calls before this belong to no step."""
         self._groups, self._is_in_step = self._collectives(), True
         self._read_dynamo()
 
@@ -106,7 +106,8 @@ class ActivityMonitor:
 
 
 def _added(before: Counts, after: Counts) -> dict[str, int]:
-    """The increments of each counter. Users clear some, and groups end: such a counter was reset."""
+    """The increment of each counter. A counter that is lower than before was reset (users clear some, and groups end):
+    it counts from 0."""
     added = {name: count - before.get(name, 0) for name, count in after.items()}
     return {name: count if count >= 0 else after[name] for name, count in added.items() if count}
 

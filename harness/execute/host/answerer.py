@@ -65,7 +65,7 @@ from bitproof.harness.runtime.sources import Installation
 A = TypeVar("A")
 
 _PLACEMENT = "placement_sha256"
-"""Hash of the parameters' placements, in a system's part of the manifest."""
+"""The key, in a system's own facts in the manifest, of the hash of its parameters' placements."""
 
 
 class Answerer:
@@ -129,7 +129,7 @@ class Answerer:
         assert_never(request)
 
     def _run(self, request: RunRequest) -> RunAnswer:
-        """A run with all of its ranks on this machine."""
+        """Run all ranks of a run on this machine."""
         try:
             *before, (end, parts) = [self._run_ranks(half, at) for at, half in enumerate(request.halves)]
             return finish_run(request, [end], parts, [part for _, earlier in before for part in earlier])
@@ -137,8 +137,10 @@ class Answerer:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_ranks(self, request: RunRequest, number: int) -> tuple[End, list[Path]]:
-        """Run ranks to a successful end; returns it with the ranks' files, in folders of this number. Raises their
-        error."""
+        """Run all ranks; returns their end, which is successful, and a file of records per rank. Raises their error.
+
+        `number` counts the halves of a run and keeps their files apart.
+        """
         part, ranks = (
             str(request.work / f"parts{number}" / "rank{rank}.parquet"),
             range(request.case.parallelism.world_size),
@@ -319,7 +321,7 @@ def measure_closeness(request: ClosenessRequest) -> Closeness:
 
 
 def find_layouts(request: BoundsRequest) -> LayoutBounds:
-    """How far two layouts are apart, and how far they may be."""
+    """Measure the differences between two layouts, and the bounds that the samples set."""
     from bitproof.harness.compare.regrouping import measure_layouts
     from bitproof.harness.compare.relaid import LogicalTensor
 
@@ -328,7 +330,7 @@ def find_layouts(request: BoundsRequest) -> LayoutBounds:
 
 
 def compare_in_float64(request: Float64Request) -> InFloat64:
-    """Whether two layouts that are within their bounds still differ in float64."""
+    """Compare, in float64, two layouts that are within their bounds in the case's own precision."""
     from bitproof.harness.compare.regrouping import measure_in_float64
     from bitproof.harness.compare.relaid import LogicalTensor
 
@@ -344,7 +346,8 @@ def find_drift(request: DriftRequest) -> DriftAnswer:
 
 
 def compare_bits(request: BitsRequest) -> ComparedBits:
-    """How two values differ that both replays stored under `name`: None if dtypes or shapes differ."""
+    """Compare the values that the replays of both systems stored under `name`. `difference` of the result is None if
+    dtypes or shapes differ."""
     from bitproof.harness.capture.digest import digest
     from bitproof.harness.compare.bits import bit_difference, tensor_type
 

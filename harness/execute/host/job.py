@@ -33,8 +33,8 @@ class Job:
 
     @property
     def collective_timeout(self) -> float:
-        """Seconds; longer than the run's limit, because the watcher of the ranks can report more about a hang than a
-        collective."""
+        """The time limit of a collective, in seconds. It is longer than the run's, so that the watcher of the ranks is
+        the first to notice a hang: it can report more than a collective."""
         return self.run.timeout + _COLLECTIVE_GRACE
 
     @property
@@ -63,7 +63,8 @@ class Job:
 
     @property
     def is_timed(self) -> bool:
-        """Whether steps are timed: only in first runs without stress, as only recording slows those."""
+        """Whether steps are timed: only in first runs without stress. Nothing but recording slows these, and its time
+        is subtracted."""
         return self.run.is_first and self.run.options.stress is None
 
     def device_index_of(self, rank: int) -> int:

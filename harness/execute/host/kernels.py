@@ -2,8 +2,8 @@
 
 oneDNN generates machine code for a shape at its first product, in 0.7 ms. The number of rows of an expert differs from
 step to step and from rank to rank, so each rank would generate some 300 kernels in 20 steps, a seventh of its time. A
-rank forked from a process that has seen a shape finds the kernel there. It is the same kernel: shape, layout and dtype
-alone decide it, so bits do not depend on the process that generated it.
+rank inherits the kernels of the process that it was forked from. Shape, layout and dtype alone decide a kernel, so bits
+do not depend on the process that generated it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MOST_ROWS = 128
 """Experts of the nightly cases rarely receive more rows at once."""
 _FEWEST_STEPS = 16
-"""Steps of all ranks together. With fewer, ranks use too few of the shapes to be worth 0.2 s."""
+"""The fewest steps, of all ranks together, that are worth 0.2 s: in fewer steps ranks use too few of the shapes."""
 
 
 def make_kernels(request: RunRequest) -> None:
@@ -35,8 +35,8 @@ def make_kernels(request: RunRequest) -> None:
 
 @functools.lru_cache
 def multiply(dim: int, hidden_dim: int, most_rows: int) -> None:
-    """Multiply 1 to `most_rows` rows by an expert's weights, (out, in): the products of forward and of both halves of
-    backward."""
+    """Compute the products of an expert's forward and backward for 1 to `most_rows` rows. Weights have the shape (out,
+    in)."""
     import torch
 
     ones = functools.partial(torch.ones, dtype=torch.bfloat16)

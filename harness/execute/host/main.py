@@ -108,7 +108,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def _is_gone(parent: int) -> bool:
-    """Whether the parent has ended or is about to: its end of our input closes a moment before."""
+    """Whether the parent has ended, or ends within a moment: the kernel closes our input shortly before."""
     limit = time.monotonic() + _LAST_MOMENT
     while os.getppid() == parent and time.monotonic() < limit:
         time.sleep(0.01)

@@ -31,9 +31,9 @@ def expert_sizes(case: Case) -> tuple[int, int] | None:
 def check_model(case: Case, system: str, num_ranks: int = 1, memory: int | None = None) -> None:
     """Refuse a model before any rank starts.
 
-    Refused are models that the case's ranks cannot share, chunking that does not fit, and state of `num_ranks` ranks
-    above `memory` bytes. A user's system is not checked; tracing itself refuses models that ranks cannot share. Raises
-    CaseError, ChunkError and MachineError.
+    The reasons: the case's ranks cannot share the model, chunking does not fit it, or the state of `num_ranks` ranks
+    exceeds `memory` bytes. Only the eager systems of ours are checked. Tracing itself refuses models that ranks cannot
+    share. Raises CaseError, ChunkError and MachineError.
     """
     if system not in EAGER:
         return
@@ -54,8 +54,10 @@ _COPIES = 4
 
 @functools.lru_cache(maxsize=1)
 def _bytes_of_parameters(case: Case, chunking: Chunking | None) -> int:
-    """Bytes of the first rank's parameters: builds them without values, and chunks them. All ranks would raise the same
-    error."""
+    """The bytes of the first rank's parameters, which are built without values.
+
+    Raises the error of a model that cannot be built or chunked: it would be the same on all ranks.
+    """
     import torch
 
     from bitproof.reference.chunking import check_chunking

@@ -1,4 +1,5 @@
-"""Programs from a case's graph: a rank's, with a fault, precompiled on disk, or as a standalone file that fails.
+"""Make programs from a case's graph: for a rank, with a fault, as a precompiled step, or as a standalone file that
+fails.
 
 Imports torch only when a function needs it.
 """
@@ -35,7 +36,8 @@ def prepare_program(
     *,
     system: str = GRAPH,
 ) -> Any:
-    """Trace the case's training step and run the graph passes over it. `enter` is called at each stage of the way.
+    """Trace the case's training step and run the graph passes over it. `enter` is called with the name of each phase as
+    it begins.
 
     Determinism switches must be set before: torch chooses kernels by them, and so the operators in the graph, for
     attention above all.
@@ -51,12 +53,14 @@ def prepare_program(
 
 
 def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
-    """A rank's graph options if every rank prepares its own graph: they are equal, so only rank 0 dumps it."""
+    """The graph options of a rank that prepares its own graph. All ranks' graphs are equal, so only rank 0 dumps its
+    graph."""
     return options if rank == 0 else replace(options, dump_dir=None)
 
 
 def with_fault(program: Any, fault: Fault | None, case: Case) -> Any:
-    """The program with a catalogue fault in its graph, as a pass of its own; unchanged if the fault edits no graph.
+    """The program after one more pass, which puts a fault of the catalogue into its graph; unchanged if the fault edits
+    no graph.
 
     Raises UsageError if the graph has no target for the fault.
     """
@@ -77,7 +81,7 @@ def read_precompiled(case: Case, device: torch.device, step: StepFolder, system:
 
 
 def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) -> PrecompileAnswer:
-    """Precompile a case's step. Raises what `harness.precompile.artifact.precompile` does."""
+    """Precompile a case's step. Raises the errors of `harness.precompile.artifact.precompile`."""
     import torch
 
     from bitproof.harness.precompile.artifact import precompile

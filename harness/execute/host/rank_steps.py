@@ -34,7 +34,7 @@ logger = logging.getLogger("bitproof")
 
 
 class RankSteps:
-    """Takes a rank's steps. `seconds` is their total time."""
+    """Runs a rank's training steps. `seconds` is their total time; `tell` sends messages to the watcher."""
 
     def __init__(self, job: Job, rank: int, device: torch.device, injector: Injector, tell: Tell) -> None:
         from bitproof.harness.execute.host.activity_monitor import ActivityMonitor
@@ -59,6 +59,7 @@ class RankSteps:
         self._trace = StepTrace()
         observe = self.recorder.observe
         observe = injector.unseen(showing_digests(observe) if run.profile else observe)
+        # A flipped bit must reach everything that observes the tensor, so flipping is outermost.
         self._observe = injector.flipping(self.sums.noticing(observe))
 
     @contextmanager
@@ -147,7 +148,7 @@ class RankSteps:
 
     @contextmanager
     def _logging(self, replay: Replay, step: int, system: System) -> Iterator[Observe]:
-        """Log the calls of a step taken within this context; keep the values that the replay asks for."""
+        """Log the calls of the step that runs within this block, and keep the values that the replay requests."""
         from bitproof.harness.localize.logs.call_log import logged
         from bitproof.harness.torch_compat import disable_current_modes
 

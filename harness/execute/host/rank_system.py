@@ -53,7 +53,8 @@ def device_of(job: Job, rank: int) -> torch.device:
 
 
 def program_of(job: Job, rank: int, device: torch.device) -> Any:
-    """The job's program, or this rank's own, made or read; None for a system without a program."""
+    """This rank's program: the job's, or, if the job has none, a program that this rank makes or reads. None for a
+    system without a program."""
     run = job.run
     if job.program is not None or not needs_program(run.system):
         return job.program
@@ -80,7 +81,7 @@ def _kept_or_made(job: Job, rank: int, device: torch.device) -> Any:
 
 
 def disturbance(injector: Injector) -> Any:
-    """A wrapper that makes each process group add in a fault's order; None without such a fault."""
+    """A function that wraps a process group so that it adds in the order of a fault; None without such a fault."""
     order, fault = injector.sum_order, injector.fault
     if order is None or fault is None:
         return None
@@ -109,6 +110,7 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
     from bitproof.harness.systems.user_system import UserSystem, make
     from bitproof.harness.user_code.missing import missing_package
 
+    # The system `compiled` is the reference's own code, with its models compiled.
     captured, is_compiled = None, name == COMPILED
     own = case.reference if is_compiled else name
     sys.argv[:] = [program_name(own)]  # a trainer must not see the command line of bitproof
@@ -131,13 +133,14 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
 
 
 def _own_folders(job: Job) -> tuple[Path, ...]:
-    """Folders of reports, which a run's working directory may hold."""
+    """The folders that bitproof itself writes into; they may be inside the working directory of a run."""
     logs = job.run.logs.parents[1]
     return (job.run.out, logs.parent if logs.name == "logs" else job.run.logs)
 
 
 def checks_mixing(job: Job, rank: int) -> bool:
-    """Whether this rank checks for mixing: rank 0 of a first run does, unless an earlier run found none."""
+    """Whether this rank checks that chunked modules mix no rows: rank 0 of a first run does, unless an earlier run has
+    already."""
     is_asked_for = job.run.system == "eager_chunked" and rank == 0 and job.run.is_first
     return is_asked_for and not (job.graph_cache and job.graph_cache.has_no_mixing())
 

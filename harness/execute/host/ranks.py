@@ -81,7 +81,7 @@ class Rank:
 
 @dataclass
 class Ranks:
-    """The ranks of a run that have their slots here."""
+    """The ranks of a run that this host forks."""
 
     job: Job
     log_of: Callable[[int], Path]
@@ -98,6 +98,7 @@ class Ranks:
 
         Raises SystemExit when the file descriptor `hangup` hangs up, as the client has stopped waiting.
         """
+        # Other children of this process, such as stages, must survive the run.
         began, others = time.monotonic(), children()
         if self.job.rank_slots.server is None:  # a FileStore waits forever if its folder is missing
             Path(self.job.rank_slots.store).parent.mkdir(parents=True, exist_ok=True)
@@ -214,7 +215,8 @@ class Ranks:
         return [rank.failure for rank in self.ranks if rank.failure is not None]
 
     def _limit_of_grace(self) -> float | None:
-        """The time until which to wait for ranks that may have failed first; None while no rank has failed."""
+        """The time until which to wait for the report of a rank that may have failed earlier; None while no rank has
+        failed."""
         failures = self._failures()
         if not failures:
             return None
@@ -249,8 +251,8 @@ class Ranks:
 def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int) -> dict[str, str]:
     """The environment of a rank, as torchrun sets it, plus a mark that the rank is ours.
 
-    The default process group exists before a trainer is made. A trainer that wants a store at MASTER_ADDR and
-    MASTER_PORT finds a port reserved for it; ranks under a launcher keep the launcher's address.
+    A trainer finds the default process group made already. For a store of its own at MASTER_ADDR and MASTER_PORT, a
+    port is reserved for it. Ranks under a launcher keep the launcher's address.
     """
     told = {
         FORKED: str(rank),
@@ -285,7 +287,8 @@ def _run_reporting(
     memory: SharedMemory | None,
     board: Board | None,
 ) -> int:
-    """Run a rank. Its failure is reported, and a refusal before user code can catch it."""
+    """Run a rank, report its failure, and return its exit status. A refusal is reported as soon as it is raised, before
+    user code can catch it."""
     turn, told = threading.Lock(), list[BaseException]()
 
     def tell_in_turn(account: Account | Failure) -> None:

@@ -2,8 +2,8 @@
 
 Ranks forked here descend from a process that never traced and never loaded a user's code. A stage traces a step once; a
 process forked from it runs the passes and forks the ranks. The stage is kept for all programs of its step: the case's
-own, prefixes of its passes, those with a user's pass. Tracing starts while ranks of the run before still take their
-steps: a graph does not depend on when it is made, and tracing keeps one core busy.
+own, prefixes of its passes, those with a user's pass. Tracing starts early, while the previous run's ranks still take
+their steps: it uses a single core, and a graph does not depend on the time of tracing.
 
 With a user's pass, every run has a finishing process of its own, started only for that run. So no control and no replay
 inherits side effects of the pass outside the graph, such as a changed global.
@@ -61,7 +61,7 @@ class Runner:
     def run(self, request: RunRequest, rank_slots: RankSlots) -> End:
         """Run a request on the ranks that have slots here.
 
-        Raises the errors before ranks start; how ranks end is in the answer.
+        Raises errors from before the start of ranks. Failures of ranks are in the returned `End`.
         """
         in_stage = _is_staged(request)
         self._leave(request)
@@ -98,7 +98,8 @@ class Runner:
         )
 
     def _run_preloaded(self, request: RunRequest, rank_slots: RankSlots) -> End:
-        """Run ranks forked from a process that preloaded the case's modules, from the paths that the system would use.
+        """Run ranks that are forked from a process with the case's preloaded modules. That process searched them in the
+        folders that the system's own imports would search.
 
         Such a process, one per folder, serves the runs of all cases with the same modules.
         """
@@ -141,7 +142,8 @@ class Runner:
         self._begin(later).tell(LocalRunRequest(run=later, rank_slots=rank_slots, is_prefetch=True))
 
     def _leave(self, request: RunRequest) -> None:
-        """End the stage of another step. Other programs of the same step, such as prefixes of its passes, share it."""
+        """Close the stage if it belongs to another step than the request's. Programs of the same step, such as prefixes
+        of its passes, share a stage."""
         last = self._staged
         if last is None:
             return
@@ -158,7 +160,8 @@ def _is_staged(request: RunRequest) -> bool:
 
 
 class Preloader:
-    """Runs in a stage: imports a case's preloaded modules at the first request, and forks the ranks of each."""
+    """Runs in a stage: imports a case's preloaded modules at the first request, and forks the ranks of every
+    request."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -192,7 +195,7 @@ class Tracer:
         self._program = ""
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
-        """The end of a run; None if the request only has the program made ahead of the run."""
+        """The end of a run; None for a prefetch, which only makes the program."""
         assert isinstance(request, LocalRunRequest), "a runner asks for nothing else"
         if request.is_prefetch:
             try:
@@ -205,6 +208,7 @@ class Tracer:
         run = request.run
         finishing = self._stage_for(run, send)
         now = time.monotonic()
+        # Waiting for a prefetch, and tracing, count as time of the run.
         spent = now - (request.asked_at or now)
         send(StagePlace(""))  # the finishing process is watched from here
         asked = replace(request, run=replace(run, timeout=max(0.0, run.timeout - spent)), asked_at=now)
@@ -268,7 +272,7 @@ class Tracer:
 
 
 class Finisher:
-    """Runs in a fork of a stage: runs the passes at the first request, then the program at each."""
+    """Runs in a fork of a stage. The first request runs the passes; each request forks the program's ranks."""
 
     def __init__(self, traced: TracedStep | None, program: GraphProgram | None, graph_cache: GraphCache | None) -> None:
         self._traced = traced
@@ -277,7 +281,7 @@ class Finisher:
         self._refusal: BaseException | None = None
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
-        """The end of a run; None if the request only has the program made ahead of the run."""
+        """The end of a run; None for a prefetch, which only makes the program."""
         assert isinstance(request, LocalRunRequest), "a stage asks for nothing else"
         run, rank_slots = request.run, request.rank_slots
         if request.is_prefetch:
@@ -327,7 +331,7 @@ def trace_step(case: Case, system: str, enter: Callable[[str], None]) -> TracedS
 
 
 def finish_program(traced: TracedStep, case: Case, options: GraphOptions, enter: Callable[[str], None]) -> GraphProgram:
-    """Run the graph passes over a trace: once per process, as they modify it."""
+    """Run the graph passes over a trace. They modify the trace, so this may run only once per process."""
     import torch
 
     from bitproof.harness.systems.graph import finish
@@ -357,13 +361,15 @@ def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCa
     is_ours = not run.runs_user_code and not run.case.preload and run.system in BUILT_IN
     if run.precompiled is not None:
         return None
+    # A dump shows the graph after every pass, and no pass runs if a kept graph is read.
     is_read = is_ours and run.dump_dir is None and not _edits_the_graph(run.fault)
     device = run.placement.device
     return graph_cache_of(run.case, run.options.kept_graphs, made_of, run.system, device) if is_read else None
 
 
 def _edits_the_graph(fault: Fault | None) -> bool:
-    """Whether a fault edits the graph: it searches by shapes and dtypes, which kept graphs lack."""
+    """Whether a fault edits the graph. Such a fault cannot use a kept graph: it looks for its target by shapes and
+    dtypes, which kept graphs lack."""
     return isinstance(fault, Named) and fault.row.edit is not None
 
 
@@ -397,7 +403,7 @@ def run_ranks(
 
 
 def _find_races(program: object, case: Case) -> None:
-    """Find a graph's races here, before ranks are forked, so that ranks need not repeat it."""
+    """Find a graph's races before ranks are forked, so that no rank repeats the search."""
     from bitproof.harness.systems.graph import GraphProgram
 
     if isinstance(program, GraphProgram):

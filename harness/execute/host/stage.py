@@ -1,8 +1,8 @@
 """A forked process for work forbidden in the host: tracing, which runs autograd, and users' passes.
 
 If torch knows of devices, autograd starts threads, and a process forked from a process with such threads cannot run
-backward. A pass may change any state of its process. The host forks references, controls and later cases, so it does
-neither: it sends a stage a JSON request per line, and receives events and an answer.
+backward. A pass may change any state of its process. The host forks references, controls and later cases, so it must
+neither trace nor run passes. It sends a stage JSON requests, a line each, and receives events and an answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class StagePlace:
-    """The current activity of a stage, in words such as "in pass chunk"; "" once it watches its own time."""
+    """The current activity of a stage, in words such as "in pass chunk"; "" once ranks run, as the stage then keeps the
+    time limit itself."""
 
     place: str
 
@@ -144,7 +145,7 @@ class Stage:
         )
 
     def _silence(self, what: str, case_timeout: float) -> RankError:
-        """The error of a silent stage, with its stack."""
+        """The error for a stage that has not answered in time, with its stack."""
         ask_for_stacks([self._child.pid])
         return RankError(
             f"{what} was not finished: the case ran longer than {case_timeout:g} s",

@@ -51,8 +51,8 @@ def run_rank(
 ) -> None:
     """Run a rank to its end, and report its progress to `tell`. Its named groups use shared `memory`, if given.
 
-    The `board` shows the collectives that it launches and waits for. After an error process groups remain, for the
-    caller to leave or to end with the process.
+    It writes the collectives that it launches and waits for to the `board`. After an error its process groups still
+    exist: the caller leaves them, or ends the process.
     """
     import torch.distributed as dist
 
@@ -164,7 +164,8 @@ def _done(
 
 
 def _gpu_facts(job: Job, device: torch.device) -> MachineFacts | None:
-    """Facts about a rank's GPU and libraries, and how it sums over ranks, which changes time and memory but no bit."""
+    """Facts about a rank's GPU and libraries, and its method of summing over ranks; that method changes time and
+    memory, but no bit."""
     from bitproof.reference.parallel.device_order_group import sums_of
 
     facts, placement = read_gpu_facts(device), job.run.placement
@@ -180,7 +181,8 @@ def _is_alone(job: Job, system: System, collectives: int) -> bool:
 
 
 def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the start") -> None:
-    """Continue only once all ranks have the same versions and code. `when` makes the store's key unique in a run.
+    """Compare all ranks' versions and code, and return if they are the same. `when` makes the store's key unique in a
+    run.
 
     Raises CaseError on the ranks that differ from rank 0; the others wait to be ended.
     """

@@ -3,8 +3,8 @@
 Two layouts that add over the same two ranks compute the same sums, so their bits must be equal. Sums over other ranks,
 or over more, have another order: a + b is b + a, but (a + b) + c may differ from a + (b + c). A gradient is a sum too:
 its parts, added in place, are counted. If summed memory is multiplied or divided, before or after the sum, by a number
-that is no power of two, each term or the sum is rounded. That is noted, for copies of such memory too. Observed by a
-mode below autograd, in runs that request it.
+that is no power of two, each term or the sum is rounded. That is noted, for copies of such memory too. A dispatch mode
+below autograd observes all of this, in runs that request it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Met = tuple[str, str, str, str, int]
 
 
 class Sums:
-    """`meetings` are a rank's sums and exchanges without duplicates, after the last step; None if not requested."""
+    """Collects a rank's sums and exchanges, if `is_asked`. `meetings` returns them after the last step."""
 
     def __init__(self, *, is_asked: bool = True) -> None:
         self._is_asked = is_asked
@@ -62,8 +62,8 @@ class Sums:
         self._added, self._scaled, self._summed = WeakTensorKeyDictionary(), {}, {}
 
     def noticing(self, observe: Callable[..., None]) -> Callable[..., None]:
-        """Wrap `observe`: sums after the first gradient that it receives belong to the update, no longer to
-        clipping."""
+        """Wrap `observe`. The first gradient of a step that it receives marks the end of clipping: later sums belong to
+        the update."""
 
         def noticed(kind: str, name: str, tensor: torch.Tensor) -> None:
             if kind == "grad" and self._is_asked:
@@ -77,10 +77,10 @@ class Sums:
 
     @property
     def meetings(self) -> tuple[Meeting, ...] | None:
-        """Sums and exchanges, each with its number of backwards in a step.
+        """The sums and exchanges without duplicates; None if not requested.
 
-        Before them come an entry with the number of backwards of a step, and an entry for each distinct number of parts
-        that a gradient has.
+        Each has the number of backward passes of a step in which it ran. The first entry counts a step's backward
+        passes; then comes an entry for each distinct number of parts that a gradient has.
         """
         if not self._is_asked:
             return None
@@ -141,6 +141,8 @@ class Sums:
         `sign` is "*" or "/". The number is noted without its power of two: a mean over 3 ranks and a mean over 6 are
         both "/1.5".
         """
+        # frexp returns a fraction from 0.5 up to 1, and an exponent: the fraction is 0.5 if the factor is a power of
+        # two.
         share = frexp(factor)[0] if isinstance(factor, int | float) else 0.5
         if share == 0.5:
             return
@@ -148,12 +150,13 @@ class Sums:
         if memory is None:
             return
         self._scaled[memory] = told
+        # A factor that follows a sum in the same phase rounds that sum.
         when, ranks = self._summed.get(memory, ("", ""))
         if when == phase:
             self._in_step.setdefault((phase, SCALE, ranks, f"after {told}", 0), set()).add(-1)
 
     def note_copy(self, sources: list[Any], into: list[Any]) -> None:
-        """Mark copies and concatenations of scaled memory as scaled too."""
+        """Mark the memory of `into` as scaled if a source is: it is a copy or concatenation of them."""
         told = [self._scaled[where] for where in _memories(sources) if where in self._scaled]
         self._scaled |= dict.fromkeys(_memories(into), told[0]) if told else {}
 
@@ -163,11 +166,13 @@ class Sums:
         if backward >= 0:
             self._backwards.add(backward)
         ranks = next((ranks for arg in args if (ranks := _ranks_of(arg))), "")
+        # A group of a single rank adds nothing.
         if not ranks.count(","):
             return
         phase, num_ranks = self._phase(backward), 1 + ranks.count(",")
         what, name = "sum" if row.sums_ranks else "exchange", row.name.partition(".")[2]
         tensors = [x for x in tree_leaves(args) if isinstance(x, torch.Tensor)] if row.sums_ranks else []
+        # Two terms have only one order, so the size does not matter there.
         elements = sum(x.numel() for x in tensors) if num_ranks > 2 else 0
         self._in_step.setdefault((phase, what, ranks, name, elements), set()).add(backward)
         memory = _memories(tensors)
@@ -196,7 +201,7 @@ def _memories(found: list[Any]) -> list[StorageWeakRef]:
 
 
 def _ranks_of(arg: Any) -> str:
-    """The ranks of the group that an argument is or names; "" of any other argument."""
+    """The ranks of a group as text, such as "0,1". The argument is a group or its name; "" for any other argument."""
     try:
         is_group = isinstance(arg, dist.ProcessGroup)
         group = group_named(arg) if isinstance(arg, str) else arg if is_group else group_of(arg)

@@ -27,7 +27,8 @@ NANOSECONDS = 1000  # in a microsecond, the unit of a trace's times
 def profiled(file: Path | None) -> Iterator[None]:
     """Profile the block into a file; None turns this off. A block that raises leaves no file.
 
-    Nor does a block on another machine, which lacks the file's folder: the files are joined on one machine.
+    A block on another machine leaves none either, as the file's folder is missing there: files are joined on one
+    machine.
     """
     if file is None or not file.parent.is_dir():
         yield
@@ -40,7 +41,7 @@ def profiled(file: Path | None) -> Iterator[None]:
 
 
 def phase(name: str) -> AbstractContextManager[Any]:
-    """A block that a profile shows under this name."""
+    """A context manager: a profile shows its block under this name."""
     from torch.profiler import record_function
 
     return record_function(name)
@@ -62,6 +63,7 @@ def join_profiles(files: Mapping[str, Path], out: Path) -> None:
     for number, (name, file) in enumerate(files.items()):
         trace = json.loads(file.read_text(encoding="utf-8"))
         own = {event["pid"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation"}
+        # Each file's times count from its own base.
         since = trace.get("baseTimeNanoseconds", 0) / NANOSECONDS
         events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})
         events.append({"ph": "M", "name": "process_sort_index", "pid": number, "args": {"sort_index": number}})

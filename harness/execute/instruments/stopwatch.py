@@ -1,9 +1,9 @@
 """Step times excluding recording, and FLOPs per step.
 
-A rank times each step of a first run by two readings of a clock. Rank 0 of a built-in system also counts operations in
-the first step, by the formulas of torch's flop counter, in a mode that observes each call and changes none; that step
-is left out of the times. torch's own mode decomposes some calls into others, with other bits. A user's system runs
-unchanged: no mode is active below it, and its operations are unknown.
+A rank times each step of a first run by two readings of a clock. Rank 0 of a built-in system also counts the operations
+of the first step, by the formulas of torch's flop counter; that step is left out of the times. The mode that counts
+observes each call and changes none, unlike torch's own mode, which decomposes some calls into others, with other bits.
+A user's system runs unchanged: no mode is active below it, and its operations are unknown.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Stopwatch:
         recorded, began = self._recorder.seconds, time.perf_counter()
         with counter or nullcontext():
             yield
+        # Kernels may still run on the GPU, and they are part of the step.
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         took = time.perf_counter() - began - (self._recorder.seconds - recorded)
@@ -82,9 +83,11 @@ def peak_of_process() -> float:
 
 def throughput_of(case: Case, system: str, device: str, done: Sequence[Done]) -> Throughput | None:
     """The throughput from all ranks' `Done` messages; None if no step was timed."""
+    # A step takes as long as its slowest rank.
     times = [max(each) for each in zip(*(rank.step_seconds for rank in done), strict=False)]
     if not times:
         return None
+    # The first step also warms up caches, and counts operations.
     times = times[1:] or times
     low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (0.0, 0.0, 0.0)
     peak, source = peak_flops(case, device, done[0])
@@ -111,6 +114,7 @@ def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str 
     """Peak operations per second of a rank's device, and the source of that number."""
     if device == "cpu":
         cores, ranks = len(os.sched_getaffinity(0)), case.parallelism.world_size
+        # If ranks outnumber cores, a rank has only a share of a core.
         share = min(1.0, cores / ranks)
         told = f"measured by products of {_SIZE} in {case.precision.compute} on a core"
         return measured_peak(case.precision.compute) * share, told + (
@@ -125,7 +129,8 @@ def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str 
 
 @functools.lru_cache
 def measured_peak(dtype: str) -> float:
-    """Operations per second of a core, from the fastest of some products. On one thread, so that forks have no pool."""
+    """Operations per second of a core, from the fastest of some products. Measured on a single thread, so that forks
+    inherit no thread pool."""
     import torch
 
     before = torch.get_num_threads()

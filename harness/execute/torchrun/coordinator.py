@@ -67,7 +67,8 @@ def check_world_size(cases: Sequence[Case]) -> None:
 
 @contextmanager
 def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
-    """Rank 0's client for all ranks. It sends them the end of the block, and the error that ends it."""
+    """Rank 0's client for all ranks. At the end of the block it dismisses the other ranks, and sends them the error, if
+    an error ended the block."""
     with _joined(run_dir, options) as coordinator:
         problem = None
         try:
@@ -82,7 +83,8 @@ def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator
 
 
 def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
-    """Any other rank's part: do what rank 0 asks until it is done. Yields its results, raises its final error."""
+    """Any other rank's part: do what rank 0 asks until it is done. Yields the results that rank 0 sends, and raises the
+    error that ended rank 0."""
     with _joined(run_dir, options) as coordinator:
         while True:
             match coordinator.hear():
@@ -239,7 +241,7 @@ class Coordinator:
             self.peers.links.wait(0.2)
 
     def run(self, request: RunRequest) -> None:
-        """Any other rank: run its part, and send rank 0 how it ended."""
+        """Any other rank: run its part, and send rank 0 its end and its files."""
         localized = self._localized(request)
         account, files = self._run(localized)
         if localized is not request:  # rank 0 removes its own machine's
@@ -256,7 +258,11 @@ class Coordinator:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_half(self, request: RunRequest, number: int, on_event: OnEvent) -> tuple[list[End], list[Path]]:
-        """All ranks' ends, each successful, and their files, named after this number. Raises the first error."""
+        """Run a half on all ranks; returns their ends, which are all successful, and their files. Raises the first
+        error.
+
+        `number` counts the halves of a run and keeps their files apart.
+        """
         if self.peers.lost is not None:
             raise self.peers.lost
         self.peers.listen()
@@ -275,7 +281,8 @@ class Coordinator:
         return [account.end for account, _ in answers if account.end is not None], parts
 
     def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[Account, list[Path]]:
-        """This rank's run: its account, and its files. Never raises BitproofError: an error is an account too."""
+        """Run this rank's part of a run; returns its account and its files. Never raises BitproofError: the account
+        states an error."""
         number = self.peers.begin_run()
         files = [(self.work / "part").with_suffix(suffix) for suffix in FILES]
         for file in files:
@@ -316,7 +323,7 @@ class Coordinator:
         return replace(account, end=end, num_bytes=sizes), present
 
     def _localized(self, request: RunRequest) -> RunRequest:
-        """A request of rank 0, with this machine's paths for rank 0's.
+        """A request of rank 0 with this machine's paths in place of rank 0's.
 
         Other machines take no profile: its times would have to be on rank 0's clock.
         """
@@ -363,7 +370,8 @@ class Coordinator:
         return HostProcess(log, temporary=self.work, verbose=self.options.verbose, starts=starts)
 
     def _gather(self, own: tuple[Account, list[Path]], run: RunRequest) -> list[tuple[Account, Path | None]]:
-        """Every rank's account, each with a good end, and its files' bytes joined, in rank order.
+        """Wait for all ranks; returns, in rank order, each rank's account of a good end and a file with the bytes of
+        its files.
 
         Raises the error of the rank to blame, and RankError when a rank is silent or gone.
         """

@@ -22,8 +22,8 @@ FILES = ("", VALUES, ARCHIVE)
 class Hello:
     """A rank's first message to rank 0: its number, its machine, and its run folder.
 
-    `node` names its machine, equal on all its ranks, and `machine` separates machines of the same name. `local_rank` is
-    the launcher's number, if any. Its versions and code follow, once its host has loaded torch.
+    `node` is the machine's name, which all its ranks send; `machine` distinguishes machines of the same name.
+    `local_rank` is the launcher's number, if any. Its versions and code follow, once its host has loaded torch.
     """
 
     token: str
@@ -66,8 +66,8 @@ Message = RunRequest | CaseResult | Failed | Farewell
 class Account:
     """The end of a numbered run on one of torchrun's ranks: its `End`, or the problem that prevented it.
 
-    `clock` is the time of day, on which machines agree, minus its machine's monotonic clock. The attached files are its
-    `FILES`, with these sizes in bytes.
+    `clock` is the time of day, on which machines agree, minus its machine's monotonic clock. `num_bytes` are the sizes
+    of the attached files, which are its `FILES` in order.
     """
 
     run: int
@@ -94,7 +94,8 @@ def read_message(text: bytes, *kinds: type) -> Any:
 
 
 def unpack(account: Account, content: Path | None, part: Path) -> None:
-    """Write the files of an account beside each other, as on the rank."""
+    """Split the attached bytes into the rank's files, at `part` with each suffix. Raises RankError if bytes are
+    missing."""
     for suffix in FILES:
         part.with_suffix(suffix).unlink(missing_ok=True)  # an earlier run's
     if content is None:

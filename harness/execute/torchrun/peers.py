@@ -31,7 +31,7 @@ class Peers:
         self.world_size = world_size
         allow_open_files(1024 + _FILES_A_RANK * world_size)
         self.is_told = False
-        """Whether rank 0 has reported how all ended, and so shows it to the user, too."""
+        """Whether rank 0 has sent the final result or error, which rank 0 also shows to the user."""
         self.token = ""
         """The token in a rank's first message."""
         self.run_number = 0
@@ -101,6 +101,7 @@ class Peers:
         If rank 0 died, its agent ends moments later, and with it torchrun's store: the error names both.
         """
         error: BitproofError | None = self.launcher.ended()
+        # If this rank's own torchrun has ended, lost connections are a consequence, and not the cause.
         if (gone := self.gone()) and not self.launcher.is_orphan():
             ranks = sorted(gone)
             found = [f"{tell_ranks([rank])}: {why}" for rank, why in sorted(gone.items())]
@@ -116,7 +117,8 @@ class Peers:
             raise error
 
     def explained(self, caught: BaseException) -> BaseException:
-        """The actual reason for this rank's end: a signal from torchrun after a machine vanished becomes that loss."""
+        """The actual reason why this rank ends: the error about lost ranks if torchrun sent a signal because of them,
+        otherwise `caught`."""
         if self.rank and isinstance(caught, interrupts.STOPS):
             try:
                 with interrupts.held():
@@ -126,7 +128,7 @@ class Peers:
         return caught
 
     def _named_by(self, gone: Collection[int]) -> BitproofError | None:
-        """The error of a rank that left because of another rank, if it names that rank; else None."""
+        """The error of a rank that left, if it names another rank that is not gone; else None."""
         told = (problem.error() for problem in self.left.values())
         return next((each for each in told if getattr(each, "rank", None) not in (None, *gone)), None)
 

@@ -65,7 +65,7 @@ class Rendezvous:
             word = json.dumps({"addresses": addresses, "port": port, "token": self._peers.token})
             self._store = store = Store(True, deadline, self._peers.launcher)
             there: str | None = None
-            # Another word is in the store: it is replaced, unless the rank 0 that left it still answers.
+            # If the store has another message, replace it, unless the rank 0 that left it still answers.
             while (there := store.put(word, instead_of=there)) != word:
                 if there is None:
                     self._wait_for(store.where, deadline, arrived)
@@ -80,6 +80,7 @@ class Rendezvous:
                 self._tell_missing(arrived)
                 self._wait_for("", deadline, arrived)
         self._peers.meet_latecomer = lambda line, said: self._meet(line, said, arrived)
+        # Hosts load torch while ranks still connect, so versions and code follow in a message of their own.
         self._peers.made_of[0] = self._ask_made_of(self._peers.has_lost) or MadeOf(facts={})
         while len(self._peers.made_of) < self._peers.world_size:
             self._peers.listen()

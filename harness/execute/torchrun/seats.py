@@ -120,7 +120,7 @@ def place_seats(
 
 
 def _lack(seats: Sequence[Seat]) -> CaseError | None:
-    """Why not every rank has a GPU of its own; None if each has."""
+    """The error for ranks that have no GPU of their own; None if each rank has one."""
     by_name: dict[str, list[int]] = defaultdict(list)
     for rank, each in enumerate(seats):
         by_name[each.name].append(rank)

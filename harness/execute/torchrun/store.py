@@ -30,7 +30,7 @@ class Launcher:
         self._store: socket.socket | None = None
 
     def watch_store(self, address: str, port: int) -> None:
-        """Notice from now on when the store is closed, by an idle connection."""
+        """Open an idle connection to the store, so that `ended` notices when the store closes."""
         if self._store is None:
             with suppress(OSError):
                 self._store = socket.create_connection((address, port), timeout=_STORE_SECONDS)
@@ -60,8 +60,8 @@ class Launcher:
     def error_of_dead_siblings(self) -> RankError | None:
         """The error that names the ranks of this torchrun whose processes have ended; None if all live.
 
-        torchrun ends all ranks of a machine when a rank has died, and does not report which. None if the system does
-        not list a process's children (other than Linux).
+        torchrun ends all ranks of a machine when a rank has died, and does not report which. Only Linux lists the
+        children of a process; elsewhere the result is None.
         """
         told = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
         if self._parent is None or not all(map(str.isdecimal, told)):
@@ -93,7 +93,7 @@ class Store:
     """torch's store, in which the others find rank 0's address. torchrun or rank 0 serves it.
 
     Its C++ code handles no signals and may wait for long, so it runs in a thread with a time limit. `where` is the
-    address that it waits for, "" once connected.
+    reason, in words, why the last call failed; "" if it succeeded.
     """
 
     def __init__(self, is_rank_0: bool, deadline: float, launcher: Launcher) -> None:
@@ -106,8 +106,8 @@ class Store:
         self.where = ""
 
     def put(self, word: str, instead_of: str | None = None) -> str | None:
-        """Store rank 0's message if the present message is `instead_of`. Returns the message that is there then, None
-        without a store."""
+        """Store rank 0's message if the present message is `instead_of`. Returns the message in the store afterwards;
+        None if the store cannot be reached."""
         found = self._use(lambda store: store.compare_set(_key(), instead_of or "", word))
         return cast(bytes, found).decode() if found is not None else None
 
@@ -131,6 +131,7 @@ class Store:
         at = f"{self._address}:{self._port}"
         if not self._is_server:
             try:
+                # torch's own client would wait for a server, so look first whether anything listens.
                 socket.create_connection((self._address, self._port), timeout=_LOOK_SECONDS).close()
             except OSError as error:
                 self._store, self.where = None, f"nothing listens at {at}: {error.strerror or error}"

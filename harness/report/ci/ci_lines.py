@@ -13,7 +13,7 @@ from bitproof.harness.report.text import shorten
 
 MAX_CHARS = 4_000
 MAX_FINDINGS = 50
-"""GitHub shows ten annotations per step."""
+"""GitHub shows only ten annotations per step of a workflow."""
 
 
 def render(report: Report) -> str:

@@ -50,7 +50,7 @@ def _changes(report: Report, against: Report) -> Iterator[tuple[Any, ...]]:
 
 
 def _problems(report: Report) -> Iterator[tuple[Any, ...]]:
-    """Rows for a run without another run: each case is compared with its own expectation."""
+    """Rows for a run that is compared with no other run: its unexpected cases."""
     for result in report.cases:
         if not result.as_expected:
             yield _row(result, f"expected {text.expectation(result)}")

@@ -1,9 +1,9 @@
 """junit.xml for CI systems, with a test case per case.
 
 An unexpected case is a failure, and a case that could not be judged is an error. A case that this machine cannot run is
-skipped, unless it was selected by name. CLOSE is stated. XML 1.0 cannot represent most control characters, so they
-appear as `\\x1b`. Elements and attributes follow junit-10.xsd of Jenkins' xunit plugin, which has no total of
-`skipped`.
+skipped, unless it was selected by name. The output of a CLOSE case states how close it is. XML 1.0 cannot represent
+most control characters, so they appear as `\\x1b`. Elements and attributes follow junit-10.xsd of Jenkins' xunit
+plugin, which allows no total of `skipped` for all suites.
 """
 
 from __future__ import annotations

@@ -90,6 +90,7 @@ def _of_baselines(report: Report, result: CaseResult) -> Iterator[Objection]:
 def _objection(rule: str, result: CaseResult, message: str, call: BlamedCall | None, *more: str) -> Objection:
     path, line = place_of(call.source if call else None)
     case = result.case
+    # Folders and line numbers differ between machines and commits, so only names of files are kept.
     known = [case.name, case.family, case.reference, case.candidate, rule, *more]
     known = [
         PurePosixPath(each.rpartition(":")[0]).name + each.rpartition(":")[2] if ":" in each else each for each in known
@@ -112,6 +113,7 @@ def place_of(source: str | None) -> tuple[str | None, int | None]:
     # The source comes from a report, so it must not lead out of the working tree.
     if ".." in parts or parts[0] == "/" or len(found[1]) > _MAX_PATH or not found[1].isprintable():
         return None, None
+    # The longest ending that is a file here.
     inner = next((_in_tree(Path(*parts[at:])) for at in range(len(parts)) if Path(*parts[at:]).is_file()), None)
     return inner or _below("/".join(parts)) or "/".join(parts), int(found[2])
 

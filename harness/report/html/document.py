@@ -135,7 +135,7 @@ class CaseBlock(CaseRow):
 
 
 def render(report: Report) -> str:
-    """The page. Unexpected cases come first, unfolded."""
+    """The page as HTML. Unexpected cases come first, and are expanded."""
     # `sorted` is stable: within both groups cases keep the order of the run.
     results = sorted(report.cases, key=lambda result: result.as_expected)
     num_passes = sum(len(result.passes) for result in results)
@@ -178,11 +178,12 @@ def template() -> jinja2.Template:
 
 
 def fair_share(wanted: Iterable[int], total: int) -> int:
-    """The largest equal limit with a sum of at most `total`; unused shares go to the others.
+    """The largest limit such that the wanted sizes, each cut to the limit, add up to at most `total`.
 
     For example, with a total of 10 the sizes [1, 4, 9] are limited to 5 each.
     """
     waiting = sorted(wanted)
+    # In ascending order: each size below its share leaves the rest of it to the larger sizes.
     for number, wants in enumerate(waiting):
         share = total // (len(waiting) - number)
         if wants > share:

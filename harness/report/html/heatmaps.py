@@ -9,7 +9,7 @@ from bitproof.harness.records import CaseResult, Verdict
 from bitproof.harness.report import text
 
 MAX_COLUMNS = 40
-ROW_CELLS = 6  # as many as a row's own markup takes the room of
+ROW_CELLS = 6  # a row's own markup is as large as so many cells
 
 Cell = tuple[str, str, str]
 """Text, shade, tooltip. Shade 0: all agree; 1 to 4: the share that differs; "x": unknown to the report."""
@@ -17,7 +17,7 @@ Cell = tuple[str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class KindHeat:
-    """By kind: records compared, records that differ in total and by step.
+    """A row per kind: the records compared, the records that differ, and their number at each step.
 
     `left_out` records are not listed by step.
     """

@@ -35,7 +35,8 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class LossBlock:
-    """A sentence, a chart if there is one, and a row per step: its value, both sides' bits, whether they agree.
+    """A sentence, a chart if there is one, and a row per step: the step, its loss, both sides' bits, whether they
+    agree.
 
     `growth` has a row for each step from the first difference on: step, distance in ULPs of float32, bar length in
     percent.

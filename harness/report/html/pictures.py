@@ -17,10 +17,11 @@ _STEP, _LANE, _LEFT, _TOP, _LABEL = 96, 46, 96, 30, 17
 
 @dataclass(frozen=True, kw_only=True)
 class RankLanes:
-    """The lanes of ranks in a box: each lane's name and height; each call's position, operator and module; the line.
+    """A picture of a chain of calls: a lane per rank, and a line through the calls.
 
-    The first call is the blamed call; `alike` are the positions of the same call on other ranks. `left_out` ranks have
-    no lane.
+    `lanes` has each lane's name and height; `calls` has each call's position, operator and module, the blamed call
+    first; `points` is the line. `alike` are the positions of the blamed call on other ranks. `left_out` ranks have no
+    lane.
     """
 
     width: int
@@ -47,6 +48,7 @@ def lanes_of(call: BlamedCall | None, num_ranks: int) -> RankLanes | None:
     if call is None or not chain:
         return None
     alike = [int(rank) for rank in (call.ranks or "").split(", ") if rank.isdecimal()]
+    # The chain's ranks come first, so that they have lanes even if there are too many ranks.
     wanted = [*dict.fromkeys([*(link.rank for link in chain), *alike, *range(num_ranks)])]
     shown = sorted(wanted[:MAX_LANES])
     heights = {rank: _TOP + _LANE * number for number, rank in enumerate(shown)}

@@ -1332,24 +1332,24 @@ _linalg_solve_ex linalg_solve_ex; A UPLO? compute_v?: _linalg_eigh; A check_erro
 linalg_svdvals; A full_matrices: prims.svd.default; A full_matrices? compute_uv? driver?: _linalg_svd; A full_matrices?
 driver?: linalg_svd; A mode?: linalg_qr; A offset? dim1? dim2?: linalg_diagonal; A pivot?: linalg_lu linalg_lu_factor;
 A pivot? check_errors?: linalg_lu_factor_ex; LD pivots B hermitian?: linalg_ldl_solve; LU pivots B left? adjoint?:
-linalg_lu_solve; a: prims.item.default prims.view_of.default; a dim outer_length: prims.split_dim.default; a dims:
-prims.rev.default; a dtype: prims.convert_element_type.default prims.view_of_dtype.default; a fill_value dtype device
-requires_grad: prims.full_like.default; a permutation: prims.transpose.default; a shape: prims.reshape.default; a shape
-broadcast_dimensions: prims.broadcast_in_dim.default; a size? stride? dtype? device? layout?: _assert_tensor_metadata;
-a start end: prims.collapse.default prims.collapse_view.default; a stride: prims.copy_strided.default; abs angle:
-polar; anchor positive negative margin? p? eps? swap? reduction?: triplet_margin_loss; condition: where; condition self
-other: where.Scalar where.ScalarOther where.ScalarSelf where.self; count prob generator?: binomial; data batch_sizes
-batch_first padding_value total_length: _pad_packed_sequence; dtype: prims.maximum_value.default
-prims.minimum_value.default; dtype? layout? device? pin_memory? memory_format?: _make_dep_token; dual level:
-_unpack_dual; dummy a? b?: _test_ambiguous_defaults.a _test_ambiguous_defaults.b _test_string_default; element
-test_elements assume_unique? invert?: isin.Scalar_Tensor; elements test_element assume_unique? invert?:
-isin.Tensor_Scalar; elements test_elements assume_unique? invert?: isin.Tensor_Tensor; end dtype? layout? device?
-pin_memory?: arange; equation tensors path?: einsum; filename shared? size? dtype? layout? device? pin_memory?:
-from_file; flat tensors: unflatten_dense_tensors; from_ to: can_cast; grad dim indices sizes keepdim:
-value_selecting_reduction_backward; grad indices offset2bag bag_size maximum_indices num_weights scale_grad_by_freq
-mode per_sample_weights padding_idx?: _embedding_bag_dense_backward; grad input: to_mkldnn_backward; grad input dim
-output: cumprod_backward; grad input indices dim: cummaxmin_backward; grad input masked_grad?: to_dense_backward; grad
-input_size batch_sizes batch_first: _pack_padded_sequence_backward; grad mask:
+linalg_lu_solve; a: prims.item.default prims.view_of.default; a b c: prims.fma.default; a dim outer_length:
+prims.split_dim.default; a dims: prims.rev.default; a dtype: prims.convert_element_type.default
+prims.view_of_dtype.default; a fill_value dtype device requires_grad: prims.full_like.default; a permutation:
+prims.transpose.default; a shape: prims.reshape.default; a shape broadcast_dimensions: prims.broadcast_in_dim.default;
+a size? stride? dtype? device? layout?: _assert_tensor_metadata; a start end: prims.collapse.default
+prims.collapse_view.default; a stride: prims.copy_strided.default; abs angle: polar; anchor positive negative margin?
+p? eps? swap? reduction?: triplet_margin_loss; condition: where; condition self other: where.Scalar where.ScalarOther
+where.ScalarSelf where.self; count prob generator?: binomial; data batch_sizes batch_first padding_value total_length:
+_pad_packed_sequence; dtype: prims.maximum_value.default prims.minimum_value.default; dtype? layout? device?
+pin_memory? memory_format?: _make_dep_token; dual level: _unpack_dual; dummy a? b?: _test_ambiguous_defaults.a
+_test_ambiguous_defaults.b _test_string_default; element test_elements assume_unique? invert?: isin.Scalar_Tensor;
+elements test_element assume_unique? invert?: isin.Tensor_Scalar; elements test_elements assume_unique? invert?:
+isin.Tensor_Tensor; end dtype? layout? device? pin_memory?: arange; equation tensors path?: einsum; filename shared?
+size? dtype? layout? device? pin_memory?: from_file; flat tensors: unflatten_dense_tensors; from_ to: can_cast; grad
+dim indices sizes keepdim: value_selecting_reduction_backward; grad indices offset2bag bag_size maximum_indices
+num_weights scale_grad_by_freq mode per_sample_weights padding_idx?: _embedding_bag_dense_backward; grad input:
+to_mkldnn_backward; grad input dim output: cumprod_backward; grad input indices dim: cummaxmin_backward; grad input
+masked_grad?: to_dense_backward; grad input_size batch_sizes batch_first: _pack_padded_sequence_backward; grad mask:
 fake_quantize_per_channel_affine_cachemask_backward fake_quantize_per_tensor_affine_cachemask_backward; grad self:
 infinitely_differentiable_gelu_backward; grad self scale zero_point quant_min quant_max grad_factor?:
 _fake_quantize_learnable_per_tensor_affine_backward; grad self_sizes dim index: index_select_backward; grad size
@@ -1418,51 +1418,52 @@ conv1d.padding conv2d conv2d.padding conv3d conv3d.padding; input weight bias? s
 dilation?: conv_transpose1d conv_transpose2d.input conv_transpose3d.input; input1 input2 target margin? reduction?:
 cosine_embedding_loss margin_ranking_loss; input1 input2 weight bias?: bilinear; length start step dtype device
 requires_grad: prims.iota.default; like dim: _dim_arange; low high size dtype? layout? device? pin_memory?:
-randint.low; low high size generator dtype? layout? device? pin_memory?: randint.low_generator; matrices: chain_matmul;
-mean std generator?: normal.Tensor_Tensor normal.float_Tensor; mean std size generator? dtype? layout? device?
-pin_memory?: normal.float_float; mean std? generator?: normal.Tensor_float; n d? dtype? layout? device? pin_memory?:
-fft_fftfreq fft_rfftfreq; n dtype? layout? device? pin_memory?: eye randperm; n generator dtype? layout? device?
-pin_memory?: randperm.generator; n m dtype? layout? device? pin_memory?: eye.m; n self: polygamma special_polygamma;
-pred a b: prims.where.default; query key value attn_bias compute_log_sumexp dropout_p? is_causal? return_debug_mask?
-scale?: _scaled_dot_product_cudnn_attention; query key value attn_bias compute_log_sumexp dropout_p? is_causal? scale?:
-_scaled_dot_product_efficient_attention; query key value attn_mask? dropout_p? is_causal? dropout_mask? scale?
-enable_gqa?: _scaled_dot_product_attention_math; query key value attn_mask? dropout_p? is_causal? scale? enable_gqa?:
-_fused_sdp_choice scaled_dot_product_attention; query key value dropout_p? is_causal? attn_mask? scale?:
-_scaled_dot_product_flash_attention_for_cpu; query key value dropout_p? is_causal? return_debug_mask? scale?:
-_scaled_dot_product_flash_attention; real imag: complex; repeats output_size?: repeat_interleave.Tensor; row col
-offset? dtype? layout? device? pin_memory?: tril_indices triu_indices; s: _print; s dtype? device?:
-prims.scalar_tensor.default; s dtype? layout? device? pin_memory?: scalar_tensor; scalar tensor:
-result_type.Scalar_Tensor; scalar1 scalar2: result_type.Scalar_Scalar; self: _aminmax _assert_async _conj _conj_copy
-_conj_physical _debug_has_internal_overlap _foreach_abs _foreach_abs_ _foreach_acos _foreach_acos_ _foreach_asin
-_foreach_asin_ _foreach_atan _foreach_atan_ _foreach_ceil _foreach_ceil_ _foreach_cos _foreach_cos_ _foreach_cosh
-_foreach_cosh_ _foreach_erf _foreach_erf_ _foreach_erfc _foreach_erfc_ _foreach_exp _foreach_exp_ _foreach_expm1
-_foreach_expm1_ _foreach_floor _foreach_floor_ _foreach_frac _foreach_frac_ _foreach_lgamma _foreach_lgamma_
-_foreach_log _foreach_log10 _foreach_log10_ _foreach_log1p _foreach_log1p_ _foreach_log2 _foreach_log2_ _foreach_log_
-_foreach_max _foreach_neg _foreach_neg_ _foreach_reciprocal _foreach_reciprocal_ _foreach_round _foreach_round_
-_foreach_rsqrt _foreach_rsqrt_ _foreach_sigmoid _foreach_sigmoid_ _foreach_sign _foreach_sign_ _foreach_sin
-_foreach_sin_ _foreach_sinh _foreach_sinh_ _foreach_sqrt _foreach_sqrt_ _foreach_tan _foreach_tan_ _foreach_tanh
-_foreach_tanh_ _foreach_trunc _foreach_trunc_ _foreach_zero _foreach_zero_ _is_all_true _is_any_true _is_zerotensor
-_linalg_eigvals _local_scalar_dense _neg_view_copy _shape_as_tensor _test_autograd_multiple_dispatch.fullcoverage
-_test_autograd_multiple_dispatch_view _test_autograd_multiple_dispatch_view_copy _test_check_tensor
-_test_warn_in_autograd _version abs abs_ absolute absolute_ acos acos_ acosh acosh_ adjoint alias alias_copy all angle
-any arccos arccos_ arccosh arccosh_ arcsin arcsin_ arcsinh arcsinh_ arctan arctan_ arctanh arctanh_ argwhere asin asin_
-asinh asinh_ atan atan_ atanh atanh_ atleast_1d atleast_2d atleast_3d bitwise_not bitwise_not_ ceil ceil_ conj
-conj_physical conj_physical_ corrcoef cos cos_ cosh cosh_ cudnn_is_acceptable data deg2rad deg2rad_ dense_dim
-dequantize.self det detach detach_ detach_copy digamma digamma_ dim erf erf_ erfc erfc_ erfinv erfinv_ exp exp2 exp2_
-exp_ expm1 expm1_ fix fix_ fliplr flipud floor floor_ frac frac_ frexp.Tensor geqrf get_device hardsigmoid hardsigmoid_
-hardswish hardswish_ i0 i0_ inverse is_complex is_conj is_contiguous is_distributed is_floating_point is_inference
-is_leaf is_neg is_nonzero is_signed isfinite isinf isnan isneginf isposinf isreal item lgamma lgamma_ lift_fresh
-lift_fresh_copy linalg_eig linalg_eigvals linalg_matrix_exp log log10 log10_ log1p log1p_ log2 log2_ log_ log_sigmoid
-log_sigmoid_forward logdet logical_not logical_not_ mH mT matrix_H matrix_exp max median min mish mish_ msort nanmedian
-neg neg_ negative negative_ nonzero nonzero_numpy numel numpy_T output_nr positive rad2deg rad2deg_ ravel real
-reciprocal reciprocal_ relu relu6 relu6_ relu_ resolve_conj resolve_neg retains_grad round round_ rsqrt rsqrt_ selu
-selu_ set sgn sgn_ sigmoid sigmoid_ sign sign_ signbit silu silu_ sin sin_ sinc sinc_ sinh sinh_ slogdet sparse_dim
-special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_digamma special_entr special_erf
-special_erfc special_erfcx special_erfinv special_exp2 special_expit special_expm1 special_gammaln special_i0
-special_i0e special_i1 special_i1e special_log1p special_log_ndtr special_modified_bessel_i0 special_modified_bessel_i1
-special_modified_bessel_k0 special_modified_bessel_k1 special_ndtr special_ndtri special_psi special_sinc sqrt sqrt_
-square square_ squeeze squeeze_copy storage_offset sym_numel sym_storage_offset t t_copy tan tan_ tanh tanh_ trace
-trunc trunc_ view_as_complex view_as_complex_copy view_as_real view_as_real_copy zero zero_ prims.abs.default
+randint.low; low high size generator dtype? layout? device? pin_memory?: randint.low_generator; low high size seed:
+prims.inductor_randint.default; matrices: chain_matmul; mean std generator?: normal.Tensor_Tensor normal.float_Tensor;
+mean std size generator? dtype? layout? device? pin_memory?: normal.float_float; mean std? generator?:
+normal.Tensor_float; n d? dtype? layout? device? pin_memory?: fft_fftfreq fft_rfftfreq; n dtype? layout? device?
+pin_memory?: eye randperm; n generator dtype? layout? device? pin_memory?: randperm.generator; n m dtype? layout?
+device? pin_memory?: eye.m; n self: polygamma special_polygamma; pred a b: prims.where.default; query key value
+attn_bias compute_log_sumexp dropout_p? is_causal? return_debug_mask? scale?: _scaled_dot_product_cudnn_attention;
+query key value attn_bias compute_log_sumexp dropout_p? is_causal? scale?: _scaled_dot_product_efficient_attention;
+query key value attn_mask? dropout_p? is_causal? dropout_mask? scale? enable_gqa?: _scaled_dot_product_attention_math;
+query key value attn_mask? dropout_p? is_causal? scale? enable_gqa?: _fused_sdp_choice scaled_dot_product_attention;
+query key value dropout_p? is_causal? attn_mask? scale?: _scaled_dot_product_flash_attention_for_cpu; query key value
+dropout_p? is_causal? return_debug_mask? scale?: _scaled_dot_product_flash_attention; real imag: complex; repeats
+output_size?: repeat_interleave.Tensor; row col offset? dtype? layout? device? pin_memory?: tril_indices triu_indices;
+s: _print; s dtype? device?: prims.scalar_tensor.default; s dtype? layout? device? pin_memory?: scalar_tensor; scalar
+tensor: result_type.Scalar_Tensor; scalar1 scalar2: result_type.Scalar_Scalar; self: _aminmax _assert_async _conj
+_conj_copy _conj_physical _debug_has_internal_overlap _foreach_abs _foreach_abs_ _foreach_acos _foreach_acos_
+_foreach_asin _foreach_asin_ _foreach_atan _foreach_atan_ _foreach_ceil _foreach_ceil_ _foreach_cos _foreach_cos_
+_foreach_cosh _foreach_cosh_ _foreach_erf _foreach_erf_ _foreach_erfc _foreach_erfc_ _foreach_exp _foreach_exp_
+_foreach_expm1 _foreach_expm1_ _foreach_floor _foreach_floor_ _foreach_frac _foreach_frac_ _foreach_lgamma
+_foreach_lgamma_ _foreach_log _foreach_log10 _foreach_log10_ _foreach_log1p _foreach_log1p_ _foreach_log2
+_foreach_log2_ _foreach_log_ _foreach_max _foreach_neg _foreach_neg_ _foreach_reciprocal _foreach_reciprocal_
+_foreach_round _foreach_round_ _foreach_rsqrt _foreach_rsqrt_ _foreach_sigmoid _foreach_sigmoid_ _foreach_sign
+_foreach_sign_ _foreach_sin _foreach_sin_ _foreach_sinh _foreach_sinh_ _foreach_sqrt _foreach_sqrt_ _foreach_tan
+_foreach_tan_ _foreach_tanh _foreach_tanh_ _foreach_trunc _foreach_trunc_ _foreach_zero _foreach_zero_ _is_all_true
+_is_any_true _is_zerotensor _linalg_eigvals _local_scalar_dense _neg_view_copy _shape_as_tensor
+_test_autograd_multiple_dispatch.fullcoverage _test_autograd_multiple_dispatch_view
+_test_autograd_multiple_dispatch_view_copy _test_check_tensor _test_warn_in_autograd _version abs abs_ absolute
+absolute_ acos acos_ acosh acosh_ adjoint alias alias_copy all angle any arccos arccos_ arccosh arccosh_ arcsin arcsin_
+arcsinh arcsinh_ arctan arctan_ arctanh arctanh_ argwhere asin asin_ asinh asinh_ atan atan_ atanh atanh_ atleast_1d
+atleast_2d atleast_3d bitwise_not bitwise_not_ ceil ceil_ conj conj_physical conj_physical_ corrcoef cos cos_ cosh
+cosh_ cudnn_is_acceptable data deg2rad deg2rad_ dense_dim dequantize.self det detach detach_ detach_copy digamma
+digamma_ dim erf erf_ erfc erfc_ erfinv erfinv_ exp exp2 exp2_ exp_ expm1 expm1_ fix fix_ fliplr flipud floor floor_
+frac frac_ frexp.Tensor geqrf get_device hardsigmoid hardsigmoid_ hardswish hardswish_ i0 i0_ inverse is_complex
+is_conj is_contiguous is_distributed is_floating_point is_inference is_leaf is_neg is_nonzero is_signed isfinite isinf
+isnan isneginf isposinf isreal item lgamma lgamma_ lift_fresh lift_fresh_copy linalg_eig linalg_eigvals
+linalg_matrix_exp log log10 log10_ log1p log1p_ log2 log2_ log_ log_sigmoid log_sigmoid_forward logdet logical_not
+logical_not_ mH mT matrix_H matrix_exp max median min mish mish_ msort nanmedian neg neg_ negative negative_ nonzero
+nonzero_numpy numel numpy_T output_nr positive rad2deg rad2deg_ ravel real reciprocal reciprocal_ relu relu6 relu6_
+relu_ resolve_conj resolve_neg retains_grad round round_ rsqrt rsqrt_ selu selu_ set sgn sgn_ sigmoid sigmoid_ sign
+sign_ signbit silu silu_ sin sin_ sinc sinc_ sinh sinh_ slogdet sparse_dim special_bessel_j0 special_bessel_j1
+special_bessel_y0 special_bessel_y1 special_digamma special_entr special_erf special_erfc special_erfcx special_erfinv
+special_exp2 special_expit special_expm1 special_gammaln special_i0 special_i0e special_i1 special_i1e special_log1p
+special_log_ndtr special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
+special_modified_bessel_k1 special_ndtr special_ndtri special_psi special_sinc sqrt sqrt_ square square_ squeeze
+squeeze_copy storage_offset sym_numel sym_storage_offset t t_copy tan tan_ tanh tanh_ trace trunc trunc_
+view_as_complex view_as_complex_copy view_as_real view_as_real_copy zero zero_ prims.abs.default
 prims.bitwise_not.default prims.ceil.default prims.conj_physical.default prims.floor.default prims.frexp.default
 prims.isfinite.default prims.neg.default prims.round.default prims.sign.default prims.trunc.default; self A upper?
 transpose? unitriangular?: triangular_solve; self B upper left? unitriangular?: linalg_solve_triangular; self LU_data
@@ -1665,24 +1666,24 @@ size physical_layout dtype? layout? device? pin_memory?: empty_permuted; size ph
 size qtensor dtype? layout? device? pin_memory? memory_format?: empty_quantized; size qtensor memory_format? out:
 empty_quantized.out; size scale? zero_point? memory_format? out: _empty_affine_quantized.out; size scales zero_points
 axis dtype? layout? device? pin_memory? memory_format?: _empty_per_channel_affine_quantized; size scales zero_points
-axis memory_format? out: _empty_per_channel_affine_quantized.out; size stride dtype? layout? device? pin_memory?:
-empty_strided; size stride out: empty_strided.out; size? dtype? layout? device? pin_memory?: ones zeros; size?
-fill_value dtype? layout? device? pin_memory?: full; sorted_sequence self out_int32? right? side? sorter?:
-searchsorted.Scalar searchsorted.Tensor; sparse dense: _sparse_mm; start end dtype? layout? device? pin_memory?:
-arange.start range; start end step? dtype? layout? device? pin_memory?: arange.start_step range.step; start end steps
-base? dtype? layout? device? pin_memory?: logspace; start end steps dtype? layout? device? pin_memory?:
-linspace.Scalar_Tensor linspace.Tensor_Scalar linspace.Tensor_Tensor linspace; tensor:
-_c10d_functional.wait_tensor.default; tensor a b generator?: _no_grad_uniform_; tensor mean std generator?:
-_no_grad_normal_; tensor other: result_type.Scalar result_type.Tensor; tensors: _to_cpu atleast_1d.Sequence
-atleast_2d.Sequence atleast_3d.Sequence block_diag broadcast_tensors cartesian_prod column_stack dstack
-flatten_dense_tensors hstack linalg_multi_dot meshgrid row_stack vstack; tensors dim: prims.cat.default; tensors dim
-num_chunks: _chunk_cat; tensors dim?: _stack cat concat concatenate stack; tokens: prims._sink_tokens.default; type1
-type2: promote_types; v pow? dim?: norm_except_dim; values addends: _test_optional_filled_intlist
-_test_optional_floatlist _test_optional_intlist; values offsets max_lengths padding_value?:
-_jagged_to_padded_dense_forward; weight: _saturate_weight_to_fp16; weight indices padding_idx? scale_grad_by_freq?
-sparse?: embedding; window_length dtype? layout? device? pin_memory?: bartlett_window blackman_window hamming_window
-hann_window kaiser_window; window_length periodic alpha beta dtype? layout? device? pin_memory?:
-hamming_window.periodic_alpha_beta; window_length periodic alpha dtype? layout? device? pin_memory?:
+axis memory_format? out: _empty_per_channel_affine_quantized.out; size seed mode align_dtype?:
+prims.inductor_random.default; size stride dtype? layout? device? pin_memory?: empty_strided; size stride out:
+empty_strided.out; size? dtype? layout? device? pin_memory?: ones zeros; size? fill_value dtype? layout? device?
+pin_memory?: full; sorted_sequence self out_int32? right? side? sorter?: searchsorted.Scalar searchsorted.Tensor;
+sparse dense: _sparse_mm; start end dtype? layout? device? pin_memory?: arange.start range; start end step? dtype?
+layout? device? pin_memory?: arange.start_step range.step; start end steps base? dtype? layout? device? pin_memory?:
+logspace; start end steps dtype? layout? device? pin_memory?: linspace.Scalar_Tensor linspace.Tensor_Scalar
+linspace.Tensor_Tensor linspace; tensor: _c10d_functional.wait_tensor.default; tensor a b generator?:
+_no_grad_uniform_; tensor mean std generator?: _no_grad_normal_; tensor other: result_type.Scalar result_type.Tensor;
+tensors: _to_cpu atleast_1d.Sequence atleast_2d.Sequence atleast_3d.Sequence block_diag broadcast_tensors
+cartesian_prod column_stack dstack flatten_dense_tensors hstack linalg_multi_dot meshgrid row_stack vstack; tensors
+dim: prims.cat.default; tensors dim num_chunks: _chunk_cat; tensors dim?: _stack cat concat concatenate stack; tokens:
+prims._sink_tokens.default; type1 type2: promote_types; v pow? dim?: norm_except_dim; values addends:
+_test_optional_filled_intlist _test_optional_floatlist _test_optional_intlist; values offsets max_lengths
+padding_value?: _jagged_to_padded_dense_forward; weight: _saturate_weight_to_fp16; weight indices padding_idx?
+scale_grad_by_freq? sparse?: embedding; window_length dtype? layout? device? pin_memory?: bartlett_window
+blackman_window hamming_window hann_window kaiser_window; window_length periodic alpha beta dtype? layout? device?
+pin_memory?: hamming_window.periodic_alpha_beta; window_length periodic alpha dtype? layout? device? pin_memory?:
 hamming_window.periodic_alpha; window_length periodic beta dtype? layout? device? pin_memory?: kaiser_window.beta;
 window_length periodic dtype? layout? device? pin_memory?: bartlett_window.periodic blackman_window.periodic
 hamming_window.periodic hann_window.periodic kaiser_window.periodic; x: special_airy_ai

@@ -56,7 +56,7 @@ def record_command(
 @command(
     "diff",
     "bitproof diff recordings/here recordings/there",
-    "bitproof diff recordings/here recordings/there --certificate upgrade/moved.json",
+    "bitproof diff recordings/here recordings/there --certificate moved.json",
     statuses=("equal, bit for bit", "different", "a recording cannot be read"),
 )
 def diff_command(

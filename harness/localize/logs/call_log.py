@@ -113,7 +113,9 @@ class CallRecorder(TorchDispatchMode):
         self._in_flight: dict[int, int] = {}
         self._works = Works()
         self._seen: dict[int, dict[int, weakref.ref[Tensor]]] = {}
-        self._fresh, self._written = set[int](), set[int]()
+        self._fresh: dict[int, bool] = {}
+        """Storages that no call has written yet, and whether they were allocated as zeros, as under stress."""
+        self._written = set[int]()
         self._producers: dict[tuple[int, str], int] = {}
         self._parts = Parts(_digest)
 
@@ -150,7 +152,7 @@ class CallRecorder(TorchDispatchMode):
             storage = _storage(tensor)
             if is_fresh:
                 self._seen[storage] = {}
-                self._fresh.add(storage)
+                self._fresh[storage] = _has_bytes(tensor) and not plain(tensor).any()
             self._seen.setdefault(storage, {})[id(tensor)] = weakref.ref(tensor)
 
     def _given(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -321,7 +323,8 @@ class CallRecorder(TorchDispatchMode):
             found.append((value, max(parts, default=None) if left is None else left))
             more += parts
             if found[-1][1] is None and value != OPAQUE and self._is_of_step(storage):
-                (unwritten if storage in self._fresh and _is_filled(tensor) else outside).append(position)
+                is_fresh = storage in self._fresh and _is_filled(tensor, with_zeros=self._fresh[storage])
+                (unwritten if is_fresh else outside).append(position)
         producers = (*(left for _, left in found), *more)
         return _Inputs(tuple(value for value, _ in found), producers, tuple(unwritten), tuple(outside))
 
@@ -393,7 +396,7 @@ class CallRecorder(TorchDispatchMode):
         self._add_value(index, storage, value)
         if not call.view:
             self._written.add(storage)
-            self._fresh.discard(storage)
+            self._fresh.pop(storage, None)
         if not call.view and not self._only_keeps:
             self._parts.leave(storage, tensor, value, index)
 
@@ -444,12 +447,14 @@ def _digest(tensor: Tensor) -> str:
         return OPAQUE
 
 
-def _is_filled(tensor: Tensor) -> bool:
-    """Whether a tensor only has the value that torch fills new memory with: NaN, or the largest integer."""
+def _is_filled(tensor: Tensor, *, with_zeros: bool) -> bool:
+    """Whether a tensor only has the value that new memory is filled with: NaN, the largest integer, True; or zero."""
     local = plain(tensor)
+    if with_zeros:
+        return not local.any()
     if local.dtype.is_floating_point or local.dtype.is_complex:
         return bool(local.isnan().all())
-    return local.dtype is not torch.bool and bool((local == torch.iinfo(local.dtype).max).all())
+    return bool((local if local.dtype is torch.bool else local == torch.iinfo(local.dtype).max).all())
 
 
 def _has_bytes(tensor: Tensor) -> bool:

@@ -29,7 +29,7 @@ WATCHED = ("eager", "eager_chunked", "graph")
     "moved",
     "bitproof moved train.py --to torch==2.15.0",
     "bitproof moved model.py:forward --env ATEN_CPU_CAPABILITY=avx2",
-    "bitproof moved moe_seq --env ATEN_CPU_CAPABILITY=avx2 -- --steps 2 --world-size 2",
+    "bitproof moved moe_seq --env ATEN_CPU_CAPABILITY=avx2 -- --world-size 2",
     "bitproof moved record calls train.py --steps 2 -- --lr 3e-4",
     "bitproof moved replay calls --python /other/bin/python",
     brief="Find calls whose bits another environment changes.",

@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import torch
+import torch._inductor.inductor_prims  # declares operators that a proof admits
 
 from bitproof.harness import certificate_checker as checker
 from bitproof.harness.graph import offload_operators  # noqa: F401  # declares bitproof's own operators

@@ -72,7 +72,7 @@ def test_of_two_systems_that_fail_under_stress_the_reference_is_looked_at(result
 def test_a_stressed_replay_blames_the_reader_of_memory_that_nobody_wrote(results):
     first = results["fresh"].first_divergence
     assert (first.call.operator, first.call.ranks) == ("add.Tensor", "1")
-    assert first.call.how == "reads different inputs, though no earlier call has a different output"
+    assert first.call.how == "reads uninitialized memory, which no call has written"
     assert first.call.source.startswith("tests/harness/toy_systems.py:")
 
 

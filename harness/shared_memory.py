@@ -184,7 +184,7 @@ class SharedMemory:
 class Board:
     """A line of text for each rank, written by the rank and read by the board's maker, whatever the rank does.
 
-    Neither waits for the other: a line that is read while it is written may be half of each.
+    Neither waits for the other: a line that is read while it is written may be partly the old and partly the new text.
     """
 
     def __init__(self, world_size: int) -> None:

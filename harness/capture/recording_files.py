@@ -294,7 +294,7 @@ def _values_path(folder: Path, rank: int) -> Path:
 def _write_folder(
     folder: Path, manifest: Manifest, tables: Iterable[pa.Table], silent: Set[str], values: Sequence[Path] = ()
 ) -> None:
-    """Write a row group per table, without the last columns if they are in `silent`."""
+    """Write a recording's folder, with a row group per table. Its last columns are left out if they are in `silent`."""
     folder = Path(folder)
     # The random name keeps two writers of the same folder apart.
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.partial")

@@ -58,7 +58,7 @@ def _runs_in_chunks(manifest: Manifest) -> bool:
 
 
 def _tell(calls: Calls | None, *both: Calls | None) -> str:
-    """A system's calls of the modules in which `both` differ."""
+    """The number of calls in `calls` of each module whose number differs between `both`, as text."""
     names = sorted({name for side in both for name in side or {}})
     differing = [name for name in names if len({(side or {}).get(name, 0) for side in both}) > 1]
     return ", ".join(f"{name} {(calls or {}).get(name, 0)}" for name in differing) or "nothing"

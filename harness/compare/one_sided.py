@@ -29,11 +29,11 @@ _NUM_NAMED = 5
 
 @dataclass(kw_only=True)
 class OneSided:
-    """Buffers that only `side` has; None if there are none. `names` are all of them, `changed` those that steps
-    change.
+    """Buffers that only one side has, and optimizer settings that only one side's steps change.
 
-    `settings` has, by side, optimizer settings that only this side's steps change. `compared` has the sides whose
-    settings count, since the other side's system would show such changes.
+    `side` has the buffers; it is None if there are none. `names` are all of them, `changed` those that steps change.
+    `settings` has the settings of each side. They count for the sides in `compared`: the other side's system would
+    have recorded such changes.
     """
 
     side: Role | None = None

@@ -337,7 +337,10 @@ class _Blame:
         return self.joined.before(sites, lambda site: self.logs[site[0]].givers(site[1]))
 
     def _is_proven(self, site: Site) -> bool:
-        """Whether a call has the reference's inputs, for a collective on all ranks, and a different output."""
+        """Whether a call's inputs equal the reference's and its output does not.
+
+        A collective's inputs must be equal on all ranks.
+        """
         rank, index = site
         if not self.logs[rank].is_proven(index):
             return False

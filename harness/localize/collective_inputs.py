@@ -47,11 +47,11 @@ def fed_otherwise(site: Site, due: Site, joined: JoinedLogs, known_joined: Joine
 def out_of_turn(
     site: Site, partner: int, logs: Sequence[CandidateLog], joined: JoinedLogs, known_joined: JoinedLogs
 ) -> tuple[Site, int] | None:
-    """The collective to which a rank passed the value of another occurrence, and the reference's call that it replaces.
+    """The first collective to which a rank passed the value of another occurrence, and the reference's call there.
 
-    Example: rank 0 sends micro-batches 0 and 1 in reverse order. All later calls are connected as in the reference, so
-    only the values are exchanged. The walk goes back from the call `site` and its `partner`. None if there is no such
-    collective.
+    None if there is none. Example: rank 0 sends micro-batches 0 and 1 in reverse order. Every later call reads the
+    producers that it reads in the reference, so none of them is wrong. The search follows the producers back from the
+    call `site` and from its reference `partner`.
     """
     pending, seen = [(*site, partner)], set[Site]()
     while pending:

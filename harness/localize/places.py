@@ -155,10 +155,10 @@ class Places:
         return place, None, line
 
     def _repeated(self, module: str | None, made_by: Collection[str | None]) -> str | None:
-        """The innermost module around `module`, or itself, among `made_by`, the modules that made this call in forward.
+        """`module`, or the innermost module around it, that is in `made_by`: modules that made this call in forward.
 
-        It is `module` if there is none. Example: backward reaches layers.0.mlp.act while it recomputes layers.0.mlp,
-        whose forward runs the line.
+        It is `module` if none of them is. Example: backward is at layers.0.mlp.act, but recomputes a line of
+        layers.0.mlp's forward: the result is layers.0.mlp.
         """
         around = module
         while around and around not in made_by:

@@ -282,7 +282,7 @@ class Order:
                 self.open.pop(key, None)
 
     def is_filling(self, keys: Iterable[Key]) -> bool:
-        """Whether a launch without a wait so far fills any of these pieces of memory."""
+        """Whether a launch that has not been waited for fills any of these pieces of memory."""
         return any(key in work.fills and not work.filled for key in keys for work in self.open.get(key, ()))
 
     def touching(self, keys: Iterable[Key]) -> list[float]:

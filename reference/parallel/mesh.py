@@ -101,8 +101,7 @@ class Mesh:
         }[group]
 
     def object_of(self, group: str) -> str:
-        """The first name of the process-group object that this name stands for: several names may stand for the same
-        object."""
+        """The first name of the process-group object of `group`, since several names may share an object."""
         if not self.parallelism.shared_groups:
             return group
         return next(name for name in GROUP_NAMES if self.partition(name) == self.partition(group))

@@ -337,7 +337,10 @@ def _right_inputs(
 
 
 def counterpart(log: CandidateLog, index: int) -> int | None:
-    """The reference's call of the same module, direction and occurrence, or else by value; None if it has none."""
+    """The reference's call that corresponds to a call: of the same place and occurrence, or else with the same inputs.
+
+    None if there is none.
+    """
     if (there := log.counterpart(index, log.reference)) is not None:
         return there
     if same := log.reference.alike(log.log[index]):

@@ -325,10 +325,10 @@ class CandidateLog(IndexedLog):
         return self.is_proven(index) or self.exchanges(index) or self.stands_for(index) is not None
 
     def stands_for(self, index: int) -> int | None:
-        """The call of the reference that a call replaces with a few wrong inputs; None if there is none.
+        """The reference's call in whose place the candidate makes this call with a few wrong inputs; None if none.
 
-        It shares at least half, but not all, of the inputs, and its output is nowhere in the candidate. For example,
-        `cat a b d` replaces `cat a b c`.
+        The two calls share at least half, but not all, of their inputs, and the reference's output is nowhere in the
+        candidate. For example, `cat a b d` is in the place of `cat a b c`.
         """
         call = self.log[index]
         for other in self.reference.could_be(call):

@@ -48,7 +48,11 @@ class MovedRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """The program, run in the new environment. `with_exchange` is its verdict if all moved calls are exchanged."""
+    """The program's verdicts in the new environment.
+
+    `plain` is that of the program as it is; `with_exchange` that of a run in which the results of all moved calls are
+    replaced by the old environment's.
+    """
 
     __pydantic_config__ = STRICT
 

@@ -38,7 +38,7 @@ class InFlight:
         return found
 
     def is_filling(self, index: int) -> bool:
-        """Whether a launch without a wait so far fills the memory of a call's value."""
+        """Whether a launch that has not been waited for fills the memory of a call's value."""
         return self._order.is_filling(self._storages([index]))
 
     def touching(self, storage: int) -> list[int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks import defective_trainers
-from tests.benchmarks.bench_blame import case_of, judged, ran
+from tests.benchmarks.bench_blame import Program, case_of, judged, ran
 from tests.benchmarks.defective_trainers import DEFECTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks]
@@ -26,8 +26,9 @@ CHOSEN = [
 
 
 def test_defects_are_blamed_in_module_and_direction_operator_and_rank(tmp_path: Path) -> None:
-    results = ran(tmp_path, [case_of(tmp_path, defective_trainers, *each) for each in CHOSEN])
-    for kind, defect in CHOSEN:
-        result = results[f"{kind}_{defect}"]
+    chosen = [Program(defective_trainers, kind, (defect,)) for kind, defect in CHOSEN]
+    results = ran(tmp_path, [case_of(tmp_path, program) for program in chosen])
+    for program, of in zip(chosen, CHOSEN, strict=True):
+        result = results[program.name]
         found = result["first_divergence"] or {}
-        assert (result["verdict"], judged(found, DEFECTS[kind, defect])) == ("DIFFERENT", (True, True, True)), found
+        assert (result["verdict"], judged(found, DEFECTS[of])) == ("DIFFERENT", (True, True, True)), found

@@ -129,8 +129,9 @@ def test_a_fault_goes_first_where_it_should_be_seen_and_nowhere_that_it_cannot_s
 def test_sums_and_shares_that_tensor_ranks_get_wrong_are_killed_and_blamed_where_they_struck(tmp_path):
     status, found = run(tmp_path, written(tmp_path, "tp_ep_shared"), "tensor", steps=1)
     assert status == 0
-    assert len(found["outcomes"]) == 8
-    for outcome in found["outcomes"]:
+    struck = [outcome for outcome in found["outcomes"] if outcome["status"] != "not struck"]
+    assert len(struck) == 6, "two of the family need a divided sequence"
+    for outcome in struck:
         assert (outcome["status"], outcome["place_right"], outcome["operator_right"]) == ("killed", True, True), outcome
 
 

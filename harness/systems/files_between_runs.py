@@ -22,9 +22,9 @@ Python's bytecode and bitproof's own files do not count.
 
 Temporary files need no guard: each run has its own `TMPDIR`. It also has its own folder for output, `{out}`.
 
-Some dependencies are not seen: a script that only lists a folder, or that reads the time of a file whose content is
-unchanged; a file elsewhere that is written by a program, and read by a program that does not get its name; and a file
-to which another program appends before another program reads it.
+Some dependencies are not seen: a script that only lists a folder, misses a file that an earlier run removed, or reads
+the time of a file whose content is unchanged; a file elsewhere that is written by a program, and read by a program
+that does not get its name; and a file to which another program appends before another program reads it.
 """
 
 from __future__ import annotations
@@ -351,10 +351,14 @@ def _append(file: Path, line: str) -> None:
 
 
 def _content(path: str, found: os.stat_result) -> str | None:
-    """The sha256 of a regular file; None if it is large, or cannot be read."""
+    """The sha256 of a regular file's content, mode and owner; None if it is large, or cannot be read.
+
+    The mode counts: a script takes another way if an earlier run has made its input unreadable.
+    """
     with contextlib.suppress(OSError):
         if found.st_size <= _MOST_BYTES:
-            return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            facts = f"{found.st_mode} {found.st_uid} {found.st_gid} ".encode()
+            return hashlib.sha256(facts + Path(path).read_bytes()).hexdigest()
     return None
 
 

@@ -329,7 +329,8 @@ def table_of(lines: list[tuple[str, str, str, int, list[dict[str, Any]]]]) -> It
             rows = [each for each in moved if each[2]["op"] == operator]
             cells = [_cell([(model, row) for each, model, row in rows if each == dtype]) for dtype in dtypes]
             shapes = min((row["shapes"][:2] for _, _, row in rows), key=lambda each: [math.prod(s) for s in each])
-            yield f"| | {operator.removeprefix('aten.')} | {' | '.join(cells)} | {' '.join(map(str, shapes))} |"
+            cells.append(f"`{' '.join(map(str, shapes))}`" if shapes else "")
+            yield f"| | {operator.removeprefix('aten.')} | {' | '.join(cells)} |"
 
 
 def _cell(rows: list[tuple[str, dict[str, Any]]]) -> str:
@@ -339,7 +340,8 @@ def _cell(rows: list[tuple[str, dict[str, Any]]]) -> str:
     ulps = max((row["ulps"] for _, row in rows if row.get("ulps") is not None), default=None)
     states = {row["state"] for _, row in rows} - {"moved"}
     far = "" if ulps is None else f", {ulps} ULP" if ulps < 1000 else ", above 1000 ULP"
-    return f"{len({model for model, _ in rows})} models{far}{''.join(f', {state}' for state in sorted(states))}"
+    models = len({model for model, _ in rows})
+    return f"{models} model{'s' * (models > 1)}{far}{''.join(f', {state}' for state in sorted(states))}"
 
 
 def main() -> None:

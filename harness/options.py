@@ -251,7 +251,10 @@ class RunOptions:
         "Compare every operator call of an EQUAL case: values that the reference never had make it DIFFERENT.",
     )
     verify: bool = setting(
-        False, "--verify", CHECKS, "Verify a cause: run the step again with values exchanged at the blamed call."
+        True,
+        "--verify/--no-verify",
+        CHECKS,
+        "Verify a cause: run the step again with values exchanged at the blamed call.",
     )
     checks: tuple[str, ...] = setting(
         (),

@@ -33,6 +33,8 @@ MORE = "More to find out and to write"
 class Option:
     """An option: its names on the command line, its keyword in Python, and its help.
 
+    A switch that is on by default has both of its forms as one name: `--verify/--no-verify`.
+
     `kind` is the type of its value in Python (None: the field's type), `typed` the command line's type if it differs.
     `least` is the smallest number, and `problem` returns an error text for a value, "" if it is valid. `names_code`
     marks a system or a pass, which may name a file. `repeats`: whether a replay repeats it. `command_line_only` is the
@@ -55,10 +57,11 @@ class Option:
 
     def words(self, value: Any) -> list[str]:
         """The option with a value, for a command line in any folder."""
+        on, _, off = self.names[0].partition("/")
         if value is True:
-            return [self.names[0]]
+            return [on]
         if value is None or value is False:
-            return []
+            return [off] if off else []
         return [part for one in (value if isinstance(value, tuple) else (value,)) for part in self._pair(one)]
 
     def _pair(self, value: Any) -> tuple[str, str]:
@@ -92,7 +95,7 @@ def settings(default: Any, *options: Option, read: Any = None, tell: Any = None)
 def option(names: str, group: str, help: str, **more: Any) -> Option:
     """An option. A short name comes last, as in "--jobs -j"."""
     first, *others = names.split()
-    keyword = more.pop("keyword", first.removeprefix("--").replace("-", "_"))
+    keyword = more.pop("keyword", first.partition("/")[0].removeprefix("--").replace("-", "_"))
     return Option(names=(first, *others), keyword=keyword, group=group, help=help, **more)
 
 

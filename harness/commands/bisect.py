@@ -46,7 +46,7 @@ def checked_options(case: Case, options: RunOptions) -> RunOptions:
     check_extra_passes(options.extra_passes, case)
     if options.inject is not None:
         check_fault(parse_fault(options.inject), case)
-    return replace(options, control="up_to_difference")
+    return replace(options, control="up_to_difference", verify=False)
 
 
 def search(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str]) -> tuple[int, Bisection]:

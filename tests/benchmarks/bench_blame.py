@@ -122,7 +122,7 @@ def results_of(
         some, began = due[begin : begin + AT_ONCE], time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             cases = [case_of(Path(folder), each) for each in some]
-            found = ran(Path(folder), cases, *(["--verify"] if verifies else []))
+            found = ran(Path(folder), cases, "--verify" if verifies else "--no-verify")
         print(f"# {len(some)} programs in {time.monotonic() - began:.0f} s", flush=True)
         if results is not None:
             with results.open("a") as file:

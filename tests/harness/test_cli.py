@@ -141,7 +141,7 @@ UNTOLD = {
     "precompiled": None,
     "trust_compiled": False,
     "jobs": 1,
-    "verify": False,
+    "verify": True,
 }
 """How cases run where nothing is said of it."""
 

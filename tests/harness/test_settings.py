@@ -27,7 +27,7 @@ def test_what_is_at_its_default_is_not_repeated() -> None:
         ({"control": "never"}, "--no-control"),
         ({"stress": True, "stress_threads": 3}, "--stress --stress-threads 3"),
         ({"extra_passes": ("a.b:c", "d:e@before=chunk")}, "--extra-pass a.b:c --extra-pass d:e@before=chunk"),
-        ({"every_call": True, "verify": True}, "--every-call --verify"),
+        ({"every_call": True, "verify": False}, "--every-call --no-verify"),
         ({"jobs": "auto"}, ""),
     ],
 )

@@ -95,7 +95,7 @@ def faults_command(
     chosen = [part for name in fault or () for part in ("--fault", name)]
     selection = ["-k", expression] if expression else case_words(case_files)
     call = shlex.join(["bitproof", "faults", *selection, *chosen, *words(changes, options, usual=_USUAL)])
-    options = replace(options, kept_graphs=None, control="never")
+    options = replace(options, kept_graphs=None, control="never", verify=False)
     into = None if page is None else Page(page, call)
     everywhere = expression is not None
     replay = [*words(changes, options), *case_words(case_files)]

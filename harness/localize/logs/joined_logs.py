@@ -58,7 +58,7 @@ class JoinedLogs:
         return found or [site]
 
     def turn(self, site: Site) -> int:
-        """The number of collectives of the group that the rank launched earlier."""
+        """The number of collectives that the call's rank launched earlier in the call's group."""
         return self._turns[site[0]][site[1]]
 
     def when(self, site: Site) -> tuple[int, int, int]:
@@ -80,7 +80,9 @@ class JoinedLogs:
         return seen
 
     def first_of(self, sites: Collection[Site]) -> Site:
-        """Any of these calls to which no path of values leads from another."""
+        """A call of `sites` to which no path of values leads from another call of `sites`."""
+        # Go from call to call against the paths. Logs that contradict each other may have cycles, so no call is passed
+        # twice.
         first, passed = min(sites, key=self.when), set[Site]()
         while True:
             passed.update(self.together(first))
@@ -93,6 +95,8 @@ class JoinedLogs:
         return [index for index in self.logs[site[0]][site[1]].producers if index is not None]
 
     def _is_one(self, call: Call, other: Call) -> bool:
+        # With a known group, the n-th launch is the same collective on all of its ranks, whatever operator each calls:
+        # a broadcast's root and its receivers, or a send and its receive.
         if call.peers:
             return True
         return (call.operator, call.place) == (other.operator, other.place)

@@ -34,7 +34,7 @@ _TYPES: Mapping[str, Any] = {"module": str, "direction": str, "chunk": int, "sou
 
 
 def place_of(node: Node) -> tuple[Place, str | None]:
-    """A node's place and the user's line; unknown parts are None.
+    """A node's place and the user's line. Unknown fields of the place are None, and so is an unknown line.
 
     Raises UsageError for a user's metadata in another form than `harness.systems.registry` documents.
     """
@@ -79,7 +79,10 @@ def _nearest(node: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
 
 
 def _common(nodes: list[Node], chunk: int | None) -> Place:
-    """A common place of nodes: of the first backward node, or else of the first. The chunk is None unless all agree."""
+    """A place for several nodes: that of the first backward node, or else of the first node.
+
+    The chunk is `chunk` or, if that is None, the chunk of all nodes; None if they differ.
+    """
     if not nodes:
         return Place(None, None, chunk)
     first = next((node for node in nodes if node.meta[META_KEY].direction == "backward"), nodes[0])
@@ -105,7 +108,7 @@ def _checked(node: Node) -> Mapping[str, Any]:
 
 
 class ToldNodes(Protocol):
-    """A listener: `node` is set to the running node."""
+    """An object whose `node` a `GraphRunner` sets to the running node."""
 
     node: Node | None
 

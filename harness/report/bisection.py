@@ -1,4 +1,4 @@
-"""A search for the first pass that changes bits: a table of its runs, its answer in sentences, and bisect.json."""
+"""Show a search for the first pass that changes bits: a table of its runs, its answer in sentences, bisect.json."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ def tell_answer(
             yield f"to blame in it: {blamed}"
     if dumped:
         yield f"what the pass did: {dumped}"
+        # A case file selects the case already, and the case may be unknown by name.
         selection = [] if CASE_FILE in replay else ["-k", name]
         yield f"  again: {shlex.join(['bitproof', 'run', *selection, *replay, '--dump-graphs'])}"
 

@@ -211,6 +211,7 @@ class FlatDivergence(TensorDifference):
 
 _UNKNOWN = TensorDifference()
 _PLACE = ("step", "rank", "kind", "name", "pass_", "between", "holds")
+# A divergence has a `rank` of its own, that of the tensor, so the ranks of the call have other names.
 _FLAT = {"rank": "operator_rank", "ranks": "operator_ranks"}
 _FIELDS = {item.name for item in fields(FlatDivergence)}
 

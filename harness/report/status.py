@@ -16,7 +16,7 @@ WORST_FIRST = (WRONG_CALL, UNJUDGED, UNEXPECTED, SUCCESS)
 
 
 def case_status(result: CaseResult) -> int:
-    """A case's exit status: 0 as expected; 3 not judged, by itself, its baseline or a check; 1 otherwise."""
+    """A case's exit status: 0 if as expected, 3 if the case, a baseline or a check was not judged, otherwise 1."""
     if result.verdict in (Verdict.UNVERIFIED, Verdict.ERROR) or result.sides_with(BaselineStatus.UNVERIFIED):
         return UNJUDGED
     if any(found.unjudged for found in result.checks.values()):
@@ -25,7 +25,11 @@ def case_status(result: CaseResult) -> int:
 
 
 def faults_status(score: Score) -> int:
-    """3 if some planned fault was not judged; else 0 if every fault was killed and no equivalent flagged, or 1."""
+    """The exit status of a run's injected faults.
+
+    It is 3 if a planned fault was not judged. Otherwise it is 0 if every fault was caught and no equivalent rewrite was
+    flagged, or 1.
+    """
     if not score.is_known:
         return UNJUDGED
     return SUCCESS if score.is_clean else UNEXPECTED

@@ -48,6 +48,7 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
     for name, reason in report.not_run.items():
         console.print(f"{name}: NOT RUN: {reason}")
     console.print()
+    # Causes come last: the end of the output is on the screen when the run is over.
     for result in report.cases:
         if not result.as_expected:
             console.print("\n".join([*tell_case(report, result), ""]))

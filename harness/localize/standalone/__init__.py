@@ -57,7 +57,6 @@ def write_standalone(scene: Scene, run: Run | None = None) -> Written:
         differing = _probe(scene, Path(folder), run)
         if not differing:
             raise NoFileError("the two graphs agree in every bit: the difference is not in their code")
-
         for is_short in (True, False):
             text, num_calls = shortest(scene, differing, is_short)
             status, printed = run(text, Path(folder), scene.timeout)

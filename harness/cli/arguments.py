@@ -19,7 +19,7 @@ from bitproof.harness.errors import UsageError
 from bitproof.harness.options import check_seconds
 
 ONE_CASE = ("candidate", "reference", "steps", "world_size", "data", "chunk_modules", "chunk_dim", "preload")
-"""The keywords of the changes that every command offers which runs a single case."""
+"""The keywords of the changes that each command with a single case offers."""
 
 WHERE = ("device", "share_gpus", "collectives", "no_kept_graph")
 """The keywords of the options for the ranks' device, and for cached graphs."""

@@ -31,7 +31,7 @@ JUDGED = (
 """The meanings of exit statuses 0, 1 and 3 of a command that runs cases. 2 is a wrong call or case for all commands."""
 
 DONE = ("done", None, "failed")
-"""The meanings of exit statuses 0, 1 and 3 of a command that judges nothing. It never returns a status with None."""
+"""The meanings of exit statuses 0, 1 and 3 of a command that judges nothing; None for a status it never returns."""
 
 
 class Command(TyperCommand):

@@ -65,8 +65,8 @@ def accept(
         )
     baseline_dir = options.baseline_dir
     assert baseline_dir is not None, "what is accepted is compared with baselines"
-    # A baseline keeps the values of its first and last step: a later drift from it can then be measured in ULPs, and
-    # an explanation by a certificate compares values as well.
+    # A recording that may become the first baseline of its environment keeps the values of its first and last step, as
+    # with `record --baseline`: a later drift can then be measured in ULPs.
     values = dict.fromkeys(pattern for case in cases for pattern in first_and_last_step(case.steps))
     options = replace(options, files_baselines=True, values=tuple(values) if new or explainers else ())
     reports: list[Report] = []
@@ -159,7 +159,7 @@ def _explained(result: CaseResult, role: Role, recording: Path, explainers: Sequ
 
 
 def _sides(result: CaseResult, new: bool, has_certificate: bool) -> Iterator[Role]:
-    """The sides whose recordings to store. If both sides run the same system, they share a baseline: then only one."""
+    """The sides whose recordings to store: only one if both run the same system, as they then share a baseline."""
     statuses = {BaselineStatus.DRIFTED, *(_NEW if new else ())}
     statuses |= {BaselineStatus.NOT_COMPARABLE} if has_certificate else set()
     seen = set()

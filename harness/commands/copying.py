@@ -46,7 +46,10 @@ class CopyCapacity:
 
 @contextmanager
 def opened_folder(path: Path) -> Iterator[int | None]:
-    """A folder's descriptor; None if the path is not a folder. Links in the path are followed, except a last name."""
+    """A folder's descriptor; None if the path is not a folder, such as a link to a folder.
+
+    Links before the last name of the path are followed.
+    """
     with _opened(path.name, None, path, stat.S_IFDIR) as folder:
         yield folder
 

@@ -1,7 +1,8 @@
 """Cases with two layouts: second runs record cells, and, if bits differ, further runs reorder sums.
 
-1. The first runs of both systems determine the cuts: the indices at which either layout divides a tensor. A cell is the
-   part of a tensor between neighbouring cuts. Each system runs again as its control, and records the digests of cells.
+1. The first runs of both systems determine the cuts: the indices at which either layout divides a tensor. Cells are the
+   parts between cuts, so each rank of either layout has all of a cell or nothing of it. Each system runs again as its
+   control, and records the digests of cells.
 2. The reference, converted to the candidate's layout, is compared with the candidate as usual.
 3. If bits differ in a tensor whose sums are ordered differently, the reference runs three more times with reordered
    sums. The values of all these runs give bounds, and the candidate is compared with them.

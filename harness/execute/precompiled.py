@@ -91,6 +91,8 @@ def check_precompiled(case: Case, options: RunOptions) -> None:
     - for extra passes or graph dumps,
     - for the system `precompiled` without a folder under torchrun: a rank would have to make the step for all others.
     """
+    # Without a folder, only the system `precompiled` reads a step, which the run makes itself. With a folder, any
+    # candidate that runs a graph reads the step there.
     if options.precompiled is None:
         reads = PRECOMPILED in (case.reference, case.candidate)
         if options.trust_compiled and not reads:

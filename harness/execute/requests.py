@@ -63,7 +63,7 @@ class MachineRequest(Request[Machine]):
 
 @dataclass(frozen=True, kw_only=True)
 class MadeOf:
-    """Versions and code of this machine's ranks, by name: see `harness.capture.made_of`; and the GPUs that they see."""
+    """Facts about this machine's ranks: versions and code by name (see `harness.capture.made_of`), and visible GPUs."""
 
     facts: dict[str, str]
     gpus: tuple[str, ...] = ()

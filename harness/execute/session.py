@@ -138,7 +138,7 @@ class Session:
 
 @contextlib.contextmanager
 def open_session(run_dir: Path, options: RunOptions) -> Iterator[Session]:
-    """A session, closed at the end of the block in any case; SIGTERM unwinds it as an interrupt does."""
+    """A session, which is closed at the end of the block, also after an error, an interrupt or SIGTERM."""
     session = None
     with _sigterm_raises():
         try:

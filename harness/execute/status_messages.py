@@ -43,7 +43,7 @@ class PreparedGraph:
 
     @property
     def compiled(self) -> list[str]:
-        """How much of the graph a backend compiled, in words; for a partitioned graph, by half."""
+        """Texts that state how much of the graph a backend compiled; for a partitioned graph, a text for each half."""
         facts = next((entry.facts for entry in self.passes if entry.name == "backend"), {})
         halves = {f"{half}, ": facts[half] for half in ("forward", "backward") if half in facts} or {"": facts}
         return [

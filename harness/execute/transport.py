@@ -33,7 +33,7 @@ def follows() -> bool:
 
 
 def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> AbstractContextManager[Client]:
-    """The client for these cases, which is closed at the end of the block. For a process that does not follow rank 0.
+    """The client for these cases, which is closed at the end of the block. A process that follows rank 0 has none.
 
     Raises CaseError if a case has another world size than torchrun, and UsageError if a launcher started several copies
     of the command without variables that connect the copies.

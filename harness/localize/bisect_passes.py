@@ -3,9 +3,9 @@
 1. Run the case. It must be DIFFERENT, so each of its systems agrees with itself.
 2. The empty prefix only traces; the longest is the whole pass list with the backend. First test a guess, the last pass
    that changed the number of the blamed operator's nodes: if the prefix before it is EQUAL and the prefix that ends
-   with it DIFFERENT, it is the answer, after 3 runs at most, the case's own included. Otherwise bisect the remaining
-   suspects. For n passes, log2(n) + 4 runs are enough. Each prefix runs the candidate alone, up to the first differing
-   step: a reference is recorded once.
+   with it DIFFERENT, the guess is the answer, after at most 3 runs, the case's own included. Otherwise bisect the
+   remaining suspects. For n passes, log2(n) + 4 runs are enough. Each prefix runs the candidate alone, up to the first
+   differing step: a reference is recorded once.
 3. If chunk is the answer and chunks several regions, bisect these: chunk only some of them, on both sides. Then run the
    remaining region by itself, and find the call to blame in it.
 

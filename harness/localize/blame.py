@@ -10,8 +10,9 @@ everything computed from its result. A root is a wrong call on a path to the rec
     candidate    mm x w -> a    silu a -> B    sum B -> L    The record L differs; silu is the root.
 
 1. Find the roots: walk back from the record over wrong calls, at a collective to all of its ranks. The answer is the
-   first root in the order. Roots with the same inputs and a different output come first, then roots that alone make
-   an input of a call of the reference wrong. Among unordered roots: behind fewer collectives, then on a lower rank.
+   first root in the order. Roots with the same inputs and a different output come first, then roots that are the only
+   cause of a wrong input of a call that the reference makes, too. Of roots without an order, the root behind fewer
+   collectives comes first, then the root on the lower rank.
 2. Packing (`cat`, copying into a bucket) comes last: its values are nowhere in the reference, without being wrong.
    Each part of a bucket is judged separately, unless the bucket lost a value that all ranks had, or packs the values
    of a pack of the reference in another order.
@@ -77,8 +78,8 @@ def find_culprit(
     """The call to blame in a step. `reference` and `candidate` have a log for each rank, of the same ranks.
 
     The culprit explains the record `first` (its rank and digests) or, if no call leads to that, the next record of
-    `differing` to which a call leads. None if no call explains a difference: it was written outside of all operators,
-    such as by NumPy. A reference that is compared with many candidates can be indexed beforehand (`ReferenceLog`).
+    `differing` to which a call leads. None if no call explains a difference, for example if NumPy wrote the differing
+    values. A reference that is compared with many candidates can be indexed beforehand (`ReferenceLog`).
     """
     return culprit_in(ready_logs(reference, candidate), differing, first)
 
@@ -267,8 +268,8 @@ class _Blame:
         """The first root of the highest class that has any; None without roots. The classes, by certainty:
 
         1. Same inputs, different output.
-        2. Roots that alone make an input of a call of the reference wrong (`needed`), or else all roots that compute.
-           Any other root may lead to right values in another way.
+        2. Roots that are the only cause of a wrong input of a call that the reference makes, too (`needed`), or else
+           all roots that compute. Any other root may lead to right values in another way.
         3. Packing that the reference does there too.
         4. Other packing, and calls without tensor inputs such as `arange`, whose length a pack may decide.
         """
@@ -362,7 +363,7 @@ class _Blame:
         return blocks_elsewhere(self.logs)
 
     def _first_missing(self, wanted: Mapping[int, Iterable[str]], before: int | None = None) -> Culprit | None:
-        """Rules 4 and 5: the call to blame because a rank lacks a value of `wanted`, which has a single rank.
+        """Rules 4 and 5: the call to blame because a rank lacks a value. `wanted` has the values of a single rank.
 
         With `before`, the value must be there before this call. None if nothing is missing, or if the missing value is
         computed here from wrong inputs, which have another cause.
@@ -415,7 +416,7 @@ class _Blame:
     def _lost_copy(self, record: Differing) -> Culprit | None:
         """Rule 5: the missing copy of a value that the candidate has in other memory; None if no copy is missing.
 
-        For example, an update that is not copied to a target network, whose record shows an older value.
+        For example, if an update is not copied to a target network, the network's record shows an older value.
         """
         for rank, pairs in record.items():
             log = self.logs[rank]

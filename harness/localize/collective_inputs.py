@@ -1,4 +1,4 @@
-"""Collectives with other inputs than in the reference, or with those of another occurrence, and reordered packs."""
+"""Find collectives that get other inputs than in the reference, or another occurrence's inputs; and reordered packs."""
 
 from __future__ import annotations
 

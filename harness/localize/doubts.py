@@ -66,8 +66,8 @@ def _givers(logs: Sequence[CandidateLog]) -> Callable[[Site], Iterable[int]]:
 def _is_sure(culprit: Culprit, log: CandidateLog) -> bool:
     """Whether no other call can be wrong instead of the culprit.
 
-    It is certain if it packs its inputs in another order, or if the reference makes the same call, with the same inputs
-    and numbers, and has a different output.
+    The culprit is certain if it packs its inputs in another order, or if the reference makes the same call, with the
+    same inputs and numbers, and has a different output.
     """
     if culprit.how == "exchanges":
         return culprit.candidate is not None and log.packs(culprit.candidate)

@@ -6,8 +6,8 @@
 3. If an output is unmatched, both systems run again. A call that varies from run to run, for example by uninitialized
    rows, shows nothing, and the case is UNVERIFIED. Otherwise it is DIFFERENT, and the first unmatched call is blamed.
 
-For example, a wrong value that is rounded to bfloat16 before any record is found only here. A call counts as a record
-of kind `activation`.
+For example, only this comparison finds a wrong value that is rounded to bfloat16 before it reaches a record. A call
+counts as a record of kind `activation`.
 """
 
 from __future__ import annotations

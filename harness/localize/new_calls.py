@@ -10,7 +10,7 @@ from bitproof.harness.localize.logs.packing import CONSTANTS, name_of
 
 
 def replaced_by(log: CandidateLog, call: Call) -> Call | None:
-    """The call of the reference that a new call replaces: the first with its inputs that is not made here.
+    """The call of the reference that a new call replaces: the first that reads the new call's inputs and is missing.
 
     For example, a new `addmm(b, x, w)` replaces `linear(x, w, b)`. None if there is no such call.
     """

@@ -249,8 +249,8 @@ class Places:
     def following(self) -> Iterator[None]:
         """Keep the stack of running modules within this context. A module stays on it until its own hooks have run.
 
-        If compiled code stays whole (`stays_whole`), all of its calls belong to the compiled module. Otherwise it is
-        cut where modules begin and end: Dynamo traces global hooks, so it must not see these.
+        If compiled code stays whole (`stays_whole`), all of its calls belong to the compiled module. Otherwise compiled
+        code is split where modules begin and end, by hooks that are hidden from Dynamo: it would trace global hooks.
         """
         self._late = hooks = list[RemovableHandle]()
         self._hook_late()

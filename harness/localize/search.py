@@ -1,8 +1,8 @@
 """Find the call to blame for a difference, by replaying both systems up to the first step that differs.
 
 Usually each system is replayed twice. The first replay logs every call of that step on every rank, and keeps the first
-differing record; it is left out if an earlier run has logged its calls. The second fetches the outputs of the chain's
-calls. If the blamed call reads a value from an earlier step, another replay logs all steps up to there.
+differing record. It is left out if an earlier run has logged the step's calls. The second replay fetches the outputs of
+the chain's calls. If the blamed call reads a value from an earlier step, another replay logs all steps up to there.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
 """Compare the values of a name in the archives of both sides."""
 
 RunReplay = Callable[[Role, int, Path, Replay], str | None]
-"""Replay a system into a folder, as the replay of this number; returns the digest of the record that it kept."""
+"""Runs the replay of a system that has this number, and writes its archives into a folder.
+
+Returns the digest of the record that the replay kept, None if it kept none.
+"""
 
 Logs = Mapping[Role, list[list[Call]]]
-"""By side, each rank's calls."""
+"""For each side, the calls of each rank."""
 
 ALL_STEPS = 7
 """The number of the replay that logs all steps: a search for noise uses numbers 3 to 6."""

@@ -59,7 +59,7 @@ def tell_answer(
 
 
 def render(found: Bisection, name: str, status: int, inject: str | None, answer: Sequence[str]) -> str:
-    """bisect.json: the search's result in a case, and the answer in words."""
+    """The text of bisect.json: the result of a search in a case, and the answer in words."""
     is_injected = found.blamed == TRACE and inject is not None
     values = {
         "schema": SCHEMA,

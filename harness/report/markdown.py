@@ -159,6 +159,7 @@ def _details(report: Report, room: int) -> Iterator[str]:
 
 
 def _case_details(report: Report, result: CaseResult) -> str:
+    # Most needed first, as a reader may stop anywhere: how to repeat the case, why it failed, then measurements.
     parts = [f"Replay:\n\n{code_block(text.replay_command(report, result))}"]
     for name, found in result.checks.items():
         parts.append("\n\n".join([f"### Check {inline(name)}", *blocks.markdown(found)]))

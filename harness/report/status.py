@@ -38,7 +38,7 @@ def faults_status(score: Score) -> int:
 def exit_status(results: Iterable[CaseResult], *, is_shard: bool = False, faults: Score | None = None) -> int:
     """The worst status of all cases, and of the injected faults if there are any.
 
-    No case at all is 3 (not judged), except in a shard, which may be empty.
+    Without any case it is 3 (not judged), except for a shard, which may have no cases.
     """
     cases = [case_status(result) for result in results] or [SUCCESS if is_shard else UNJUDGED]
     return worst([*cases, *([] if faults is None else [faults_status(faults)])])
@@ -50,6 +50,6 @@ def error_status(error: BitproofError) -> int:
 
 
 def worst(statuses: Iterable[int]) -> int:
-    """The worst of these statuses. A status other than the four counts as not judged."""
+    """The worst of these statuses. A status other than 0, 1, 2 and 3 counts as 3 (not judged)."""
     known = (status if status in WORST_FIRST else UNJUDGED for status in statuses)
     return min(known, key=WORST_FIRST.index)

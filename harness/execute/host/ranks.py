@@ -257,7 +257,7 @@ class Ranks:
 
 
 def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int) -> dict[str, str]:
-    """The environment of a rank, as torchrun sets it, plus a mark that the rank is ours.
+    """The environment of a rank: the variables that torchrun sets, and a variable that marks a rank of bitproof.
 
     A trainer that runs as a system finds the default process group already made. It may also make a store of its own at
     MASTER_ADDR and MASTER_PORT, for which a port is reserved. Ranks under a launcher keep the launcher's address.

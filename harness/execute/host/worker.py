@@ -136,6 +136,7 @@ def _done(
     from bitproof.harness.systems.user_system import UserSystem
     from bitproof.reference.parallel.mesh import ranks_in
 
+    # Some facts are only about a user's system, such as the names that it declares.
     recorder, users = steps.recorder, system if isinstance(system, UserSystem) else None
     return Done(
         seconds=steps.seconds,

@@ -24,7 +24,7 @@ _FILES_A_RANK = 16
 
 
 class Peers:
-    """All ranks but this one. Rank 0 has a `Line` to each of them; each of them has a line to rank 0 only.
+    """All ranks but this one. On rank 0, `lines` has a line to each of them; on any other rank, only a line to rank 0.
 
     Received files go into the folder `spool`.
     """
@@ -58,7 +58,7 @@ class Peers:
         return self.run_number
 
     def tell_all(self, message: Message) -> None:
-        """Rank 0: send a message to all others."""
+        """On rank 0: send a message to all other ranks."""
         for line in self.lines.values():
             self.links.tell(line, message)
 

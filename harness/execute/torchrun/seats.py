@@ -127,6 +127,7 @@ def _lack(seats: Sequence[Seat]) -> CaseError | None:
     by_name: dict[str, list[int]] = defaultdict(list)
     for rank, each in enumerate(seats):
         by_name[each.name].append(rank)
+    # A seat without a GPU has an empty name.
     blind = by_name.pop("", [])
     if blind:
         return CaseError(

@@ -71,7 +71,7 @@ class WrongCall:
 
     @property
     def where(self) -> tuple[int, str]:
-        """The rank and the call in words, without its index: calls that differ only in it are shown once."""
+        """The rank and the call in words. Calls that differ only in their index are shown once."""
         return self.rank, str(self.call)
 
 
@@ -163,8 +163,8 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
 def _received(logs: Sequence[CandidateLog], rank: int, mine: int, theirs: int) -> tuple[int, int, int]:
     """The rank of the call that receives a message, and its index in both logs.
 
-    It takes the place of the send, which has no output that could be exchanged. If the calls on the other rank are not
-    found, the result is the send itself.
+    The receive takes the place of the send, which has no output that could be exchanged. If the calls on the other rank
+    are not found, the result is the send itself.
     """
     sides = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
     found = [
@@ -487,7 +487,7 @@ class _Readers:
         self._planned: dict[tuple[str, int], int] = {}
 
     def _is_planned(self, side: str, index: int, depth: int) -> bool:
-        """Note that a call of a side is planned at this depth; returns whether it was before, at no greater depth."""
+        """Note that a call of a side is planned at this depth; returns whether it was before, at this depth or less."""
         known = self._planned.get((side, index), MAX_NEW_CALLS + 1)
         self._planned[side, index] = min(known, depth)
         return known <= depth

@@ -126,7 +126,7 @@ class Cause:
 
     @property
     def others(self) -> list[str]:
-        """Its other calls, with the ranks of each: `mul of layers.0 (backward) on ranks 0, 1`."""
+        """The cause's other calls, with the ranks of each: `mul of layers.0 (backward) on ranks 0, 1`."""
         ranks: dict[str, set[int]] = {}
         for group in self.groups:
             ranks.setdefault(str(group.call), set()).add(group.rank)
@@ -141,7 +141,7 @@ class Cause:
 class _Run:
     """The result of a run with exchanged values: its calls, its records, and the outcome of each exchange.
 
-    `ready` are its calls, compared with the reference's, once they are searched.
+    `ready` has these calls as `ready_logs` returns them, as soon as a search needs them.
     """
 
     calls: Sequence[Sequence[Call]]
@@ -275,7 +275,7 @@ class Verifier:
         return ""
 
     def _needed(self, causes: list[Cause]) -> list[Cause]:
-        """The causes without those that the step does not need: it is right without their exchanges, too."""
+        """The causes that are needed. A cause is dropped if the step is right without its exchanges, too."""
         for cause in [*causes] if len(causes) > 1 else ():
             others = [each for each in causes if each is not cause]
             swaps = [swap._replace(found="") for swap in _swaps(others, "candidate")]  # what stands there follows

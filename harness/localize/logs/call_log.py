@@ -321,7 +321,8 @@ class CallRecorder(TorchDispatchMode):
         """The digest of each input of a call, and the logged call that wrote this value into the input's storage.
 
         If a collective or copy is still filling the storage, its launch is the producer: the call races with it. If
-        no call wrote the value as a whole, the writers of its parts follow, the last of them as its producer.
+        no call wrote the value as a whole, the writers of its parts follow at the end, and the last of them counts as
+        its producer.
         """
         found: list[tuple[str, int | None]] = []
         more: list[int] = []

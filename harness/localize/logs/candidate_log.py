@@ -52,7 +52,10 @@ class CandidateLog(IndexedLog):
                 self._num_givers[value] += 1
 
     def _judge(self, index: int, call: Call) -> None:
-        """Find a call's producers, and correct its judgement by theirs; earlier calls are judged already."""
+        """Find a call's producers, and correct the call's judgement by whether they are right.
+
+        Earlier calls are judged already.
+        """
         given = self._givers(call)
         found = [giver for giver in given if giver is not None]
         self._given.append(given)
@@ -72,7 +75,7 @@ class CandidateLog(IndexedLog):
             self._read_out = index
 
     def _givers(self, call: Call) -> tuple[int | None, ...]:
-        """The producer of each input: the call that wrote it into its memory, or else the last with an equal output.
+        """The producer of each input: the call that wrote it into memory, or else the last call with an equal output.
 
         A right value that no call wrote into its memory has no producer: it is from before the step.
         """
@@ -410,7 +413,7 @@ class CandidateLog(IndexedLog):
         return bool(self.reference.alike(call)) or any(kept) or any(lost)
 
     def _comes_to_what_is_due(self, call: Call) -> bool:
-        """Whether a call has the outputs of a missing call of the reference there, of any operator.
+        """Whether a call has the outputs of a missing call, of any operator, that the reference makes at this place.
 
         For example, `mul h 0.5` for the reference's `div h 2`.
         """

@@ -5,8 +5,9 @@ the broadcast changes nothing, and later calls read the value from before it. Ex
 
     broadcast_ p -> p    slice p -> q    embedding w q -> e        slice reads the value at the beginning of the step
 
-So an idle broadcast loses its outputs, and its readers get its own producers instead. Several buffers are joined, sent
-and copied back (`cat`, `broadcast_`, `copy_`): a copy that writes back an unchanged part loses its outputs as well.
+So an idle broadcast loses its outputs, and a call that read such an output gets the broadcast's producer instead.
+Several buffers are joined, sent and copied back (`cat`, `broadcast_`, `copy_`): a copy that writes back an unchanged
+part loses its outputs as well.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class JoinedLogs:
         return self._rounds[rank][index], rank, index
 
     def before(self, sites: Iterable[Site], givers: Callable[[Site], Iterable[int]]) -> set[Site]:
-        """These calls, and every call from which a path of values leads here. `givers` returns a call's producers."""
+        """These calls, and every call from which a path of values leads to any. `givers` returns a call's producers."""
         pending, seen = list(sites), set[Site]()
         while pending:
             if (site := pending.pop()) in seen:
@@ -104,8 +104,8 @@ class JoinedLogs:
     def _count_rounds(self) -> list[list[int]]:
         """For each call, the length of the longest sequence of collectives before it, as in a Lamport clock.
 
-        It is at least that of the rank's call before, and 1 more than that of each collective whose result the call
-        reads.
+        It is at least the length for the rank's previous call, and at least 1 more than the length for each collective
+        whose result the call reads.
         """
         rounds: list[list[int]] = [[] for _ in self.logs]
         stuck = False

@@ -152,7 +152,7 @@ def archive_of(folder: Path, rank: int) -> Path:
 
 
 def archives_of(folder: Path, role: Role, number: int = 1) -> Path:
-    """The folder of the archives of a search's replay, the `number`-th of a side."""
+    """The folder for the archives of a side's `number`-th replay. `folder` is that of the search."""
     return folder / f"{role}.archives{number}"
 
 

@@ -55,6 +55,8 @@ def _file(scene: Scene, inputs: Sequence[Input], functions: str, collectives: Se
     parts: list[Callable[..., Any]] = [*_FUNCTIONS, template.tell]
     compare: Callable[[], int] = template.compare_alone
     imports, names = _IMPORTS, _NAMES
+    # Without collectives, a single process can compute all ranks, one after another. The probe always uses a process
+    # for each rank, as each writes a file.
     if groups or probing:
         tables += ["GROUPS = {", *(f"    {name!r}: {[list(p) for p in parts]}," for name, parts in groups.items()), "}"]
         tables += ["", "", _wrap_group(scene, groups, collectives)]

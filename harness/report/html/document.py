@@ -256,6 +256,7 @@ def _values(value: Any, limit: int = MAX_VALUES) -> list[tuple[str, str]]:
 
 def _divergence(result: CaseResult, first: Divergence) -> DivergenceBlock:
     tensor, call = first.tensor, first.call
+    # If a system differs from itself, its two runs are the sides.
     types = [tensor.reference_type, tensor.candidate_type]
     ranks = (call and call.ranks) or ""
     sides = ("first run", "second run") if first.between else ROLES

@@ -11,7 +11,7 @@ everything computed from its result. A root is a wrong call on a path to the rec
 
 1. Find the roots: walk back from the record over wrong calls, at a collective to all of its ranks. The answer is the
    first root in the order. Roots with the same inputs and a different output come first, then roots that are the only
-   cause of a wrong input of a call that the reference makes, too. Of roots without an order, the root behind fewer
+   cause of a wrong input of a call that the reference makes, too. Among roots without an order, the one behind fewer
    collectives comes first, then the root on the lower rank.
 2. Packing (`cat`, copying into a bucket) comes last: its values are nowhere in the reference, without being wrong.
    Each part of a bucket is judged separately, unless the bucket lost a value that all ranks had, or packs the values

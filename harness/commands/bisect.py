@@ -74,6 +74,7 @@ def _search(case: Case, options: RunOptions, run_dir: Path) -> Bisection:
                 def run_of(case: Case, options: RunOptions) -> CaseRun:
                     return CaseRun(case, placement, client, options, progress.on_event)
 
+                # The search fills `found` as it proceeds, so an interrupt keeps the results so far.
                 bisector = Bisector(case, options, run_of, show)
                 found = bisector.found
                 bisector.search()

@@ -186,6 +186,7 @@ class Problem:
 
     def error(self) -> BitproofError:
         """The error that another process sent; a class outside this project's tree becomes a RankError."""
+        # The name comes from another process, so it may be anything: only an error class of this project is used.
         kind = getattr(errors, self.error_class, None)
         if not (isinstance(kind, type) and issubclass(kind, BitproofError)):
             kind = RankError

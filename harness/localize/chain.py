@@ -69,6 +69,7 @@ def way_between(
         pending = deque(after)
         while pending and first not in after:
             site = pending.popleft()
+            # A collective's result depends on the calls of all its ranks, so the path may go on from any of them.
             for peer in joined.together(site):
                 if peer not in after:
                     after[peer] = site

@@ -161,6 +161,7 @@ class EveryCall:
         if found.strange:
             step = found.strange[0][0]
             first = self._first(step, [(rank, index) for at, rank, index, _ in found.strange if at == step])
+            # Move the first call to the front. The sort is stable, so all others keep their order.
             found.strange.sort(key=lambda site: (site[0], (site[1], site[2]) != first))
         found.steps, found.calls, found.fewest = len(by_step), sum(by_step.values()), min(by_step.values())
         return found

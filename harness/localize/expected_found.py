@@ -72,6 +72,8 @@ def _settings(wrong: Sequence[DifferingSetting]) -> tuple[str, str]:
 def _lines(culprit: Culprit, log: CandidateLog, output: TensorDifference | None) -> tuple[str, str]:
     mine, theirs = culprit.candidate, culprit.reference
     due = log.reference.log[theirs] if theirs is not None else None
+    # From the most telling kind of lines to the least: a missing or extra call, a defect with a fixed text, differing
+    # numbers, differing inputs, and last the differing bits.
     if culprit.how == "lacks":
         reads = theirs is not None and any(log.reads_unwritten(reader) for reader in _readers(log, theirs))
         return f"{due or culprit.call}", f"no such call{': uninitialized memory in its place' if reads else ''}"

@@ -119,6 +119,7 @@ class Search:
             and (buffer := self._buffer_read(culprit, logs["candidate"], key.step)) is not None
         ):
             self.remarks.append(buffer)
+        # No call leads to the first differing record: describe the record to which the blamed call leads.
         if culprit.explains is not None and culprit.explains != (key.rank, *pair):
             first = self._explained(key, culprit.explains)
         # The blamed call only reads a stale value: its cause is a call of an earlier step.
@@ -242,6 +243,7 @@ class Search:
             return []
         for side, role in enumerate(ROLES):
             sites = tuple(output.sites[side] for output in outputs if output)
+            # A run that logged a small step has kept these outputs already.
             if not self.is_logged or not hand_on(self._archives(role, 1), self._archives(role, 2), sites):
                 self._replay(role, 2, Replay(step=step, values=sites))
         numbers = itertools.count()

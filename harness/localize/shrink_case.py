@@ -137,6 +137,7 @@ Show = Callable[[str], None]
 def change(trial: Trial, changes: Changes) -> Trial:
     """The trial with changed settings. Raises CaseError if they contradict each other."""
     parts: dict[str, dict[str, Any]] = {}
+    # All changes of a part are made at once, since a single change may contradict the part's other settings.
     for name, value in changes.items():
         part, _, own = name.rpartition(".")
         parts.setdefault(part, {})[own] = value
@@ -300,6 +301,7 @@ def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 
 def _groups(ep: int, tp: int, ranks: int) -> list[tuple[int, int]]:
     """The sizes (ep, tp) to try on fewer ranks: the present ones, the largest that fit, halves, then 1 for either."""
+    # A group's size must divide the number of ranks.
     fit = math.gcd(ep, ranks), math.gcd(tp, ranks)
     halves = max(1, ep // 2), max(1, tp // 2)
     return list(dict.fromkeys([(ep, tp), fit, (halves[0], tp), (ep, halves[1]), halves, (1, fit[1]), (fit[0], 1)]))

@@ -284,6 +284,7 @@ class CaseEntry(CaseFindings):
         return CaseResult(
             **found
             | {
+                # Kinds are in the order of a step, and not in that of the file.
                 "compared": {kind: self.compared[kind] for kind in KINDS if kind in self.compared},
                 "mismatched": {kind: self.mismatched.get(kind, 0) for kind in KINDS if kind in self.compared},
                 "differing_kinds": tuple(self.differing_kinds),

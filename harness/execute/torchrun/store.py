@@ -70,6 +70,7 @@ class Launcher:
             return None
         rank, local_rank, count = map(int, told)
         living = {int(value) for each in processes for name, value in each if name == "RANK"}
+        # torchrun numbers the ranks of an agent consecutively.
         first = rank - local_rank
         dead = [each for each in range(first, first + count) if each not in living]
         if not dead:

@@ -187,6 +187,7 @@ def _there(log: CandidateLog, mine: int, theirs: int) -> int:
     if call.outputs == partner.outputs:
         there = log.counterpart(mine, log.reference)
         return theirs if there is None else there
+    # Calls with these inputs at this place correspond in order, if both sides have equally many.
     sides = ([i for i in side.there(call) if side.log[i].inputs == call.inputs] for side in (log, log.reference))
     own, due = sides
     return due[own.index(mine)] if theirs in due and len(own) == len(due) else theirs
@@ -525,6 +526,7 @@ class _Readers:
                 due[call.outputs.index(value)][wanted] = source
             at_readers.append(self._at_reader(reader, other, position, in_place=value not in call.outputs))
             plan.reference.append(self._at_reader_there(reader, other, position, in_place=name_of(call).endswith("_")))
+        # A record that shows an output of this call counts as a reader of it.
         for wanted, held in self.pairs:
             made = self.log.reference.first_with(wanted)
             if held in call.outputs and made is not None:

@@ -190,6 +190,8 @@ class Verifier:
             reason, reverse = f"a run with exchanged values failed: {error.what}", None
         found, told = culprit, self._told(causes, run, reason, reverse)
         if causes and told.remaining == 0 and causes[0].culprit is not culprit:
+            # This cause was found in the log of a run with exchanged values. The first run, which the report describes,
+            # need not have the same call at this index.
             found = causes[0].culprit
             known = self.logs["candidate" if found.candidate is not None else "reference"][found.rank]
             if found.index >= len(known) or known[found.index].operator != found.call.operator:
@@ -399,6 +401,7 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
     theirs = log.reference.log[culprit.reference].inputs if culprit.reference is not None else ()
     if mine.collective and (told := _wrong_peer(culprit, logs)):
         return told
+    # An input that the counterpart has as well, or that is from before the step, is not due to an earlier call.
     for position, (value, giver) in enumerate(zip(mine.inputs, log.given(culprit.candidate), strict=False)):
         if giver is None or theirs[position : position + 1] == (value,):
             continue

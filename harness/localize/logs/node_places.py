@@ -70,6 +70,7 @@ def _other_writers(node: Node) -> list[Node]:
 def _nearest(node: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
     """The nodes with an origin that are the fewest steps away, in breadth-first order."""
     seen, reached = {node}, [node]
+    # `reached` has all nodes at the same distance, and then those that are a step further away.
     while reached:
         reached = list(dict.fromkeys(near for far in reached for near in step(far) if near not in seen))
         if known := [near for near in reached if near.meta.get(META_KEY, UNKNOWN) != UNKNOWN]:

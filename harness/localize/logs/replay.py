@@ -198,6 +198,7 @@ def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
 def packed_calls(path: Path) -> bytes:
     """The bytes of an archive that has only the calls of the archive at `path`. A baseline stores such archives."""
     packed = io.BytesIO()
+    # A `ZipInfo` of its own has a fixed time, so that equal calls become equal bytes.
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo(CALLS), _read(path, CALLS), zipfile.ZIP_DEFLATED)
     return packed.getvalue()

@@ -138,6 +138,7 @@ def content_of(scene: Scene, side: str, node: Node) -> Input | None:
     found = [rank["values"][side][node.name] for rank in scene.seen]
     types = [tuple(map(str, value[1:4])) for value in found]
     _, dtype, shape, stride, _ = found[0]
+    # A file states dtype, shape and strides once for all ranks, and fills an input element by element.
     overlaps = any(step == 0 and size > 1 for size, step in zip(shape, stride, strict=True))
     contents = tuple(value[4] for value in found)
     if len(set(types)) > 1 or overlaps or None in contents:
@@ -154,6 +155,7 @@ def _readable(content: str, dtype: str) -> Any:
     if not 0 < len(data) <= _FEW * type_.itemsize or type_.is_complex:
         return content
     numbers = torch.frombuffer(bytearray(data), dtype=type_).tolist()
+    # NaN and infinity are no literals of Python.
     back = torch.tensor(numbers, dtype=type_).view(torch.uint8).tolist()
     return numbers if bytes(back) == data and all(map(math.isfinite, numbers)) else content
 

@@ -128,8 +128,7 @@ def misplaced_by(
     """
     found: list[Site] = []
     for rank, pairs in differing.items():
-        # For each value that another tensor should have, the last call that produced it: earlier calls led to right
-        # values, too.
+        # The last call, before the update, that produced each value which is in the wrong tensor.
         last: dict[str, int] = {}
         values = {wanted for wanted, has in pairs if has != wanted and has in logs[rank].reference.values}
         for index, call in enumerate(logs[rank].log):

@@ -95,8 +95,8 @@ class JoinedLogs:
         return [index for index in self.logs[site[0]][site[1]].producers if index is not None]
 
     def _is_one(self, call: Call, other: Call) -> bool:
-        # With a known group, the n-th launch is the same collective on all of its ranks, whatever operator each calls:
-        # a broadcast's root and its receivers, or a send and its receive.
+        # With a known group, the n-th launch is the same collective on all of its ranks, even if they call different
+        # operators, such as a send and its receive.
         if call.peers:
             return True
         return (call.operator, call.place) == (other.operator, other.place)

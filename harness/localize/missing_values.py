@@ -128,7 +128,7 @@ def misplaced_by(
     """
     found: list[Site] = []
     for rank, pairs in differing.items():
-        # The last call, before the update, that produced each value which is in the wrong tensor.
+        # For each value that such a tensor should have, the last call before the update that produced it.
         last: dict[str, int] = {}
         values = {wanted for wanted, has in pairs if has != wanted and has in logs[rank].reference.values}
         for index, call in enumerate(logs[rank].log):

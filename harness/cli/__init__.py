@@ -1,8 +1,10 @@
-"""The command line, a module per command. Exit status: 0 as expected, 1 not, 2 wrong call, 3 not judged.
+"""The command line, a module per command.
+
+The exit status of a command is 0 if all is as expected, 1 if not, 2 for a wrong call, 3 if something was not judged.
 
 `cli/<command>.py` declares a command's options, and calls `commands/<command>.py`, which runs it.
 
-Loads neither torch nor pandas: `bitproof list` answers immediately, and ranks start from a clean process.
+It loads neither torch nor pandas, so that `bitproof list` answers immediately, and ranks start from a clean process.
 """
 
 from __future__ import annotations
@@ -44,15 +46,15 @@ _REMOVED = {
     "history": "keep each run's report.json, for instance as an artifact of CI, and compare two runs with "
     "`bitproof report RUN_DIR --format comment --against EARLIER_RUN_DIR`"
 }
-"""Commands of earlier releases, and their replacement."""
+"""Commands of earlier releases, each with a text about its replacement."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    A user's mistake is explained in words; a bug of ours shows as a traceback. If standard output is closed, a command
-    that writes files continues and keeps its status; a command that only prints ends with 3. A reader that stops early,
-    such as `head`, changes no status.
+    A user's mistake is explained in words; a bug of this project shows as a traceback. If standard output cannot be
+    written, a command that writes files continues and keeps its status, and a command that only prints returns 3. A
+    reader that stops early, such as `head`, changes no status.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     with safe_output() as printed:
@@ -73,6 +75,7 @@ def _run(words: list[str]) -> int:
     try:
         if words and words[0] in _REMOVED:
             raise UsageError(f"`bitproof {words[0]}` was removed", fix=_REMOVED[words[0]])
+        # Before the words are parsed: a command and its options must be declared first.
         load_commands(words)
         run.declare_asked(words)
         app(args=words, prog_name="bitproof")
@@ -90,7 +93,7 @@ def _run(words: list[str]) -> int:
 
 
 def _tell_lost(printed: SafeStream, words: list[str]) -> int:
-    """Print that standard output was lost; returns the exit status for that alone."""
+    """Print that standard output cannot be written; returns the exit status that follows from this alone."""
     assert printed.lost is not None
     print(f"bitproof: standard output cannot be written: {printed.lost.strerror}", file=sys.stderr)
     return SUCCESS if words and words[0] in WRITING else UNJUDGED

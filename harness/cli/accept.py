@@ -1,4 +1,4 @@
-"""`bitproof accept`: drifted recordings become the new baselines."""
+"""`bitproof accept`: store drifted recordings as the new baselines."""
 
 from __future__ import annotations
 

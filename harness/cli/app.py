@@ -11,7 +11,7 @@ from bitproof.harness.case.select import select
 from bitproof.harness.cli.completion import names_of_cases
 
 CASES, REPORTS = "Which cases", "Reports"
-"""Groups of options in a command's help, in addition to those of `harness.settings`."""
+"""Names of groups of options in a command's help; `harness.settings` has the others."""
 
 app = typer.Typer(
     name="bitproof",
@@ -53,7 +53,8 @@ Expression = Annotated[
 
 
 def selected_cases(expression: str | None) -> list[Case]:
-    """The cases that an expression selects. Imported here so that a contradictory case is reported as an error."""
+    """The cases that an expression selects, or all cases."""
+    # Imported here, so that the error of a contradictory case is reported like any other.
     from bitproof.builtin_cases import all_cases
 
     return list(select(all_cases(), expression))

@@ -19,10 +19,10 @@ from bitproof.harness.errors import UsageError
 from bitproof.harness.options import check_seconds
 
 ONE_CASE = ("candidate", "reference", "steps", "world_size", "data", "chunk_modules", "chunk_dim", "preload")
-"""The changes, by keyword, offered by every command that runs a case."""
+"""The keywords of the changes that each command with a single case offers."""
 
 WHERE = ("device", "share_gpus", "collectives", "no_kept_graph")
-"""Options for the ranks' device, and for cached graphs."""
+"""The keywords of the options for the ranks' device, and for cached graphs."""
 
 CaseName = Annotated[
     str,
@@ -48,19 +48,19 @@ ReportDir = Annotated[
 
 
 def refuse_seconds(value: float) -> float:
-    """A number of seconds. Raises BadParameter for a time that is too long to wait for."""
+    """The number of seconds, unchanged. Raises BadParameter for a time that is too long to wait for."""
     if problem := check_seconds(value):
         raise typer.BadParameter(problem)
     return value
 
 
 def read_file(path: Path) -> Case:
-    """The case in a file. The file may refer to a named case. Raises CaseError."""
+    """The case in a file, which may refer to a named case. Raises CaseError for a file without a valid case."""
     return read_case(path, lambda: selected_cases(None))
 
 
 def find_case(name: str, changes: Changes) -> Case:
-    """The case with a name, or in a JSON file, changed. Raises UsageError or CaseError if there is none."""
+    """The case with this name, or in this JSON file, with changes. Raises UsageError or CaseError if there is none."""
     if name.endswith(".json"):
         return change_case(read_file(Path(name)), changes)
     return named_case(selected_cases(None), name, changes)
@@ -69,10 +69,10 @@ def find_case(name: str, changes: Changes) -> Case:
 def chosen_cases(
     expression: str | None, case_files: Sequence[Path] | None, changes: Changes, usual: Sequence[str] | None = None
 ) -> list[Case]:
-    """The cases that -k selects from the files of --case or from all cases; without both, the cases named in `usual`.
+    """The cases that -k selects from the files of --case, or from all cases, with changes.
 
-    Each of them is changed. Raises UsageError for two files with the same case name, and the errors of a wrong
-    expression or file.
+    Without both options, the cases named in `usual` are returned. Raises UsageError for two files with the same case
+    name, and the errors of a wrong expression or file.
     """
     if case_files:
         selected = select([read_file(file) for file in case_files], expression)
@@ -88,7 +88,7 @@ def chosen_cases(
 
 
 def case_words(case_files: Sequence[Path] | None) -> list[str]:
-    """A replay's options for the files of cases."""
+    """The options that name these files of cases in a replay command."""
     from bitproof.harness.report.text import CASE_FILE
 
     return [word for file in case_files or () for word in (CASE_FILE, str(file.absolute()))]

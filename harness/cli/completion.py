@@ -13,8 +13,10 @@ from collections.abc import Callable
 
 
 def names_of_cases(incomplete: str) -> list[str]:
-    """The built-in cases whose names begin with `incomplete`. In an expression, such as `moe or tra`, its last word is
-    completed."""
+    """The built-in cases whose names begin with `incomplete`.
+
+    In an expression such as `moe or tra`, the last word is completed.
+    """
     from bitproof.builtin_cases import all_cases
 
     before, _, word = incomplete.rpartition(" ")
@@ -22,15 +24,14 @@ def names_of_cases(incomplete: str) -> list[str]:
 
 
 def names_of_systems(incomplete: str) -> list[str]:
-    """The built-in systems, and those of installed packages, whose names begin with `incomplete`."""
+    """The systems, built in or of installed packages, whose names begin with `incomplete`."""
     from bitproof.harness.systems.registry import NAMED, registered
 
     return [name for name in (*NAMED, *registered()) if name.startswith(incomplete)]
 
 
 def names_of_faults(incomplete: str) -> list[str]:
-    """The faults of the catalogue, and the kinds that take arguments, such as `flip-bit`, whose names begin with
-    `incomplete`."""
+    """The faults whose names begin with `incomplete`: kinds with arguments, such as `flip-bit`, and the catalogue's."""
     from bitproof.harness.disturb.entry import catalogue
     from bitproof.harness.disturb.faults import FAULTS
 
@@ -42,4 +43,4 @@ COMPLETED: dict[str, Callable[[str], list[str]]] = {
     "reference": names_of_systems,
     "inject": names_of_faults,
 }
-"""How values of the settings are completed, by keyword."""
+"""For each setting whose values a shell can complete, by keyword: the function that returns the values."""

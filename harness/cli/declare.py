@@ -1,7 +1,7 @@
-"""The declaration of commands: options come from the fields of dataclasses, and help shows them in groups.
+"""Declare commands. Their options come from the fields of dataclasses, and their help shows options in groups.
 
-`takes(Changes, RunOptions, only=...)` gives a command the options of these dataclasses and passes it an instance of
-each. `command` adds it to the program, with examples for its help.
+`takes(Changes, RunOptions, only=...)` gives a function the options of these dataclasses, and passes an instance of each
+to it. `command` adds the function to the program as a command, with examples for its help.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ JUDGED = (
     "not as expected, such as DIFFERENT or NONDETERMINISTIC",
     "a case could not be judged: UNVERIFIED or ERROR",
 )
-"""Exit statuses 0, 1 and 3 of a command that runs cases. 2 is a wrong call or case, for all commands."""
+"""The meanings of exit statuses 0, 1 and 3 of a command that runs cases. 2 is a wrong call or case for all commands."""
 
 DONE = ("done", None, "failed")
-"""Exit statuses 0, 1 and 3 of a command that judges nothing; None for a status that it does not have."""
+"""The meanings of exit statuses 0, 1 and 3 of a command that judges nothing; None for a status it never returns."""
 
 
 class Command(TyperCommand):
@@ -44,6 +44,7 @@ class Command(TyperCommand):
             if record := param.get_help_record(ctx):
                 usual = "Arguments" if param.param_type_name == "argument" else "Options"
                 groups.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append(record)
+        # `--help` and other ungrouped options come last; the sort is stable.
         for name in sorted(groups, key=lambda name: name == "Options"):
             with formatter.section(name):
                 formatter.write_dl(groups[name])
@@ -60,6 +61,7 @@ class Command(TyperCommand):
         """Parse a command line. A command with a single case also accepts `-k CASE`, as in other commands."""
         if not any("-k" in param.opts for param in self.params) and any(each.name == "case" for each in self.params):
             args = [word.removeprefix("-k") for word in args if word != "-k"]
+        # `run train.py --lr 1` is a likely mistake, so its error shows how to pass arguments to the script.
         try:
             return super().parse_args(ctx, [*args])  # which takes words out of it
         except Exception as error:  # of click, or of typer's copy of it
@@ -81,8 +83,8 @@ def command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add a command to the program, with examples of its use.
 
-    `brief` is its line in the program's help, at most 57 characters; by default the first sentence of its help.
-    `statuses` are the meanings of its exit statuses 0, 1 and 3.
+    `brief` is the command's line in the program's help, at most 57 characters; by default, the first sentence of the
+    command's help. `statuses` are the meanings of its exit statuses 0, 1 and 3.
     """
     return to.command(
         name, cls=Command, epilog="\n".join(examples), short_help=brief, context_settings={"obj": statuses}
@@ -96,14 +98,16 @@ def takes(
     says: Mapping[str, str] | None = None,
     checks: Sequence[type[Check]] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of some dataclasses, restricted to the keywords `only`.
+    """Give a command the options of the dataclasses `parts`: those whose keywords are in `only`.
 
-    The instances are passed as its last parameters. `usual` and `says` override the field's default and help, by
-    keyword. The options of `checks` follow; the checks that these options switch on become `active` in the run options.
+    An instance of each dataclass is passed as one of the command's last parameters. `usual` and `says` override the
+    default and the help of a field, by keyword. The options of `checks` follow; the checks that the user switches on by
+    these options become `active` in the run options.
     """
     usual, says = usual or {}, says or {}
 
     def declare(body: Callable[..., None]) -> Callable[..., None]:
+        # `eval_str`, as annotations are texts with `from __future__ import annotations`, and Typer needs types.
         own = list(inspect.signature(body, eval_str=True).parameters.values())
         # The body's last parameters take the instances; the others are options of the command itself.
         own, mine = own[: -len(parts)], [each.name for each in own[-len(parts) :]]
@@ -116,6 +120,7 @@ def takes(
             values = {}
             for name, (part, options) in zip(mine, offered.items(), strict=True):
                 asked = {each.keyword: _from_words(each.kind, given.pop(each.keyword)) for each in options}
+                # An option that was not given keeps the default of its dataclass.
                 values[name] = made(part, {key: each for key, each in asked.items() if each is not None})
                 if part is RunOptions:
                     values[name] = replace(values[name], active=_active(checks, given))
@@ -135,7 +140,7 @@ def takes(
 
 
 def _active(checks: Sequence[type[Check]], given: dict[str, Any]) -> tuple[Check, ...]:
-    """The checks that are switched on by the given values; removes their options from these."""
+    """The checks that the user's values switch on. Removes the values of all checks' options from `given`."""
     own = [each for check in checks for each in options_of(check.Options)]
     asked = {each.keyword: _from_words(each.kind, given.pop(each.keyword)) for each in own}
     return active(checks, {name: value for name, value in asked.items() if value is not None})
@@ -181,7 +186,7 @@ def _from_words(kind: Any, value: Any) -> Any:
 
 
 def _refusing(problem: Callable[[Any], str]) -> Callable[[Any], Any]:
-    """A function that raises BadParameter for an invalid value."""
+    """A function that returns a valid value unchanged, and raises BadParameter for any other."""
 
     def check(value: Any) -> Any:
         if value is not None and (text := problem(value)):

@@ -38,6 +38,7 @@ def list_command(
     if not systems:
         print("\n".join(_by_family(rows)))
         return
+    # Systems as a table: each column is as wide as its widest cell.
     columns = list(rows[0])
     lines = [columns, *([str(row[column]) for column in columns] for row in rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]

@@ -18,7 +18,10 @@ from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import words
 
 Look = Callable[[Case, RunOptions, Path, list[str]], int]
-"""Examines a case, writes a report and prints the replay command; returns the exit status."""
+"""Examines a case, prints the result and writes a report; returns the exit status.
+
+Its last argument has the options that a replay of the case must repeat.
+"""
 
 _OPTIONS = (
     *ONE_CASE,

@@ -1,4 +1,4 @@
-"""The commands of powers, each loaded only when it is called, or when help or a misspelled name needs all commands."""
+"""Load the commands of powers: only the called command, or all if help or a misspelled name needs them."""
 
 from __future__ import annotations
 

@@ -81,6 +81,7 @@ def run_command(
     given = [*(script or [])]
     if given and all(word.endswith(".json") for word in given) and not case_files:
         given, case_files = [], [Path(word) for word in given]
+    # The first word decides: cases by name, or a script with its arguments. Without words, --candidate may be a script.
     is_named = bool(given) and not given[0].endswith(".py")
     is_of_script = not is_named if given else is_script(changes.candidate) and not (expression or case_files)
     if given and (expression is not None or case_files):
@@ -108,7 +109,7 @@ def run_command(
 
 
 def _of_script(words: list[str], changes: Changes, reference_args: str, candidate_args: str) -> Changes:
-    """The changes, with the systems of a call that names a script. Raises UsageError for other words."""
+    """The changes, with the two systems of a call that names a script. Raises UsageError for other words."""
     first, args = (words[0], words[1:]) if words else (str(changes.candidate), [])
     if words and changes.candidate is not None:
         raise UsageError("the candidate is given twice", expected="one script", found=f"{first}, {changes.candidate}")
@@ -118,6 +119,7 @@ def _of_script(words: list[str], changes: Changes, reference_args: str, candidat
 
 def declare(checks: Sequence[type[Check]]) -> None:
     """Add the command to the program, with the options of these checks."""
+    # `declare_asked` declares the command a second time, with more options.
     app.registered_commands[:] = [each for each in app.registered_commands if each.name != "run"]
     scripts = "bitproof run train.py --reference git:HEAD~1 --steps 5 -- --lr 3e-4"
     examples = scripts, "bitproof run -k moe_seq", "bitproof run --case case.json --steps 2 --control when-different"
@@ -127,7 +129,8 @@ def declare(checks: Sequence[type[Check]]) -> None:
 def declare_asked(words: Sequence[str]) -> None:
     """Give `run` the options of checks that installed packages declare or that `--check` names in these words.
 
-    As with pytest's `-p`, the words are read before the options that they add are known.
+    The words are searched for `--check` before they are parsed, since parsing needs the checks' options. pytest does
+    the same for `-p`.
     """
     if words[:1] != ["run"]:
         return

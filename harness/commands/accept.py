@@ -4,8 +4,9 @@
 2. Store each drifted recording as the new baseline, with the reason, commit and date in its manifest. With `new`, also
    store recordings without a baseline for this environment.
 
-A case that is not as expected keeps its baselines: an error must not become the expected result. With certificates, a
-drift from the baseline, also from a baseline of another environment, needs an explanation by one of them, or a reason.
+A case that is not as expected keeps its baselines: an error must not become the expected result. With certificates,
+each drift must be explained by a certificate, or a reason must be given. This also holds for the drift from a baseline
+of another environment.
 """
 
 from __future__ import annotations
@@ -48,9 +49,12 @@ def accept(
 
     Returns the exit status:
 
-    0 if every baseline equals the new recording afterwards; 1 if a baseline was kept because its case is not as
-    expected, or its drift unexplained; 3 if something was not judged. Raises UsageError without a reason and a
-    certificate, and RecordingError for a damaged certificate, before anything runs.
+    - 0 if every baseline equals the new recording afterwards,
+    - 1 if a baseline was kept because its case is not as expected, or because its drift is unexplained,
+    - 3 if something was not judged.
+
+    Before anything runs, UsageError is raised if there is neither a reason nor a certificate, and RecordingError for a
+    damaged certificate.
     """
     explainers = [explainer_of(path) for path in certificates]
     if not why.strip() and not explainers:
@@ -61,6 +65,8 @@ def accept(
         )
     baseline_dir = options.baseline_dir
     assert baseline_dir is not None, "what is accepted is compared with baselines"
+    # A recording that may become the first baseline of its environment keeps the values of its first and last step, as
+    # with `record --baseline`: a later drift can then be measured in ULPs.
     values = dict.fromkeys(pattern for case in cases for pattern in first_and_last_step(case.steps))
     options = replace(options, files_baselines=True, values=tuple(values) if new or explainers else ())
     reports: list[Report] = []
@@ -70,12 +76,14 @@ def accept(
         return {}
 
     status = run_and_report(cases, options, report_dir, replay, tell=keep)
+    # Only rank 0 has the recordings, and a run that was refused has no report.
     if not reports or not launched.is_first():
         return status
     [report] = reports
     accepted = Accepted(
         why=why.strip(), date=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", commit=report.environment.get("commit")
     )
+    # An interrupt waits until all baselines are stored, so that none is left half-way.
     with interrupts.held():
         return worst(
             [
@@ -133,7 +141,10 @@ def _accept(
 
 
 def _explained(result: CaseResult, role: Role, recording: Path, explainers: Sequence[Explainer]) -> Explanation:
-    """The first explanation of a side's whole drift from its baseline; else the last that fails."""
+    """The first explanation, by a certificate, of a side's whole drift from its baseline.
+
+    If no certificate explains all of the drift, it is the last certificate's failing explanation.
+    """
     path = result.baseline[role].path
     if path is None:
         return Explanation.lacking("there is no baseline to drift from")
@@ -148,7 +159,7 @@ def _explained(result: CaseResult, role: Role, recording: Path, explainers: Sequ
 
 
 def _sides(result: CaseResult, new: bool, has_certificate: bool) -> Iterator[Role]:
-    """The sides to store; a single side if both run the same system, since they share the baseline."""
+    """The sides whose recordings to store: only one if both run the same system, as they then share a baseline."""
     statuses = {BaselineStatus.DRIFTED, *(_NEW if new else ())}
     statuses |= {BaselineStatus.NOT_COMPARABLE} if has_certificate else set()
     seen = set()

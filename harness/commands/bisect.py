@@ -31,8 +31,8 @@ BISECT_FILE = "bisect.json"
 def bisect(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
     """Find the pass that first changes a case's bits, print and write the result, and return the exit status.
 
-    0 if every bit agrees, 1 if the pass was found or tracing alone differs, 3 if the search had no result. Raises
-    UsageError if the call or the case is wrong, before anything runs.
+    The status is 0 if every bit agrees, 1 if the pass was found or tracing alone differs, and 3 if the search had no
+    result. Raises UsageError if the call or the case is wrong, before anything runs.
     """
     options = checked_options(case, options)
     if follows():
@@ -50,7 +50,7 @@ def checked_options(case: Case, options: RunOptions) -> RunOptions:
 
 
 def search(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str]) -> tuple[int, Bisection]:
-    """Search, print and write the result, and return it with the exit status."""
+    """Search, print and write the result; returns the exit status and the result."""
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         print(f"bitproof: bisect {case.name}, report in {run_dir}", flush=True)
@@ -74,6 +74,7 @@ def _search(case: Case, options: RunOptions, run_dir: Path) -> Bisection:
                 def run_of(case: Case, options: RunOptions) -> CaseRun:
                     return CaseRun(case, placement, client, options, progress.on_event)
 
+                # The search fills `found` as it proceeds, so an interrupt keeps the results so far.
                 bisector = Bisector(case, options, run_of, show)
                 found = bisector.found
                 bisector.search()
@@ -85,6 +86,7 @@ def _search(case: Case, options: RunOptions, run_dir: Path) -> Bisection:
 def _finish(found: Bisection, case: Case, options: RunOptions, run_dir: Path, replay: Sequence[str]) -> int:
     """Print the result, then write it with the report of the case's run; returns the exit status."""
     status = status_of(found)
+    # The status of bisect is not that of the case: a DIFFERENT case may have no pass to blame.
     results = complete([any_difference(case)], filter(None, [found.result]), found.problem or "")
     report = Report(
         run_id=run_dir.name,
@@ -101,13 +103,13 @@ def _finish(found: Bisection, case: Case, options: RunOptions, run_dir: Path, re
 
 
 def status_of(found: Bisection) -> int:
-    """0 if nothing differs, 1 if the cause of the difference was found, 3 if not."""
+    """The exit status: 0 if nothing differs, 1 if the cause of the difference was found, 3 if not."""
     if found.problem is None and found.result is not None and found.result.verdict == Verdict.EQUAL:
         return SUCCESS
     return UNJUDGED if found.blamed is None else UNEXPECTED
 
 
 def dumped_diff(found: Bisection, run_dir: Path, name: str) -> Path | None:
-    """The graph diff of the blamed pass, written by the case's own run; a backend has none."""
+    """The path of the blamed pass's graph diff, which the run of the case itself wrote; None for a backend."""
     files = sorted((run_dir / "graphs" / name).glob(f"??-{file_name(found.blamed or '')}.diff"))
     return files[0] if files else None

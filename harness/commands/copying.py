@@ -1,8 +1,8 @@
 """Copy from an untrusted folder: only real folders and regular files, no links.
 
-Every name is opened relative to its open parent without following links. So no link leads out of the folder, even if it
-is created during the copy. Pipes, sockets and devices are never opened. Files are copied, not hard-linked, so a later
-change to an original does not change its copy.
+Every name is opened relative to its open parent folder, without following links. So no link leads out of the folder,
+even a link that is created during the copy. Pipes, sockets and devices are never opened. Files are copied, not
+hard-linked, so a later change to an original does not change its copy.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _BLOCK = 1 << 20
 
 @dataclass
 class CopyCapacity:
-    """The remaining limits of a copy.
+    """The bytes and the entries that a copy may still have.
 
-    A run of hundreds of cases that stores all values needs a hundredth of the bytes.
+    A run of hundreds of cases that stores all values needs a hundredth of these bytes.
     """
 
     num_bytes: int = 64 << 30
@@ -46,16 +46,20 @@ class CopyCapacity:
 
 @contextmanager
 def opened_folder(path: Path) -> Iterator[int | None]:
-    """A folder's descriptor; None if the path is not a folder. Links before the last name are followed."""
+    """A folder's descriptor; None if the path is not a folder, such as a link to a folder.
+
+    Links before the last name of the path are followed.
+    """
     with _opened(path.name, None, path, stat.S_IFDIR) as folder:
         yield folder
 
 
 def copy_folder(parent: int, name: str, target: Path, room: CopyCapacity, depth: int = _MAX_DEPTH) -> None:
-    """Copy the folder `name` of an open folder to `target`; no effect if it is not a folder."""
+    """Copy the folder `name` in the open folder `parent` to `target`. Does nothing if `name` is not a folder."""
     with _opened(name, parent, target, stat.S_IFDIR) as folder:
         if folder is None or depth == 0:
             return
+        # An empty folder takes no bytes, but millions of them would fill a disk: entries count, too.
         room.take(0, target)
         target.mkdir(parents=True)
         for entry in sorted(os.listdir(folder)):
@@ -64,7 +68,7 @@ def copy_folder(parent: int, name: str, target: Path, room: CopyCapacity, depth:
 
 
 def copy_file(parent: int, name: str, target: Path, room: CopyCapacity) -> None:
-    """Copy the file `name` of an open folder to `target`; no effect if it is not a regular file."""
+    """Copy the file `name` in the open folder `parent` to `target`. Does nothing if `name` is not a regular file."""
     with _opened(name, parent, target, stat.S_IFREG) as file:
         if file is None:
             return
@@ -80,7 +84,8 @@ def copy_file(parent: int, name: str, target: Path, room: CopyCapacity) -> None:
 
 @contextmanager
 def _opened(name: str, parent: int | None, told: Path, kind: int) -> Iterator[int | None]:
-    """An entry's descriptor; None if it is missing or of another kind."""
+    """The descriptor of the entry `name`; None if it is missing or of another `kind`. `told` is its path for errors."""
+    # Only an entry of the right kind is opened at all: opening a pipe may block, and a device may act.
     path = str(told) if parent is None else name
     try:
         found = os.stat(path, dir_fd=parent, follow_symlinks=False)

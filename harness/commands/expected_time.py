@@ -1,4 +1,4 @@
-"""Estimates the duration of a run from earlier runs of the same cases in its report folder."""
+"""Estimate the duration of a run, from earlier runs of the same cases in its report folder."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir:
     run_dirs = sorted((path for path in report_dir.glob("*") if not path.is_symlink()), reverse=True)[:MOST_REPORTS]
     if len(cases) * max(map(_lasted, run_dirs), default=0.0) < WORTH_TELLING:
         return None  # too short for an estimate: do not read the reports
+    # A report that cannot be read is only an estimate less.
     for run_dir in run_dirs:
         with suppress(RecordingError):
             report = report_json.read(run_dir / report_json.FILE_NAME)

@@ -1,4 +1,4 @@
-"""A command on torchrun's ranks above 0: it answers rank 0's requests and prints nothing."""
+"""Run a command on torchrun's ranks above 0: answer rank 0's requests, and print nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from bitproof.harness.runtime import interrupts
 
 
 def follow_rank_0(case: Case, options: RunOptions, report_dir: Path) -> int:
-    """Answer rank 0's requests until it is done. Returns 0, or the status of the error that ended rank 0.
+    """Answer rank 0's requests until rank 0 is done. Returns 0, or the status of the error that ended rank 0.
 
-    Only rank 0's status is the command's: it may find a difference after the last request.
+    The command's status is that of rank 0, which may still find a difference after the last request.
     """
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)

@@ -19,7 +19,8 @@ LOCALIZE_FILE = "localize.json"
 def localize(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
     """Run a case, print all facts about its first difference, and return the exit status.
 
-    0 if every bit agrees, 1 if not, whatever the expected verdict; 3 if it could not be judged.
+    The status is 0 if every bit agrees, and 1 if not, whatever verdict the case expects. It is 3 if the case could not
+    be judged.
     """
 
     def tell(report: Report) -> dict[str, str]:
@@ -27,6 +28,7 @@ def localize(case: Case, options: RunOptions, report_dir: Path, replay: Sequence
         print("\n".join(tell_story(result)), flush=True)
         return {LOCALIZE_FILE: render(result)}
 
+    # A logged control also logs calls, so the search needs no replay for that.
     if options.control == "always":
         options = replace(options, control="logged")
     return run_and_report([any_difference(case)], options, report_dir, replay, tell=tell)

@@ -34,9 +34,9 @@ _FOLDERS_OF_CASES = ("logs", "recordings", "graphs")
 def merge(folders: Sequence[Path], report_dir: Path) -> int:
     """Merge run folders into a new folder under `report_dir` and return the worst exit status.
 
-    One of them may be a run of `bitproof faults`: its score goes into the report, and counts for the status. Raises
-    UsageError if folders are not shards, not of the same run, or the same shard twice, and RecordingError if none can
-    be read or two contain the same case; then nothing is written.
+    A single folder may be that of a run of `bitproof faults`. The run's score goes into the report, and counts for the
+    status. Raises UsageError if folders are no shards, are not of the same run, or contain a shard twice. Raises
+    RecordingError if no folder can be read, or if two contain the same case. After an error nothing is written.
     """
     reports: Reports = []
     for folder in folders:
@@ -70,7 +70,7 @@ def _score_of(reports: Reports) -> tuple[Score | None, Reports]:
 
 
 def _merge(reports: Reports, score: Score | None, run_dir: Path) -> int:
-    """Print the shards' results together, and fill the run folder, or remove it after an error."""
+    """Print the shards' results together, and fill the run folder. After an error the folder is removed."""
     try:
         merged = _join(run_dir.name, [report for _, report in reports], score)
         terminal.print_report(merged)
@@ -92,7 +92,7 @@ def _merge(reports: Reports, score: Score | None, run_dir: Path) -> int:
 
 
 def _refuse_other_selections(reports: Reports) -> None:
-    """Refuse reports that are not different shards of the same selection, split the same way."""
+    """Raise UsageError unless the reports are different shards of the same selection, split in the same way."""
     seen: dict[int, Path] = {}
     first_folder, first = reports[0]
     for folder, report in reports:
@@ -127,7 +127,7 @@ def _describe(shard: Shard) -> str:
 
 
 def _refuse_double_claims(reports: Reports) -> None:
-    """Refuse a case that is in two shards' reports, or not in the selection: then a report is wrong."""
+    """Raise RecordingError if a case is in two shards' reports, or not in the selection: then a report is wrong."""
     seen: dict[str, Path] = {}
     for folder, report in reports:
         assert report.shard is not None
@@ -149,7 +149,7 @@ def _refuse_double_claims(reports: Reports) -> None:
 
 
 def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
-    """A report of all shards. Differences in machine and options are printed and kept."""
+    """The report of all shards. Differences in machine and options are printed, and kept in the report."""
     shards = [report.shard for report in reports if report.shard is not None]
     selection, count = shards[0].selection, shards[0].count
     missing = sorted(set(range(1, count + 1)) - {shard.index for shard in shards})
@@ -157,6 +157,7 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
     if names:
         print(f"bitproof: missing shards: {names}", file=sys.stderr)
     reason = "no shard has a result for this case" + (f"; missing shards: {names}" if names else "")
+    # If shards ran with different options, each case keeps those of its shard, since its replay needs them.
     options = _agreed("options", {str(report.shard): list(report.options) for report in reports})
     results = [
         result if isinstance(options, list) else replace(result, options=report.options)
@@ -181,7 +182,7 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
 
 
 def _join_environments(reports: list[Report]) -> dict[str, Any]:
-    """The environment shared by all machines, and by shard where they differ, e.g. torch's version."""
+    """The environment of all machines. A fact that differs between machines, such as torch's version, is by shard."""
     ran = {str(report.shard): report.environment for report in reports if report.cases}
     names = dict.fromkeys(name for environment in ran.values() for name in environment)
     return {name: _agreed(name, {shard: environment.get(name) for shard, environment in ran.items()}) for name in names}
@@ -200,9 +201,10 @@ def _agreed(what: str, values: Mapping[str, Any]) -> Any:
 def _copy_files(folder: Path, report: Report, run_dir: Path) -> None:
     """Copy a shard's files into the merged run's folder.
 
-    Files of its cases go to their usual places, others into a subfolder.
+    Folders of its cases go to their usual places. Other files, such as the host's log, go into a folder of the shard.
     """
     assert report.shard is not None
+    # The folder of a shard may come from anywhere, such as an artifact of a pull request, so it is not trusted.
     names, room = {result.case.name for result in report.cases}, CopyCapacity()
     for kind in _FOLDERS_OF_CASES:
         with opened_folder(folder / kind) as source:

@@ -1,4 +1,4 @@
-"""`bitproof precompile`: trace a case's step in a process without ranks, for every rank of later runs."""
+"""`bitproof precompile`: trace a case's step in a process without ranks. Every rank of later runs reads the step."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from bitproof.harness.options import RunOptions
 def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str], None] = print) -> int:
     """Precompile the step of a case's candidate into a folder, and print a summary. Returns 0.
 
-    Raises CaseError for a case whose candidate runs no graph or a graph that cannot be stored, UsageError under
-    torchrun and for a fault in `options` that is the same on both ranks, and ArtifactError for a step that differs
-    between ranks. After any error the folder has no step, but a note with the reason.
+    Raises CaseError for a case whose candidate runs no graph, or a graph that cannot be stored. Raises UsageError under
+    torchrun, and for a fault in `options` that is the same on both compared ranks. Raises ArtifactError for a step that
+    differs between ranks. After any error the folder has no step, but a note with the reason.
     """
     refuse_torchrun("precompile", "makes a step for all ranks in one process")
     if case.candidate not in PREPARED:

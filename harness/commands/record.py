@@ -1,7 +1,7 @@
-"""A single recording, and a comparison of two recordings: for systems that run at different times or places.
+"""Record a single system, and compare two recordings: for systems that run at different times or places.
 
-A recording from another machine, commit or torch version is compared by its manifest and digests. Differences of the
-manifests are printed next to the verdict: they are the first candidates for an explanation.
+A recording from another machine, commit or torch version is compared by its manifest and digests. Differences between
+the manifests are printed next to the verdict, as they may explain a difference in digests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bitproof.harness.runtime import interrupts
 
 STATUS = {Verdict.EQUAL: 0, Verdict.DIFFERENT: 1, Verdict.UNVERIFIED: 3}
 
-# These differ between any two recordings, or follow from their digests.
+# Fields of a manifest that differ between any two recordings, or that follow from the digests.
 _ALWAYS_DIFFERENT = ("digests_sha256", "values_sha256", "manifest_sha256", "arm", "values", "calls", "accepted")
 
 
@@ -75,6 +75,7 @@ def record(case: Case, system: str, options: RunOptions, target: Target, report_
         options = replace(options, values=values, files_baselines=True)
     if follows():
         return follow_rank_0(case, options, report_dir)
+    # Interrupts are let in only while the system runs: the folder is made and removed undisturbed.
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         try:
@@ -92,6 +93,7 @@ def _record(case: Case, system: str, options: RunOptions, target: Target, run_di
     with _beside(target.out or target.baseline_dir / case.name) as new:  # type: ignore[operator]
         with make_progress(1) as progress:
             _make(case, system, options, new, run_dir, progress.on_event)
+        # The recording is complete, so an interrupt must not keep it from its destination.
         interrupts.too_late()
         if target.out is not None:
             _put_where_nothing_is(new, target.out)
@@ -103,7 +105,7 @@ def _record(case: Case, system: str, options: RunOptions, target: Target, run_di
 
 
 def record_to(out: Path, case: Case, system: str, options: RunOptions, run_dir: Path) -> None:
-    """Record a system at `out`, whole or not at all, without printing. Raises the errors of `record`."""
+    """Record a system into the folder `out`, whole or not at all, without printing. Raises the errors of `record`."""
     Target(out=out)
     with _beside(out) as new:
         _make(case, system, options, new, run_dir, lambda event: None)
@@ -131,7 +133,7 @@ def _make(case: Case, system: str, options: RunOptions, new: Path, run_dir: Path
 
 @contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
-    """The path of a hidden folder next to `folder`; it is removed in the end unless it was moved away."""
+    """The path of a hidden folder next to `folder`. At the end of the block it is removed, unless it was moved away."""
     new = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.new")
     try:
         yield new
@@ -140,7 +142,7 @@ def _beside(folder: Path) -> Iterator[Path]:
 
 
 def _refuse_idle_patterns(folder: Path, patterns: Sequence[str]) -> None:
-    """Raise UsageError for a pattern that matches no tensor: a mistake that would otherwise show late."""
+    """Raise UsageError for a pattern that matches no tensor: otherwise this mistake would be noticed much later."""
     keys = read_recording(folder).records
     for pattern in patterns:
         if not any(map(chooser([pattern]), keys)):
@@ -182,13 +184,13 @@ def compare_recordings(first: Path, second: Path) -> Comparison:
 
 
 def _compare(recordings: tuple[Recording, Recording], folder: Path) -> Comparison:
-    """Compare recordings of the case that the first manifest states. `folder` is that of the first recording."""
+    """Compare two recordings, as recordings of the case in the first manifest. `folder` has the first recording."""
     case = _case_of(recordings[0], folder)
     return _refuse_other_data(recordings) or demand_substance(compare(*recordings, case))
 
 
 def _refuse_other_data(recordings: tuple[Recording, Recording]) -> Comparison | None:
-    """Refuse recordings with different input data: their difference would show nothing about the systems."""
+    """The refusal of recordings with different input data, as they show nothing about the systems; else None."""
     read = [_data_of(recording.manifest) for recording in recordings]
     ranks = [rank for rank, (left, right) in enumerate(zip(*read, strict=False)) if left and right and left != right]
     if not ranks:

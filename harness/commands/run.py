@@ -1,6 +1,6 @@
 """`bitproof run`, from the report folder to the exit status.
 
-1. Make the run folder, so an unwritable folder is found before anything runs.
+1. Make the run folder. An unwritable folder is found before anything runs.
 2. Print the cases and the report's path.
 3. Run the cases, showing progress.
 4. Print the verdicts, then write the report, whatever happened: a case that did not finish is UNVERIFIED.
@@ -39,9 +39,10 @@ NO_RESULT = "the launcher gave no result for this case"
 
 @dataclass
 class Progressing:
-    """A run's current results.
+    """The results of a run so far.
 
-    `reason` is the reason why other cases have no result; `reports` says whether this rank writes a report.
+    `reason` states why the other cases have no result, `failure` is the error that ended the run, and `status` is its
+    exit status. `reports`: this rank writes a report.
     """
 
     environment: dict[str, Any] = field(default_factory=dict)
@@ -64,11 +65,14 @@ def run_and_report(
 ) -> int:
     """Run cases, write their report and return the exit status.
 
-    `left_out` are selected cases that this machine cannot judge; `not_run` maps their names to the reasons. `replay`
-    are the command-line options that a replay must repeat. `shard`, if any, is the part of a selection that consists of
-    these cases. `tell` prints more of the report, and returns further files as texts by name, to be written beside the
-    report. Raises UsageError when the call is wrong, before anything is run or written.
+    - `left_out`: selected cases that this machine cannot judge; `not_run` maps their names to the reasons.
+    - `replay`: the command-line options that a replay must repeat.
+    - `shard`: the part of a selection that consists of `cases` and `left_out`; None for a whole selection.
+    - `tell`: prints more of the report, and returns further files to write beside it, as texts by name.
+
+    Raises UsageError for a wrong call, before anything is run or written.
     """
+    # Interrupts are held back except while cases run (`let_in`), so that a report is written whole or not at all.
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         reports = launched.is_first()
@@ -94,7 +98,7 @@ def run_and_report(
 
 
 def _tell_unmet(cases: Sequence[Case], options: RunOptions) -> None:
-    """Print the reason why this machine cannot judge a case that was selected by name; the case runs all the same."""
+    """If this machine cannot judge a case, print the reason. Such a case was selected by name, so it runs anyway."""
     for case in cases:
         with suppress(UsageError):  # a wrong call is refused later, with its report
             if why := unmet_requirement(case, options.device):
@@ -102,7 +106,7 @@ def _tell_unmet(cases: Sequence[Case], options: RunOptions) -> None:
 
 
 def _tell_plan(cases: Sequence[Case], options: RunOptions) -> None:
-    """Print the plan if cases run concurrently; a wrong call is refused later, with its report."""
+    """Print the plan if cases run concurrently. A wrong call is not refused here, but later, with a report."""
     from bitproof.harness.execute.concurrency import plan_concurrency
 
     with suppress(UsageError):
@@ -159,14 +163,15 @@ def _finish(
     shard: Shard | None,
     tell: Callable[[Report], Mapping[str, str]],
 ) -> int:
-    """Print and write the report on the reporting rank; return the exit status on all ranks.
+    """Print and write the report, if this rank does; return the exit status.
 
-    If rank 0 is lost, a rank on every other machine reports its results so far.
+    If rank 0 is lost, a rank on every other machine reports the results that it has so far.
     """
     where = {
         "device": _join(result.device for result in state.results) or options.device,
         "backend": _join(result.backend for result in state.results) or "unknown",
     }
+    # Cases without a result become UNVERIFIED, so that an interrupted run never looks complete.
     results = complete(cases, state.results, state.reason)
     status = worst([exit_status(results, is_shard=shard is not None), state.status])
     if not state.reports:
@@ -225,7 +230,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Close the launcher's generator, however the loop ends. This stops the launcher's ranks."""
+    """Close the generator `results` at the end of the block, also after an error. This ends the ranks it started."""
     try:
         yield results
     finally:
@@ -234,5 +239,5 @@ def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
 
 
 def _join(values: Iterable[str]) -> str:
-    """Distinct values in order, e.g. `cpu`, or `cpu, cuda` for a run on both."""
+    """The distinct values in order, as a text: `cpu`, or `cpu, cuda` for a run on both."""
     return ", ".join(dict.fromkeys(values))

@@ -1,4 +1,4 @@
-"""Two scripts, or a script with two sets of arguments, as a case.
+"""Make a case of two scripts, of two revisions of a script, or of a script with two sets of arguments.
 
 bitproof run train.py --reference git:HEAD~1           the same file in another revision
 bitproof run new/train.py --reference old/train.py     another file
@@ -34,10 +34,10 @@ def script_sides(
     reference_args: str = "",
     candidate_args: str = "",
 ) -> tuple[str, str]:
-    """The systems of reference and candidate. `args` are for both sides, followed by each side's own arguments.
+    """The systems of reference and candidate. Both sides get `args`, and after these their own arguments.
 
-    Without a `reference` both sides run the candidate's file, and `git:REF` is that file in the revision. Raises
-    UsageError.
+    Without a `reference`, both sides run the candidate's file. The reference `git:REF` is that file in the revision
+    REF. Raises UsageError if the candidate is no script.
     """
     new = _given(candidate)
     if new is None:
@@ -47,6 +47,7 @@ def script_sides(
         old = new._replace(revision=match[1])
     elif reference is not None:
         old = _given(reference)
+        # A reference that is no script is another system, and takes no arguments.
         if old is None:
             return reference, _side(new, args, candidate_args)
     assert old is not None
@@ -57,6 +58,7 @@ def script_case(reference: str, candidate: str) -> Case:
     """A case that compares a script with another system."""
     script = script_of(candidate) or script_of(reference)
     assert script is not None
+    # The name of a case has only lower-case letters, digits and underscores.
     stem = re.sub("[^a-z0-9]+", "_", Path(script.file).stem.lower()).strip("_")
     return Case(
         name=f"script_{stem}"[:100].rstrip("_"),
@@ -69,7 +71,7 @@ def script_case(reference: str, candidate: str) -> Case:
 
 
 def _given(name: str) -> Script | None:
-    """A script as a call names it: a file, whose path may have spaces, or a command line."""
+    """The script that a call names: by the path of a file, which may have spaces, or by a command line."""
     return Script(name) if name.endswith(".py") and os.path.isfile(name) else script_of(name)
 
 

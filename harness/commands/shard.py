@@ -14,7 +14,7 @@ _START_IN_STEPS = 7
 
 
 def parse_shard(text: str, selection: Sequence[Case]) -> Shard:
-    """A part of a selection, e.g. `2/4`: the second of four. Raises UsageError for any other text."""
+    """The part of a selection that a text such as `2/4` means: the second of four. Raises UsageError for others."""
     shard = Shard.parse(text, selection)
     if shard is None:
         raise UsageError("--shard has a value of the wrong form", expected="i/n with 1 <= i <= n", found=repr(text))
@@ -24,8 +24,8 @@ def parse_shard(text: str, selection: Sequence[Case]) -> Shard:
 def cases_of(shard: Shard) -> list[Case]:
     """The cases of a shard, in the selection's order; none if there are more shards than cases.
 
-    Cases are assigned in order of falling cost, each to the shard with the lowest cost so far, or the first of several.
-    Cost is estimated from ranks and steps alone, so the parts of a selection are the same on every machine.
+    Cases are assigned in order of falling cost, each to the shard with the lowest cost so far; of several such shards,
+    to the first. Cost is estimated from ranks and steps alone, so every machine finds the same parts of a selection.
     """
     loads = [0] * shard.count
     mine = set()

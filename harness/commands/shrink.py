@@ -1,9 +1,9 @@
 """`bitproof shrink`: reduce a failing case to the smallest that fails in the same way, with files that reproduce it.
 
-1. Run the case's first step and, if that is not DIFFERENT, the whole case. A case that does not fail, or that differs
-   from itself, is not shrunk.
-2. Shrink it; tries run without controls, in a temporary folder. If the first step differs, tries run only that step,
-   and log its calls as they run: none is replayed.
+1. Run the case's first step and, if that is not DIFFERENT, the whole case. A case that does not fail, or in which a
+   system differs from itself, is not shrunk.
+2. Shrink the case. Tries run without controls, in a temporary folder. If the first step differs, tries run only that
+   step, and log its calls while it runs, so that no replay is needed.
 3. Run the smallest case again, each system twice.
 4. Write the small case, if possible a plain Python file that shows the difference, and a report.
 """
@@ -52,7 +52,7 @@ _FILE_SECONDS = 300.0
 
 @dataclass
 class _Drawer:
-    """A client with its own folders, as several runs have cases with the same name."""
+    """A client with folders of its own, since several runs of a search have cases with the same name."""
 
     client: Client
     run_dir: Path
@@ -92,8 +92,8 @@ def shrink_and_report(
 class _Shrinking:
     """A search for the smallest case that fails in the same way.
 
-    `logs_calls`: tries run a single step and log its calls. These calls describe the symptom completely, since a
-    symptom contains no bits.
+    `logs_calls`: tries run a single step and log its calls. The logs are enough to find the symptom, since a symptom
+    contains no bits of tensors.
     """
 
     client: Client
@@ -111,6 +111,7 @@ class _Shrinking:
         if symptom is None:
             return Shrunk(exit_status=refuse(first), result=first)
         print(f"it fails: {symptom}", flush=True)
+        # A size that only the model's flavor states could not shrink, so all sizes are stated in the case.
         start = replace(start, case=self._with_sizes(start.case))
         failing = replace(failing, case=replace(start.case, steps=failing.case.steps))
         smallest = shrink(failing, first, self._try, self.budget, lambda line: print(line, flush=True))
@@ -123,8 +124,10 @@ class _Shrinking:
         return self._finish(start, smallest, final, symptom)
 
     def _first(self, start: Trial) -> tuple[Trial, CaseResult]:
-        """Run the case; returns the run that fails and its result. If the first step alone is DIFFERENT, that is the
-        run: more steps would begin with the same difference."""
+        """Run the case; returns the trial to shrink and its result.
+
+        If the first step alone is DIFFERENT, the trial is that step: more steps would begin with the same difference.
+        """
         if start.inject is None:  # a fault may apply at a later step, and is refused if it never can
             short = replace(start, case=replace(start.case, steps=1))
             result = self._watched(short, "up_to_difference", "first_step", logs_calls=True)
@@ -143,12 +146,13 @@ class _Shrinking:
 
     def _try(self, trial: Trial) -> CaseResult:
         folder = self.client.work / f"try{next(self.numbers)}"
+        # A try may not take longer than the rest of the budget.
         left = max(1.0, self.budget.seconds - self.budget.elapsed)
         options = replace(self.options, control="never", timeout=min(self.options.timeout, left))
         return self._run(trial, options, folder, folder, lambda event: None, self.logs_calls)
 
     def _watched(self, trial: Trial, control: Any, name: str, *, logs_calls: bool = False) -> CaseResult:
-        """A run with visible progress, whose logs and recordings are kept."""
+        """Run a trial with visible progress, and keep its logs and recordings in the folder `name`."""
         with make_progress(1) as show:
             options = replace(self.options, control=control)
             folders = self.run_dir / name, self.client.work / name
@@ -172,6 +176,7 @@ class _Shrinking:
             return CaseRun(trial.case, placement, client, options, on_event, logs_calls=logs_calls).result()
 
     def _finish(self, start: Trial, smallest: Trial, final: CaseResult, symptom: Symptom) -> Shrunk:
+        # If the last run, with controls, fails in another way, the case is written all the same, but not trusted.
         confirmed = symptom_of(final) == symptom
         status = UNJUDGED if not confirmed or final.verdict == Verdict.ERROR else UNEXPECTED
         for line in tell_shrunk(differences(start, smallest), self.budget.spent, self.budget.elapsed):
@@ -214,7 +219,7 @@ class _Shrinking:
         )
 
     def _write_file(self, trial: Trial, final: CaseResult, folder: Path, command: str) -> tuple[Path | None, str]:
-        """The plain Python file and its output; or None and the reason why there is none."""
+        """The path of the plain Python file, and a text about it and its output; or None, and the reason for none."""
         case, first = trial.case, final.first_divergence
         if first is None:
             return None, "none: what fails is a run, and a file could only compare results"
@@ -241,10 +246,10 @@ class _Shrinking:
 def _write_own_systems(
     file: Path, trial: Trial, final: CaseResult, command: str, maps_names: bool
 ) -> tuple[Path | None, str]:
-    """Write a file with both systems' code that needs no bitproof.
+    """Write a file with both systems' code that shows the difference, if possible without bitproof.
 
-    If that file shows no difference, write a file that needs bitproof. If the code does not run alone, write a file
-    that refers to the systems' folder.
+    If such a file shows no difference, try a file that needs bitproof. If the code does not run outside of its folder,
+    try a file that names the systems' folder. Returns the path and a text about it, or None and the reason.
     """
     case = trial.case
 
@@ -257,6 +262,7 @@ def _write_own_systems(
         own = own_files({source: file for source, file in files.items() if file is not None})
     except (OSError, SyntaxError):
         own = OwnFiles({}, {}, [])
+    # A file without bitproof has only the two systems: no passes, no GPU, and no mapped names.
     if {case.reference, case.candidate} == own.names.keys() and final.device == "cpu" and not maps_names:
         needs = [package for package in own.needs if not package.startswith("bitproof ")]
         found = run_own_systems(file, alone_text(tell_own_head(case, final, command, ", ".join(needs)), case, own))
@@ -271,7 +277,10 @@ def _write_own_systems(
 
 
 def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:
-    """Write and run a file with a case of a user's two systems; None if it shows no difference."""
+    """Write and run a file with a user's two systems. Returns its path and a text about it.
+
+    If the file shows no difference, it is removed, and the result is None and the reason.
+    """
     print("writing a file that shows it, and running it", flush=True)
     write_atomically(file, text)
     with tempfile.TemporaryDirectory() as elsewhere:  # its own report goes here
@@ -289,7 +298,7 @@ def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:
 
 
 def why_no_file(trial: Trial, final: CaseResult) -> str | None:
-    """The reason why no plain Python file can show the failure; None if one may."""
+    """The reason why no plain Python file can show the failure; None if there may be such a file."""
     if trial.inject is not None:
         return "the difference is put in from outside of the two systems' code"
     if trial.case.pipeline.compiles:

@@ -1,13 +1,14 @@
 """Cases with two layouts: second runs record cells, and, if bits differ, further runs reorder sums.
 
-1. The first runs of both systems determine the cuts, the indices at which either layout divides a tensor, and so the
-   cells between them. Each system runs again as its control, and records the digests of cells.
+1. The first runs of both systems determine the cuts: the indices at which either layout divides a tensor. Cells are the
+   parts between cuts, so each rank of either layout has all of a cell or nothing of it. Each system runs again as its
+   control, and records the digests of cells.
 2. The reference, converted to the candidate's layout, is compared with the candidate as usual.
 3. If bits differ in a tensor whose sums are ordered differently, the reference runs three more times with reordered
    sums. The values of all these runs give bounds, and the candidate is compared with them.
-4. If all tensors are within their bounds, a defect as small as rounding may hide there. So both systems, and the
-   reference with reordered sums, run once more in float64 (`disturb.widen`): rounding is 2^29 times smaller there, and
-   a defect is not.
+4. If all tensors are within their bounds, a defect as small as rounding may still be hidden. So both systems, and the
+   reference with reordered sums, run once more in float64 (`disturb.widen`): rounding is 2^29 times smaller there than
+   in float32, and a defect is not.
 5. If a system cannot run in float64, and some tensors differ by more than rounding usually does, the reference runs up
    to twelve times: more runs narrow the bounds.
 """
@@ -52,14 +53,14 @@ class Recorded(NamedTuple):
 
 
 Record = Callable[[Role, str, Across], Recorded]
-"""Runs a side once and returns its recording. The text names the run among the side's runs, such as `cells`."""
+"""Runs a side once and returns its recording. The text names the run, such as `cells`, among the side's runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AcrossLayouts:
-    """The comparison of second runs, each side's control, and the bounds.
+    """The comparison of both sides' second runs, the comparison of each side with itself (control), and the bounds.
 
-    `have_partners`: each call of a rank has a counterpart on the other side, so a cause can be searched for.
+    `have_partners`: each call of a rank has a counterpart on the other side, so that the call to blame can be found.
     """
 
     comparison: Comparison
@@ -89,6 +90,7 @@ def compare_layouts(
     other = relaid(cells["reference"], cells["candidate"], cuts)
     comparison = _with_layouts(compare(other.recording, cells["candidate"], case), other, cells)
     layouts = _exactness(cells, other)
+    # Reordered sums explain a difference only if both systems repeat themselves, and the sums are not the same.
     are_repeated = all(control.verdict == Verdict.EQUAL for control in controls.values())
     may_be_close = comparison.verdict == Verdict.DIFFERENT and layouts.regrouped and not comparison.layout_mismatches
     if may_be_close and are_repeated:
@@ -101,6 +103,7 @@ def compare_layouts(
             across = Across(cuts={}, keeps_values=True, regroup=regroup, in_float64=in_float64)
             return record("reference", f"{FLOAT64 if in_float64 else ''}regrouped{seed}", across)
 
+        # The bounds are computed in the host, which has torch: this process only passes folders.
         samples = [sample(seed).folder for seed in range(1, FEWEST_SAMPLES + 1)]
         plain = BoundsRequest(**folders, samples=samples, apart=apart)
         layouts = ask(plain)
@@ -129,7 +132,7 @@ def _in_float64(plain: BoundsRequest, record: Record, sample: Callable[..., Reco
 
 
 def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:
-    """Logical tensors whose replicas differ within exactly one side.
+    """The logical tensors whose replicas differ within a single side, and agree within the other side.
 
     Example: a gradient that is recorded before its all-reduce in the candidate, and after it in the reference.
     """
@@ -153,7 +156,7 @@ def _with_layouts(comparison: Comparison, other: Relaid, cells: Mapping[Role, Re
 
 
 def _exactness(cells: Mapping[Role, Recording], other: Relaid) -> LayoutBounds:
-    """Count the tensors that must be equal bit by bit, from the sums that both systems were seen to compute."""
+    """Count the tensors that must be equal bit by bit, and the others, by the sums that both systems computed."""
     first = regrouped_between(cells["reference"], cells["candidate"])
     start = apart_from(cells["candidate"].manifest)
     tensors = tensors_of(cells["reference"])

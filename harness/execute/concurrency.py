@@ -33,7 +33,10 @@ Judge = Callable[[Case, Placement, Session, OnEvent], CaseResult]
 
 @dataclass(frozen=True)
 class Concurrency:
-    """How many cases run at once; `num_ranks` is the number of ranks of the largest case."""
+    """A plan: `num_cases` cases run at once. `num_ranks` is the number of ranks of the largest case.
+
+    `cores` and `memory` are the machine's: cores for runs, and free bytes, None if unknown.
+    """
 
     num_cases: int = 1
     num_ranks: int = 1
@@ -63,6 +66,7 @@ def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
             expected="-j 1" + ("" if is_torchrun() else ", or --device cpu"),
             found=f"-j {options.jobs}",
         )
+    # torchrun's ranks and GPUs take a single case at a time.
     if is_torchrun() or may_use_gpus or not cases:
         return Concurrency()
     ranks, cores, memory = max(case.most_ranks for case in cases), cores_for_runs(), free_memory()
@@ -79,6 +83,7 @@ def judge_at_once(
     `on_event` is called in the caller's thread, event by event. If the caller stops early, the running cases are
     abandoned. Raises any error of `judge`; `judge` itself turns expected errors into results.
     """
+    # All threads put events, results and errors into a queue, so that `on_event` runs in the caller's thread only.
     answers: SimpleQueue[Event | CaseResult | BaseException] = SimpleQueue()
     free: SimpleQueue[Session] = SimpleQueue()
     for session in sessions:
@@ -112,6 +117,7 @@ def judge_at_once(
                 case event:
                     on_event(event)
     finally:
+        # Threads wait for their sessions' hosts, so end the requests first: each thread then gets Abandoned.
         for session in sessions:
             session.end()
         threads.shutdown(cancel_futures=True)

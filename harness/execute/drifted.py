@@ -1,4 +1,4 @@
-"""Calls of the first step: logged for baselines, and to explain a recording that drifted from its baseline."""
+"""Log the calls of the first step, for new baselines, and to explain why a recording drifted from its baseline."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from bitproof.harness.records import BaselineResult, BaselineStatus, CaseResult,
 
 
 def with_moved_calls(result: CaseResult, run: CaseRun, recordings: dict[Role, Path], *, files: bool) -> CaseResult:
-    """Add to a result the first changed call of each side that drifted.
+    """The result, with the first changed call of each side that drifted from its baseline.
 
-    A replay logs the calls of these recordings' first step. With `files`, recordings that will become baselines are
-    logged too. If the log of a drifted side cannot be made, its result states the reason.
+    A replay logs the calls of the drifted recording's first step. With `files`, the calls of recordings that may become
+    baselines are logged too. If the calls of a drifted side cannot be logged, the side's result states the reason.
     """
     found: dict[Role, BaselineResult] = {}
     if result.verdict == Verdict.ERROR:
         return result
+    # An EQUAL side keeps its baseline, and an UNVERIFIED side cannot become one, so neither needs a log.
     for role, about in result.baseline.items():
         found[role] = about
         drifted = about.status == BaselineStatus.DRIFTED
@@ -32,7 +33,7 @@ def with_moved_calls(result: CaseResult, run: CaseRun, recordings: dict[Role, Pa
 
 
 def log_calls(run: CaseRun, role: Role, recording: Path) -> str | None:
-    """Store the calls of a recording's first step beside it; returns the reason in words if that fails."""
+    """Store the calls of a recording's first step beside it. If that fails, returns the reason in words, else None."""
 
     from bitproof.harness.localize.moved import LOGGED_STEP
 

@@ -1,8 +1,8 @@
-"""How ranks fail, and which rank is to blame. Imports no torch.
+"""Describe how ranks fail, and find the rank to blame. Imports no torch.
 
-A rank's failure makes others fail, as their connections to it close. The first rank that failed independently is
-blamed. A rank that only lost its peers is blamed only if no rank failed otherwise. For example, rank 1 raises, then
-ranks 0, 2 and 3 report closed connections: rank 1 is blamed.
+If a rank fails, others fail as well, since their connections to that rank close. The first rank that failed for a
+reason of its own is blamed. A rank that only lost its peers is blamed only if there is no such rank. For example, rank
+1 raises, then ranks 0, 2 and 3 report closed connections: rank 1 is blamed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOST_PEER = re.compile(
 )
 
 MAX_FOUND = 500
-"""The most characters of an exception's text: a report that shortens an error must still show its traceback."""
+"""The most characters of an exception's text, so that a report that shortens an error still shows the traceback."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,9 @@ class Failure:
 def failure_of_exception(rank: int, error: BaseException, around: Sequence[FrameSummary] = ()) -> Failure:
     """The failure of a rank whose code raised an exception.
 
-    A problem with the case is reported without a traceback. So is an error of ours whose traceback has no line of the
-    user's: a factory that returned None, for example. `around` are the frames still active, outermost first.
+    A problem with the case is reported without a traceback. So is an error of this project whose traceback has no line
+    of user code, such as the error for a factory that returned None. `around` has the frames that are still active,
+    outermost first.
     """
     # torch raises RuntimeError for many reasons, so only the text shows whether a peer closed the connection.
     name, text = type(error).__name__, _message_of(error)
@@ -76,8 +77,7 @@ _NOT_THE_USERS = tuple(
 
 
 def _says_all(error: BaseException, around: Sequence[FrameSummary]) -> bool:
-    """Whether an error needs no traceback: it is a CaseError, or another error of ours that no line of user code led
-    to."""
+    """Whether an error needs no traceback: a CaseError, or an error of this project to which no user code led."""
     if isinstance(error, CaseError) or not isinstance(error, BitproofError):
         return isinstance(error, CaseError)
     frames = (*around, *traceback.extract_tb(error.__traceback__))
@@ -90,7 +90,7 @@ def _is_users(path: str) -> bool:
 
 
 def traceback_of(error: BaseException, around: Sequence[FrameSummary] = ()) -> str:
-    """An exception's traceback. A message of megabytes is shortened on its own, so that every frame is shown."""
+    """The text of an exception's traceback. A message of megabytes is shortened first, so that every frame is shown."""
     told = traceback.TracebackException.from_exception(error)
     told.stack = traceback.StackSummary.from_list([*around, *told.stack])
     parts = told.format()
@@ -118,18 +118,17 @@ def failure_of_exit(rank: int, status: int, log: Path) -> Failure:
 
 
 def failure_of_garbage(rank: int, error: ValueError) -> Failure:
-    """The failure of a rank whose pipe brought an unknown message: its system wrote into a descriptor that is not its
-    own."""
+    """The failure of a rank whose pipe contained an unknown message, because user code wrote into that pipe."""
     return Failure(rank=rank, time=time.monotonic(), what="wrote into bitproof's own pipe", found=str(error))
 
 
 def tell_exit(status: int) -> str:
-    """How a process that left no report ended, in words."""
+    """The end of a process without a report, in words; `status` is from `os.waitstatus_to_exitcode`."""
     return f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status} before it finished"
 
 
 def blame(failures: Iterable[Failure]) -> Failure:
-    """The first failure that no other rank's failure explains; if there is none, the first of all."""
+    """The first failure of a rank that did not only lose its peers; if there is none, the first of all failures."""
     return min(failures, key=lambda failure: (failure.secondary, failure.time))
 
 
@@ -169,8 +168,10 @@ class Problem:
 
     @staticmethod
     def of(error: BaseException, what: str) -> Problem:
-        """The problem for an error. An error outside our tree becomes a RankError with its traceback, which reports
-        that `what` failed."""
+        """The problem for an error.
+
+        An error outside this project's tree is reported as a RankError, with its traceback: `what` failed.
+        """
         if not isinstance(error, BitproofError):
             error = RankError(
                 f"{what} failed before its ranks started",
@@ -185,6 +186,7 @@ class Problem:
 
     def error(self) -> BitproofError:
         """The error that another process sent; a class outside this project's tree becomes a RankError."""
+        # The name comes from another process, so it may be anything: only an error class of this project is used.
         kind = getattr(errors, self.error_class, None)
         if not (isinstance(kind, type) and issubclass(kind, BitproofError)):
             kind = RankError
@@ -225,6 +227,7 @@ def stack_of(log: Path, entry: str) -> str:
 
     `entry` is the function that the process began with.
     """
+    # `faulthandler` writes a dump after each such line. Frames after the entry's are those of this project's fork.
     text = tail(log, lines=200)
     _, found, dump = text.rpartition("most recent call first")
     frames = dump.splitlines()[1:] if found else []

@@ -1,7 +1,7 @@
-"""Extend a case's result by replays: find the call to blame, or compare the calls of an EQUAL case.
+"""Replay a judged case: find the call to blame, or compare the calls of an EQUAL case.
 
-The verdict selects a search in `harness/localize`; a failing search is reported. Searches are imported when needed,
-since most cases are EQUAL and need none.
+The verdict selects a search in `harness/localize`. If the search fails, that is reported, and the verdict stays.
+Searches are imported when they are needed, since most cases are EQUAL and need none.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class Explainer:
     """Explains the judgement of a case; `recordings` are those of its first runs.
 
-    Replays write into the folder `archives`, which is removed after the search. `seconds` is the duration of replays,
-    None without any; `remarks` are lines for the report; `every_call` is the comparison of all calls, None unless the
-    command requests it. `is_logged`, `shows_bits` and `verifies` are settings of the search.
+    Replays write into the folder `archives`, which is removed after the search. `seconds` is the duration of the
+    replays, None if there were none; `remarks` are lines for the report. `every_call` is the comparison of all calls,
+    None if there was none. `is_logged`, `shows_bits` and `verifies` are settings of the search.
     """
 
     def __init__(
@@ -57,10 +57,11 @@ class Explainer:
         self._verifies = verifies and shows_bits
 
     def explained(self, judgement: Judgement, repeats: Iterable[Repeat], options: RunOptions) -> Judgement:
-        """Add the results of replays to the judgement. `repeats` compare each side's second run with its first.
+        """Add the results of replays to the judgement. `repeats` compare each side's second run with its first run.
 
-        Trace a difference or noise to a call. Incomplete recordings are traced too: the records that differ are enough.
-        An EQUAL case's calls are compared if `options` ask for it.
+        A difference, or the difference of a system from itself, is traced to a call. This is also tried if recordings
+        are incomplete: the records that differ are enough. The calls of an EQUAL case are compared if `options` request
+        it.
         """
         first, repeats = judgement.first_divergence, list(repeats)
         if judgement.verdict == Verdict.UNVERIFIED and first is not None and self._case.bound is None:
@@ -77,7 +78,7 @@ class Explainer:
         return judgement
 
     def _told(self, judgement: Judgement, explain: Callable[[], Judgement]) -> Judgement:
-        """The judgement with the findings of replays. Its verdict is unchanged, whether or not they find a cause."""
+        """The judgement that `explain` returns. If a replay fails, the unchanged judgement with an error."""
         began = time.monotonic()
         try:
             return explain()
@@ -104,12 +105,15 @@ class Explainer:
         return replace(judgement, first_divergence=found)
 
     def _unrepeatable(self, judgement: Judgement, role: Role, key: Key) -> Judgement:
-        """The judgement of a case whose replay differs from its recording: NONDETERMINISTIC, as for a differing
-        control."""
+        """The judgement of a case in which a replay differs from its recording.
+
+        It is NONDETERMINISTIC, as if the side's second run had differed.
+        """
         text = (
             f"a replay of {role} {getattr(self._case, role)} did not reproduce step {key.step}, rank {key.rank}, "
             f"{key.kind} {key.name}: its bits differ from the recorded ones"
         )
+        # The replay counts as a second run of this side that differed, at the record that the replay could not repeat.
         parted = Comparison(verdict=Verdict.DIFFERENT, first_divergence=Divergence(**key._asdict()))
         repeat = Repeat(role, False, parted)
         first = repeat.divergence()
@@ -145,7 +149,7 @@ class Explainer:
         return self._told(judgement, explain)
 
     def _looked_at(self, judgement: Judgement) -> Judgement:
-        """Judge an EQUAL case by the values of its calls, which replays of both systems log."""
+        """The judgement of an EQUAL case after a comparison of its calls, which replays of both systems log."""
         from bitproof.harness.localize.every_call import EveryCall
 
         self.every_call = EveryCall(self._case, self._recordings, self._archives, self._run_replay)

@@ -20,7 +20,7 @@ class CaseFolders:
     work: Path
 
     def recording(self, role: Role, arm: str) -> Path:
-        """The folder of a recording; only the first run's has no suffix."""
+        """The folder of a recording. The names of second runs have a suffix, such as `graph.control`."""
         suffix = "" if arm == "first" else f".{arm}"
         return self.run_dir / "recordings" / self.case.name / f"{self.label(role)}{suffix}"
 
@@ -29,7 +29,7 @@ class CaseFolders:
         return (self.run_dir / "logs" / self.case.name / self.label(role)).resolve()
 
     def log_files(self) -> list[str]:
-        """Every log of the case, as a path within the run folder."""
+        """The paths of all logs of the case, relative to the run folder."""
         files = (self.run_dir / "logs" / self.case.name).rglob("*.log")
         return sorted((path.relative_to(self.run_dir).as_posix() for path in files), key=_by_number)
 
@@ -53,7 +53,7 @@ class CaseFolders:
         ]
 
     def profile(self, role: Role) -> Path:
-        """The folder that a side's ranks write their profiles into."""
+        """The folder into which a side's ranks write their profiles."""
         return (self.work / "profile" / self.case.name / self.label(role)).resolve()
 
     def profiles(self) -> dict[str, Path]:

@@ -1,4 +1,7 @@
-"""The host as the command line sees it: started early, asked by JSON lines, killed with all its descendants."""
+"""The host as the command line sees it: it is started early, gets requests as lines of JSON, and is killed at the end.
+
+All its descendants are killed with it.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +39,15 @@ class HostLost(Exception):  # noqa: N818 (a message between modules; users see i
 
 
 class Abandoned(Exception):  # noqa: N818 (a message between modules, as above)
-    """The host was killed with its ranks, as its answer is no longer needed."""
+    """The host was killed together with its ranks, because its answer is no longer needed."""
 
 
 class HostProcess:
-    """A host. Its process group contains every rank, so that a single signal ends them all.
+    """A host. Its process group contains every rank, so that a single signal ends the host and all ranks.
 
     It starts at once and imports torch while the caller continues. Its temporary files, and those of all its
-    descendants, such as compilers, go into the folder `temporary`. If it starts only some of a run's ranks, `starts`
-    names these and their machine, for errors.
+    descendants, such as compilers, go into the folder `temporary`. If the host starts only some ranks of a run,
+    `starts` names these ranks and their machine, for errors.
     """
 
     def __init__(
@@ -68,10 +71,10 @@ class HostProcess:
         on_event: OnEvent,
         is_abandoned: Callable[[], bool] = lambda: False,
     ) -> A:
-        """Send a request and wait for its answer; events on the way go to `on_event`.
+        """Send a request and wait for its answer; events before the answer go to `on_event`.
 
-        Raises the BitproofError that the host answers, HostLost if it dies or has not answered after `timeout` seconds,
-        and Abandoned once `is_abandoned`, which is called regularly, returns True.
+        Raises the BitproofError that the host answers, and HostLost if the host dies or has not answered after
+        `timeout` seconds. `is_abandoned` is called regularly; once it returns True, Abandoned is raised.
         """
         deadline = time.monotonic() + timeout
         if is_abandoned():
@@ -97,7 +100,7 @@ class HostProcess:
                     return cast(A, answer)
 
     def end_if_idle(self) -> None:
-        """Begin to end this host if it is idle: a process with torch takes a while to free its memory."""
+        """Start to end this host if it is idle. Do so early: a process with torch takes a while to free its memory."""
         if not self._is_busy:
             self._process.begin_to_end()
 
@@ -121,6 +124,7 @@ class HostProcess:
         return line
 
     def _crash(self) -> HostLost:
+        # The answers end a moment before the kernel reports the exit, and only a reaped process has a status.
         self._process.wait(1.0)
         self.kill()
         code = self._process.status
@@ -135,6 +139,7 @@ class HostProcess:
         return HostLost(error, silent=False)
 
     def _silence(self, timeout: float) -> HostLost:
+        # First, since the stacks go into the log, whose end becomes a part of the error.
         ask_for_stacks([self._process.pid])
         self.kill()
         error = RankError(

@@ -32,15 +32,19 @@ _DRIFT_TIMEOUT = 300.0  # seconds, to compare the values of two recordings
 def run_cases(
     cases: Iterable[Case], options: RunOptions, run_dir: Path, on_event: OnEvent = lambda event: None
 ) -> Iterator[CaseResult]:
-    """Run cases in order; each result comes as soon as its case is judged.
+    """Run cases in order; yields each result as soon as its case is judged.
 
     The host starts now, not with the first result. Closing the iterator, an interrupt or SIGTERM ends every process
-    that was started. With concurrent cases, results come in the order in which they are judged; events and results come
-    one at a time. Under torchrun rank 0 runs the cases on all ranks, and the others yield the results that it sends.
+    that was started. With concurrent cases, results are in the order in which the cases are judged. `on_event` is
+    always called in the caller's thread. Under torchrun, rank 0 runs the cases on all ranks, and the other ranks yield
+    the results that rank 0 sends.
 
-    Raises UsageError for a fault that cannot fire, a missing system or extra pass, `names` for a built-in candidate,
-    which uses the reference's names, or several jobs if cases must run one after another; and CaseError for a case that
-    does not fit the machine. All are raised before any rank has started.
+    All errors are raised before any rank has started:
+
+    - UsageError for a fault that cannot fire, for a missing system or extra pass, and for several jobs if cases must
+      run one after another,
+    - CaseError for `names` with a built-in candidate, which uses the reference's names, and for a case that does not
+      fit the machine.
     """
     cases = list(cases)
     if options.require_baseline and options.baseline_dir is None:
@@ -73,7 +77,7 @@ def run_cases(
 def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
     """The report's facts about this machine, read without torch. Each case's result has its own device and backend.
 
-    GitHub Actions names its commit in a variable. Elsewhere the commit is the working directory's.
+    The commit is that of the variable GITHUB_SHA, which GitHub Actions sets, or else the working directory's.
     """
     found = os.environ.get("GITHUB_SHA") or commit()
     return describe_machine() | {"device": device} | ({"commit": found} if found else {})
@@ -119,6 +123,7 @@ def _run_cases(
     cases: list[Case], options: RunOptions, run_dir: Path, on_event: OnEvent, num_cases: int
 ) -> Generator[CaseResult | None, None, None]:
     with open_client(cases, run_dir, options) as client:
+        # All hosts start before the first yield, so that they import torch at the same time.
         others = [cast(Session, client).another() for _ in range(num_cases - 1)]
         yield None
         # While the host imports torch, this process loads its own later imports.
@@ -132,6 +137,7 @@ def _run_cases(
                 request = DriftRequest(reference=baseline.resolve(), candidate=recording.resolve())
                 return own.ask(request, _DRIFT_TIMEOUT).drift
 
+            # Each of these adds to the result of the one before. Checks come last, as they judge the whole result.
             with lease_gpus(placement, case.most_ranks):
                 run = CaseRun(case, placement, own, options, on_event)
                 result = run.result()

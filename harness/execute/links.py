@@ -1,9 +1,9 @@
 """Messages between torchrun's ranks: a connection from every rank to rank 0, served by a thread.
 
 A message is a line of JSON (`framing.py`), followed by files of any size, which are copied in parts from disk to disk.
-Both ends send a pulse every second, so that a vanished peer is detected within SILENCE seconds, whatever happened to
-its machine or the network, and even while this process is busy. A killed peer is detected immediately, as its system
-closes the connection.
+Both ends send a pulse every second. So a vanished peer is detected within SILENCE seconds, even if its machine or the
+network failed, and even while this process is busy. A killed peer is detected immediately, as its system closes the
+connection.
 
 A peer is trusted only after a first, short message with the run's token. Imports no torch.
 """
@@ -30,8 +30,10 @@ SILENCE = 7.0
 """Seconds without a pulse after which a peer counts as gone."""
 _PULSE_SECONDS = 1.0
 PAUSE_SECONDS = 3.0
-"""If an iteration of the serving thread takes this much longer than its timeout, this process itself was stopped: the
-peers were not silent."""
+"""If an iteration of the serving thread takes so much longer than its timeout, this process itself was stopped.
+
+Then the peers were not silent.
+"""
 _HEADER = struct.Struct(">8sQQ")  # MAGIC, and the sizes in bytes of the JSON and of the files
 MAGIC_WORD = b"bitprf\x00\x01"
 _MAX_FIRST, _MAX_TEXT = 1 << 20, 1 << 30
@@ -53,8 +55,10 @@ def allow_open_files(number: int) -> None:
 
 
 class Line:
-    """A connection to a peer. `name` describes the peer; `is_known`: its first message was accepted; `gone` is the
-    reason why it is gone, None while it is connected."""
+    """A connection to a peer, which `name` describes.
+
+    `is_known`: the peer's first message was accepted. `gone` is the reason why the connection ended, None until then.
+    """
 
     def __init__(self, peer: socket.socket, name: str, spool: Path) -> None:
         peer.setblocking(False)
@@ -76,7 +80,7 @@ class Line:
 
     @property
     def is_within_message(self) -> bool:
-        """Whether a message of the peer has arrived in part."""
+        """Whether a message of the peer has arrived, but not all of it yet."""
         return self._wanted is not None
 
     @property
@@ -85,14 +89,14 @@ class Line:
         return bool(self._outbox)
 
     def put(self, text: bytes, files: Sequence[Path] = ()) -> None:
-        """Queue a message with the bytes of these files in sequence."""
+        """Queue a message, followed by the bytes of these files in sequence."""
         opened = [file.open("rb") for file in files]
         size = sum(os.fstat(file.fileno()).st_size for file in opened)
         self._outbox.append(memoryview(_HEADER.pack(MAGIC_WORD, len(text), size) + text))
         self._outbox.extend(opened)
 
     def put_pulse(self) -> None:
-        """Queue an empty message, unless others wait, as any message is a pulse."""
+        """Queue an empty message, unless other messages are queued already: any message counts as a pulse."""
         if not self._outbox:
             self._outbox.append(memoryview(_HEADER.pack(MAGIC_WORD, 0, 0)))
 
@@ -233,6 +237,7 @@ class Links:
 
     def connect(self, address: str, port: int, name: str) -> Line:
         """Connect to a listening peer. Raises OSError if there is none."""
+        # The address is from torchrun's store, so this peer needs no token to be trusted.
         peer = socket.create_connection((address, port), timeout=_CONNECT_SECONDS)
         with self._changed:
             line = self._add(peer, name)
@@ -249,12 +254,15 @@ class Links:
         self._wake()
 
     def take(self, line: Line) -> tuple[bytes, Path | None] | None:
-        """The next message of a peer, with a file of all its attached bytes; None if none has arrived."""
+        """The next message of a peer, and the file with all attached bytes; None if no message has arrived.
+
+        The file is None for a message without attached bytes.
+        """
         with self._changed:
             return line.inbox.popleft() if line.inbox else None
 
     def newcomers(self) -> list[tuple[Line, dict[str, Any]]]:
-        """Newly connected peers with their first messages; peers that send invalid JSON are disconnected."""
+        """The newly connected peers, with their first messages. A peer that sends invalid JSON is disconnected."""
         found = []
         with self._changed:
             for line in [line for line in self._lines if not line.is_known and line.inbox]:
@@ -281,12 +289,13 @@ class Links:
             self._drop(line, why)
 
     def wait(self, seconds: float) -> None:
-        """Wait until a connection changes or time is up. Signals are handled during the wait."""
+        """Wait until a connection changes, for `seconds` at most. Signals are handled during the wait."""
         with self._changed:
             self._changed.wait(min(seconds, 0.2))
 
     def close(self, seconds: float = 0.0) -> None:
         """Close all connections once queued messages are sent or the deadline passes."""
+        # The serving thread must have ended before sockets are closed: it may be within `select` on them.
         self._flush(self._lines, seconds)
         with self._changed:
             self._is_over = True
@@ -329,6 +338,8 @@ class Links:
             with self._changed:
                 if self._is_over:
                     return
+                # A socket can nearly always be written, so ask for that only if data is waiting: otherwise `select`
+                # would return at once, again and again.
                 for line in self._lines:
                     if line.gone is None:
                         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.has_more else 0)
@@ -363,7 +374,7 @@ class Links:
             self._changed.notify_all()
 
     def _feel_pulses(self, before: float) -> float:
-        """Send pulses, and drop peers that send none. Takes the time of the previous call, and returns this call's."""
+        """Send pulses, and drop silent peers. `before` is the time of the previous call; returns this call's time."""
         now = time.monotonic()
         # If this process was suspended (SIGSTOP, a paused machine), silence says nothing about the peers.
         was_stopped = now - before > _PULSE_SECONDS / 2 + PAUSE_SECONDS

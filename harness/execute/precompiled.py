@@ -1,4 +1,4 @@
-"""Precompiled steps in runs: the step that a side of a case reads, and the reasons to refuse it.
+"""Precompiled steps in runs: find the step that a side of a case reads, and refuse unsuitable steps and options.
 
 If a case runs the system `precompiled` and names no folder, the step is made at the start of the case's run, in a
 separate process that ends afterwards.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 HOST_MARGIN = 15.0
-"""A stage watches its time itself and reports more about it, so its host gets this much longer, in seconds."""
+"""Seconds that a host gets beyond its stage's time. A stage watches its time itself, and its error says more."""
 
 
 class PrecompiledStep:
@@ -39,8 +39,10 @@ class PrecompiledStep:
         self._is_asked = threading.Lock()
 
     def check(self, timeout: float, on_event: OnEvent) -> None:
-        """Refuse an unsuitable step named by the command, before any rank runs, within `timeout` seconds. Raises
-        ArtifactError."""
+        """Raise ArtifactError if the command names an unsuitable step, before any rank runs.
+
+        The check takes `timeout` seconds at most.
+        """
         if self._options.precompiled is None:
             return
         request = StepRequest(
@@ -56,8 +58,10 @@ class PrecompiledStep:
         return StepFolder(folder.resolve(), self._options.trust_compiled)
 
     def folder_for(self, role: Role, timeout: float, on_event: OnEvent) -> StepFolder | None:
-        """The folder of the step that a side reads; None for a side that reads none. A step that does not exist yet is
-        precompiled now, within `timeout` seconds."""
+        """The folder of the step that a side reads; None for a side that reads none.
+
+        If the step does not exist yet, it is precompiled now, within `timeout` seconds.
+        """
         system = getattr(self._case, role)
         if role == "candidate" and self._options.precompiled is not None:
             return self._named(self._options.precompiled)
@@ -80,10 +84,15 @@ class PrecompiledStep:
 def check_precompiled(case: Case, options: RunOptions) -> None:
     """Refuse options that do not fit a precompiled step, before any process starts.
 
-    Raises UsageError and CaseError: for a candidate that runs no graph or a graph that cannot be stored, for compiled
-    code without permission to run it, for extra passes or graph dumps, and for a system `precompiled` under torchrun,
-    as a rank would have to make the step for all others.
+    Raises UsageError or CaseError:
+
+    - for a candidate that runs no graph, or a graph that cannot be stored,
+    - for compiled code without permission to run it,
+    - for extra passes or graph dumps,
+    - for the system `precompiled` without a folder under torchrun: a rank would have to make the step for all others.
     """
+    # Without a folder, only the system `precompiled` reads a step, which the run makes itself. With a folder, any
+    # candidate that runs a graph reads the step there.
     if options.precompiled is None:
         reads = PRECOMPILED in (case.reference, case.candidate)
         if options.trust_compiled and not reads:

@@ -1,9 +1,9 @@
-"""Modules that a case wants imported once, in a process that its ranks are forked from.
+"""Modules that a case asks to import once, in the process from which its ranks are forked.
 
-A framework may take ten seconds to import, and each of a case's four runs would repeat it. The host does not import it:
-a process forked from it does (`Preloader`), which searches the same paths as the system's own code, and serves only
-runs that preload the same from the same folder. So two checkouts of a package are two processes, and no later case
-finds a module that it did not request.
+A framework may take ten seconds to import, and each of a case's four runs would repeat that. The host itself does not
+import it, but forks a process that does (`Preloader`). That process searches the same paths as the system's own code,
+and serves only runs that preload the same modules from the same folder. So two checkouts of a package need two
+processes, and no later case finds a module that it did not request.
 
 A system may still change the search path. From then on its imports could mean other files than the preloaded ones, so
 the rank is refused. Example: `sys.path.insert(0, "vendored")` with `vendored/pkg/`, while `pkg` was preloaded from
@@ -37,7 +37,8 @@ _preloaded: Preloaded | None = None
 class Preloaded:
     """The preloaded modules of this process and its forks, each with its file.
 
-    While user code runs, an import after a change of `sys.path` looks for all of them again.
+    While user code runs, the first import after a change of `sys.path` checks that each module would still be found in
+    the same file.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -49,7 +50,7 @@ class Preloaded:
     def check(self) -> None:
         """Raise UsageError if an import of a preloaded module would now find another file.
 
-        Once raised, it is raised again by each later call, since user code may have caught it.
+        Each later call raises the same error again, since user code may have caught it.
         """
         self._looked_in = _where_imports_look()
         if self._problem is None:
@@ -86,7 +87,7 @@ _IMPORTING: tuple[tuple[Any, str], ...] = (
     (sys.modules["importlib._bootstrap"], "_gcd_import"),
     (importlib.util, "find_spec"),
 )
-"""The functions that return a loaded module, or its file, for a name."""
+"""The functions, with the modules that contain them, that return a loaded module or its file for a name."""
 
 
 def _checking(imports: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,7 +117,7 @@ def preload(modules: Sequence[str], folder: Path | None = None) -> Preloaded:
 
 
 def check_preloaded() -> None:
-    """Raise UsageError in a rank whose imports mean other files than the preloaded ones."""
+    """Raise UsageError in a rank whose imports would now find other files than the preloaded modules'."""
     if _preloaded is not None:
         _preloaded.check()
 
@@ -152,6 +153,7 @@ def _import(name: str) -> None:
                 fix="mend it, or leave it out of `preload`",
             )
         ) from error
+    # A forked process has only the thread that forked. Locks that other threads hold at that moment stay locked there.
     started = _num_threads() - before
     if started > 0 or has_started_driver():
         raise UsageError(

@@ -1,7 +1,7 @@
 """Requests to a host, a frozen dataclass each, and their answers. Imports no torch.
 
-A request's class names the class of its answer; `harness.execute.host.answerer` has a method for each, and
-`harness.processes.framing` carries both between processes.
+A request's class names the class of its answer. `harness.execute.host.answerer` answers every class of request, and
+`harness.processes.framing` converts requests and answers to lines of JSON.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ VALUES, ARCHIVE = ".safetensors", ".zip"
 
 
 class Request(Generic[A]):
-    """A request whose answer has the type A; `answer` is that class. `subject` describes the request in errors; names
-    in braces stand for its fields."""
+    """A request whose answer has the type A; `answer` is that class.
+
+    `subject` describes the request in errors. Names in braces in it are replaced by fields: `precompiling {case.name}`.
+    """
 
     answer: ClassVar[type[Any]]
     subject: ClassVar[str] = "the host"
@@ -47,21 +49,21 @@ class Request(Generic[A]):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The machine's facts for placing a case."""
+    """The facts about this machine that decide the placement of a case: the number of GPUs that torch can use."""
 
     gpus: int
 
 
 @dataclass(frozen=True)
 class MachineRequest(Request[Machine]):
-    """How many GPUs torch can use."""
+    """Count the GPUs that torch can use."""
 
     answer = Machine
 
 
 @dataclass(frozen=True, kw_only=True)
 class MadeOf:
-    """Versions and code of this machine's ranks, by name: see `harness.capture.made_of`; and the GPUs that they see."""
+    """Facts about this machine's ranks: versions and code by name (see `harness.capture.made_of`), and visible GPUs."""
 
     facts: dict[str, str]
     gpus: tuple[str, ...] = ()
@@ -69,8 +71,10 @@ class MadeOf:
 
 @dataclass(frozen=True)
 class MadeOfRequest(Request[MadeOf]):
-    """Versions and code of the host, and so of every rank that it forks; with `names_gpus`, also the GPUs that it
-    sees."""
+    """State the versions and code of the host, and so of every rank that it forks.
+
+    With `names_gpus`, also name the GPUs that the host sees.
+    """
 
     answer = MadeOf
 
@@ -81,9 +85,11 @@ class MadeOfRequest(Request[MadeOf]):
 class RunAnswer:
     """The facts about a successful run.
 
-    `peak_mib` is the largest device memory of a rank, None on a CPU; `kept` is the digest of the record that a replay
-    had to keep; `switches_changed` names the switches that the system changed; `races` are the races of its graphs;
-    `narrow` is the first call that read fewer bits than float64 has, in a run in float64.
+    - `peak_mib`: the largest peak of device memory on a rank; None on a CPU.
+    - `kept`: the digest of the record that a replay had to keep.
+    - `switches_changed`: the switches that the system changed.
+    - `races`: the races of the system's graphs.
+    - `narrow`: in a run in float64, the first call that read a value with fewer bits than float64 has.
     """
 
     graph: PreparedGraph | None = None
@@ -106,13 +112,17 @@ class StepFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest(Request[RunAnswer]):
-    """A run of a system. Paths are of this machine; `out` is the recording, or the folder of a replay's archives.
+    """Run a system. Paths are of this machine.
 
-    `options` are the command's, as far as this run follows them. `timeout` is the rest of `case_timeout`, in seconds.
-    `later` is the next request: its program may be made while this run's ranks run. `profile` and `dump_dir` are
-    folders for profiles and graphs. If `precompiled` is set, it is read and nothing is traced. `watch` makes a run that
-    is no replay also log a step's calls. `across` has the settings of a run of two layouts. With `resume` the run is
-    killed half-way and resumed.
+    - `out`: the folder of the recording, or of a replay's archives.
+    - `options`: the command's options, as far as this run follows them.
+    - `timeout`: the rest of `case_timeout`, in seconds.
+    - `later`: the next request. Its program may be made while the ranks of this run take their steps.
+    - `profile`, `dump_dir`: folders for profiles and graphs.
+    - `precompiled`: the step to read; then nothing is traced.
+    - `watch`: also log a step's calls, in a run that is no replay.
+    - `across`: the settings of a run for a case with two layouts.
+    - `resume`: kill the run half-way, and resume it.
     """
 
     answer = RunAnswer
@@ -139,7 +149,7 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def values_to_keep(self) -> tuple[str, ...]:
-        """Patterns for the values that ranks keep: in a first run, all of them if the case states a bound."""
+        """Patterns for the names of values that ranks keep. A first run keeps all values if the case states a bound."""
         if self.across is not None:
             return ALL if self.across.keeps_values else ()
         if not self.is_first:
@@ -148,7 +158,7 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def halves(self) -> tuple[RunRequest, ...]:
-        """The runs to make, in order: two if the run is killed and resumed, unless a replay ends before that."""
+        """The runs to make, in order: two if the run is killed and resumed, unless a replay ends in the first."""
         resume, replay = self.resume, self.replay
         if resume is None or resume.goes_on:
             return (self,)
@@ -171,18 +181,18 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def graph_options(self) -> GraphOptions:
-        """Settings of the graph pipeline that are not part of the case."""
+        """The settings of the graph pipeline that are not part of the case."""
         return GraphOptions(extra_passes=self.options.extra_passes, dump_dir=self.dump_dir)
 
     @property
     def program(self) -> str:
-        """The settings that decide the ranks' program, as text: requests with equal text may share a program."""
+        """The settings that decide the ranks' program, as a text. Requests with equal texts may share a program."""
         of_step = traced_part(self.case).to_dict(), self.system, self.options.extra_passes
         return json.dumps([*of_step, str(self.precompiled or "")], sort_keys=True)
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether a user's code takes part in making the program."""
+        """Whether a user's pass takes part in making the program."""
         return bool(self.options.extra_passes)
 
     @property
@@ -191,7 +201,7 @@ class RunRequest(Request[RunAnswer]):
         return self.logs / f"trace{self._suffix}.log"
 
     def log_of(self, rank: int) -> Path:
-        """A rank's log; only the first run's has no suffix."""
+        """The path of a rank's log. The names of second runs' logs have a suffix."""
         return self.logs / f"rank{rank}{self._suffix}.log"
 
     @property
@@ -201,11 +211,11 @@ class RunRequest(Request[RunAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlots:
-    """The ranks of a run that a host starts, their rendezvous, and the files for their records.
+    """The ranks of a run that a host starts, the store in which ranks find each other, and files for their records.
 
-    `part` is a template with `{rank}`. `store` is the file through which ranks find each other. With `server`, the host
-    and port of an existing store, `store` is a prefix of the keys there. In that case a launcher started the rank:
-    `local_rank` and `local_world_size` are as in torchrun, and `gpu` is the index of its GPU.
+    `part` is the template of a record file's path, with `{rank}`. Without `server`, `store` is the path of a file. With
+    `server`, the host and port of an existing store, `store` is a prefix of the keys in it. In that case a launcher
+    started the rank: `local_rank` and `local_world_size` are as in torchrun, and `gpu` is the index of the rank's GPU.
     """
 
     ranks: tuple[int, ...]
@@ -219,12 +229,11 @@ class RankSlots:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRunRequest(Request[End]):
-    """Run the ranks that `rank_slots` names. Other hosts may run other ranks of the same run; the requester joins all
-    records.
+    """Run the ranks that `rank_slots` names. Other hosts may run the run's other ranks; the client joins all records.
 
-    `is_prefetch` asks a stage for the run's program only, without an answer: the run itself reports its errors.
-    `asked_at` is the time of the request on this machine's monotonic clock. A stage may still be busy ahead of the run;
-    that wait counts as the run's time.
+    With `is_prefetch`, a stage only makes the run's program, and sends no answer: a later request for the run reports
+    errors. `asked_at` is the time of the request on this machine's monotonic clock. A stage may be busy at that time;
+    waiting for it counts as time of the run.
     """
 
     answer = End
@@ -238,7 +247,7 @@ class LocalRunRequest(Request[End]):
 
 @dataclass(frozen=True, kw_only=True)
 class BitsRequest(Request[ComparedBits]):
-    """Compare the values that replays of both systems stored under `name` in their archives."""
+    """Compare two values: those that replays of both systems stored under `name` in these archives."""
 
     answer = ComparedBits
     reference: Path
@@ -248,7 +257,7 @@ class BitsRequest(Request[ComparedBits]):
 
 @dataclass(frozen=True, kw_only=True)
 class ClosenessRequest(Request[Closeness]):
-    """How close two recordings are in value, in one step or all."""
+    """Measure how close the values of two recordings are, in a step or in all steps."""
 
     answer = Closeness
     reference: Path
@@ -261,8 +270,8 @@ class ClosenessRequest(Request[Closeness]):
 class BoundsRequest(Request[LayoutBounds]):
     """Compare two recordings within bounds.
 
-    The bounds come from `samples`, recordings of the reference with its sums reordered. `apart` names the tensors whose
-    replicas differ.
+    The bounds come from `samples`, recordings of the reference with its sums reordered. `apart` has the step, kind and
+    name of each tensor whose replicas differ.
     """
 
     answer = LayoutBounds
@@ -274,8 +283,10 @@ class BoundsRequest(Request[LayoutBounds]):
 
 @dataclass(frozen=True, kw_only=True)
 class Float64Request(Request[InFloat64]):
-    """Compare two layouts by their runs in float64. `plain` is the request about the same runs in the case's own
-    precision."""
+    """Compare two layouts by their runs in float64.
+
+    `plain` is the request that compared the same layouts in the case's own precision.
+    """
 
     answer = InFloat64
     reference: Path
@@ -293,7 +304,7 @@ class DriftAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftRequest(Request[DriftAnswer]):
-    """Which tensors of two recordings differ, and by how much."""
+    """Find the tensors that differ between two recordings, and measure by how much."""
 
     answer = DriftAnswer
     reference: Path
@@ -309,7 +320,7 @@ class SizesAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class SizesRequest(Request[SizesAnswer]):
-    """The sizes of a case's model."""
+    """Look up the sizes of a case's model."""
 
     answer = SizesAnswer
 
@@ -318,7 +329,7 @@ class SizesRequest(Request[SizesAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class StandaloneAnswer:
-    """The file's text, how many calls each side makes in it, and its output when run."""
+    """The file's text, the number of calls of each side in the file, and the file's output when it was run."""
 
     text: str
     num_calls: dict[str, int]
@@ -349,7 +360,7 @@ class PrecompileAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecompileRequest(Request[PrecompileAnswer]):
-    """Make the step of a case's system and write it into a folder; with a fault, only compare two ranks' steps."""
+    """Make the step of a case's system and write it into a folder. With a fault, only compare two ranks' steps."""
 
     answer = PrecompileAnswer
     subject = "precompiling {case.name}"
@@ -371,7 +382,7 @@ class StepAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRequest(Request[StepAnswer]):
-    """Check a precompiled step by reading it like a run of a case's system; raises its problems."""
+    """Check a precompiled step, by reading it as a run of the case's system would. Raises the errors of reading."""
 
     answer = StepAnswer
     subject = "the precompiled step for {case.name}"

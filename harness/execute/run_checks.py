@@ -1,6 +1,6 @@
-"""The checks of a case, in sequence, each with the findings of those before it.
+"""Run the checks of a case, in sequence. Each gets the findings of the checks before it.
 
-A check may be a user's code: an exception in it becomes a finding that reports it, and the case counts as not judged.
+A check may be a user's code. An exception in a check becomes a finding, and the case counts as not judged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def with_findings(result: CaseResult, run: CaseRun, options: RunOptions) -> CaseResult:
-    """The result with the finding of each active check that judges a case with this verdict."""
+    """The result, with the finding of each active check that judges cases with the result's verdict."""
     for check in options.active:
         if (finding := judged(check, evidence_of(result, run, options, check.name))) is not None:
             result = replace(result, checks=result.checks | {check.name: finding})
@@ -32,8 +32,11 @@ def with_findings(result: CaseResult, run: CaseRun, options: RunOptions) -> Case
 
 
 def prepared(cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
-    """Let each active check work before any case runs; yields the lines that they print. Raises UsageError for a run
-    that a check cannot be part of."""
+    """Let each active check prepare before any case runs; yields the lines to print.
+
+    Raises UsageError if a check refuses the run, or fails.
+    """
+    # All checks may refuse before any of them works, which may take long.
     for check in options.active:
         check.refuse(options)
     for check in options.active:
@@ -64,9 +67,9 @@ def evidence_of(result: CaseResult, run: CaseRun, options: RunOptions, name: str
 
 
 def judged(check: Check, evidence: Evidence) -> Finding | None:
-    """A check's finding, if it judges a case with this verdict.
+    """A check's finding about a case; None if the check does not judge cases with this verdict, or finds nothing.
 
-    A finding that could not be written, or an object of another type, counts as not judged.
+    A finding that JSON cannot represent, or an object of another type, counts as not judged.
     """
     try:
         if not check.judges(evidence.result.verdict):

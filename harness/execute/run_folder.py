@@ -1,8 +1,8 @@
-"""Compare a report with the recordings in its run's folder; applied to every report that a command reads there.
+"""Compare a report with the recordings in its run's folder. Every report that a command reads there is compared.
 
-A report can be forged so that its own numbers agree. Its recordings are in `recordings/<case>/<system>`: if those of
-both sides are present, compared and differing tensors are counted again. If they are missing, counts must equal those
-of the case's model, which is built without values for that; this needs torch.
+A report can be forged so that its own numbers agree with each other. The recordings of a case are in
+`recordings/<case>/<system>`. If both sides' recordings are present, compared and differing tensors are counted again.
+If not, the counts must equal those of the case's model. The model is built without values for that; this needs torch.
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ def _others(result: CaseResult, folder: Path) -> Iterator[tuple[str, object, str
 
 
 def _other_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object]]:
-    """Counts that differ from those of two built-in systems on the case's model; nothing is known about other
-    systems."""
+    """The reported counts that differ from those that two built-in systems record on the case's model.
+
+    Yields the same facts as `_others`. Nothing for other systems, whose records are unknown.
+    """
     if not {result.case.reference, result.case.candidate} <= {*BUILT_IN}:
         return
     from bitproof.reference.step import recorded_a_step
@@ -76,7 +78,7 @@ def _other_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object
 
 
 def first_runs(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The recordings of first runs by their system: second runs have another arm."""
+    """The system and the folder of each recording of a first run. Second runs have another arm in their manifest."""
     from bitproof.harness.capture.recording_files import MANIFEST, read_manifest
 
     for manifest in sorted(folder.glob(f"*/{MANIFEST}")):

@@ -1,6 +1,7 @@
-"""The resources shared by the cases of a command: a host that runs systems, and a temporary folder, for each worker.
+"""Sessions: the cases of a command share a host, which runs systems, and a temporary folder.
 
-However a session ends, normally, by an error or an interrupt, it leaves no process and no file.
+Cases that run concurrently have a session each. A session leaves no process and no file, also after an error or an
+interrupt.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Client(Protocol):
 class Session:
     """A host and a temporary folder that a command's cases share, and further sessions for concurrent cases.
 
-    After a host crashed, every later case fails, in any session, as the machine or the installation is to blame; cases
-    that are already running continue. A host that was killed because a case exceeded its time is replaced.
+    After a host has crashed, every case that begins later fails, in any session, as the machine or the installation is
+    to blame; running cases continue. A host that was killed because a case exceeded its time is replaced.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Session:
         self.host: HostProcess | None = self._start()
 
     def another(self) -> Session:
-        """A session beside this one, with a host of its own; it ends with this one. For the main thread only."""
+        """Open a further session, with a host of its own. It ends with this session. For the main thread only."""
         with interrupts.held():  # as in `open_session`
             made = Session(self.run_dir, self.options, f"host{len(self._others) + 2}.log", self._crashes)
             self._others.append(made)
@@ -101,7 +102,7 @@ class Session:
         self._crash = next(iter(self._crashes), None)
 
     def end(self) -> None:
-        """End the request under way in another thread, and answer no more."""
+        """End the request that another thread waits for, and refuse further requests."""
         self._has_ended.set()
 
     def place(self, case: Case) -> Placement:
@@ -119,6 +120,7 @@ class Session:
     def close(self) -> None:
         """End the host and remove the temporary folder, with all files of the host and its stages."""
         hosts = [session.host for session in (self, *self._others) if session.host is not None]
+        # First let all idle hosts end at the same time, then kill those that are left.
         for host in hosts:
             host.end_if_idle()
         for host in hosts:
@@ -136,7 +138,7 @@ class Session:
 
 @contextlib.contextmanager
 def open_session(run_dir: Path, options: RunOptions) -> Iterator[Session]:
-    """A session, closed at the end of the block in any case; SIGTERM unwinds it as an interrupt does."""
+    """A session, which is closed at the end of the block, also after an error, an interrupt or SIGTERM."""
     session = None
     with _sigterm_raises():
         try:

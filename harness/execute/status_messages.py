@@ -1,4 +1,4 @@
-"""Messages that ranks send while they run, and how a run ended on a machine's ranks. Loads no torch."""
+"""Messages that ranks send while they run, and the end of a run on a machine's ranks. Loads no torch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class PreparedGraph:
     """Facts for the manifest and the report about a prepared graph and a backend's generated code.
 
-    `is_kept`: an earlier run traced it. `artifact` is its precompiled step, if it was read from a folder. `races` are
-    pairs of its calls that use the same memory without an order. `calls` counts its calls, and `calls_uncompared` those
-    whose values no record contains.
+    `is_kept`: an earlier run traced the graph. `artifact` is the precompiled step, if the graph was read from a folder.
+    `races` are pairs of calls that use the same memory without an order. `calls` is the number of the graph's calls;
+    `calls_uncompared` is the number of calls whose values no record contains.
     """
 
     code_hash: str
@@ -43,7 +43,7 @@ class PreparedGraph:
 
     @property
     def compiled(self) -> list[str]:
-        """How much of the graph a backend compiled, in words; for a partitioned graph, by half."""
+        """Texts that state how much of the graph a backend compiled; for a partitioned graph, a text for each half."""
         facts = next((entry.facts for entry in self.passes if entry.name == "backend"), {})
         halves = {f"{half}, ": facts[half] for half in ("forward", "backward") if half in facts} or {"": facts}
         return [
@@ -125,12 +125,12 @@ class StepsEnded:
 class Done:
     """A rank's report of a successful end.
 
-    - Times: `step_seconds` has each step's time without recording; `flops` are the operations of the first step, if
-      counted.
+    - Times: `step_seconds` has each step's time without recording; `flops` are the FLOPs of the first step, if they
+      were counted.
     - Memory: `peak_mib` is the peak on the rank's device, None on a CPU; `process_mib` is the peak of its process.
     - Environment: `determinism` has the switches that were set, `switches` the switches that were read, by time of
       reading; `system` is the system's description of itself; `gpu` has the versions of CUDA and its libraries, and
-      `gpu_environment` the variables that they read, both empty on a CPU.
+      `gpu_environment` the environment variables that these libraries read. Both are empty on a CPU.
     - Checks: `chunked` counts the calls per step of each chunked module; `unused_names` are declared names that never
       appeared; `is_alone`: the rank ran no collective with another rank, and its system does not declare that ranks are
       independent; `compiled` describes the use of torch.compile; `races` are those of the graph that a user's system
@@ -186,9 +186,9 @@ STATUS_MESSAGES: tuple[type[Account], ...] = (Prepared, Ready, StepBegan, StepsE
 class End:
     """The end of a run on this host's ranks.
 
-    After a good end `done` has each rank's own message, in rank order, and `graph` describes the program of all. After
-    a failure `failure` is the rank to blame, with its `place` and `log`. After a hang `unfinished` maps late ranks to
-    their activity, and `stacks` has their stacks.
+    After a good end, `done` has each rank's own message, in rank order, and `graph` describes the program of all ranks.
+    After a failure, `failure` is that of the rank to blame, with the rank's `place` and `log`. After a hang,
+    `unfinished` maps each late rank to its place in the run, in words, and `stacks` has stacks of such ranks.
     """
 
     done: list[Done] = field(default_factory=list)
@@ -202,7 +202,7 @@ class End:
     stacks: str = ""
 
     def error(self, system: str, timeout: float) -> RankError | None:
-        """The error that names the rank to blame, None after a good end. `timeout` is the case's, in seconds."""
+        """The error that names the rank to blame; None after a good end. `timeout` is the case's limit in seconds."""
         if self.failure is not None:
             return error_of_failure(self.failure, system, self.place, self.log)
         return error_of_hang(system, timeout, self.unfinished, self.stacks) if self.unfinished else None

@@ -1,7 +1,7 @@
 """Choose the receiver of requests: a host of this machine, or the ranks that torchrun made. No other file chooses.
 
-Under torchrun the same command runs in every process. Rank 0 leads: it does the same as without torchrun, over a client
-for all ranks. The others follow until it is done, print nothing and write nothing.
+Under torchrun the same command runs in every process. Rank 0 leads: it does the same as without torchrun, but its
+client sends requests to all ranks. The other ranks follow until rank 0 is done; they print nothing and write nothing.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def follows() -> bool:
 
 
 def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> AbstractContextManager[Client]:
-    """The client for these cases, closed at the end of the block in any case; only for a process that does not follow.
+    """The client for these cases, which is closed at the end of the block. A process that follows rank 0 has none.
 
-    Raises CaseError when a case has another world size than torchrun, and UsageError if a launcher started several
-    copies of the command without variables that connect them.
+    Raises CaseError if a case has another world size than torchrun, and UsageError if a launcher started several copies
+    of the command without variables that connect the copies.
     """
     refuse_copies()
     if is_torchrun():
@@ -50,9 +50,9 @@ def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Ab
 
 
 def follow(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
-    """Do what rank 0 asks until it is done; yields the results that it sends.
+    """Run this rank's part of rank 0's requests until rank 0 is done; yields the results that rank 0 sends.
 
-    Raises CaseError at once when a case has another world size than torchrun, and later the error that ended rank 0.
+    Raises CaseError at once if a case has another world size than torchrun, and later the error that ended rank 0.
     """
     from bitproof.harness.execute.torchrun.coordinator import check_world_size, follow_rank_0
 
@@ -71,7 +71,7 @@ def refuse_torchrun(command: str, reason: str) -> None:
 
 
 def refuse_copies() -> None:
-    """Raise UsageError if a launcher started several copies of this command: each would run everything."""
+    """Raise UsageError if a launcher started several unconnected copies of this command: each would run everything."""
     found = launched.copies()
     if found is None:
         return

@@ -1,9 +1,9 @@
-"""A run that is killed half-way, after its system has saved, and resumes in new processes.
+"""Runs in two halves: ranks are killed after their system has saved, and new processes resume from the saved state.
 
-The system of a case with `resume_at` has two methods, which every rank calls: `save(folder)` after that many steps, and
-`load(folder)` in a new process, after its factory made a new system. As soon as all ranks have saved, all are killed
-(SIGKILL), so unsaved state is lost: in the new process generators are seeded with the case's seed, and loaders start
-with their first batch.
+The system of a case with `resume_at` has two methods, which are called on every rank: `save(folder)` after that many
+steps, and `load(folder)` in a new process, after the factory made a new system there. As soon as all ranks have saved,
+all are killed (SIGKILL), so unsaved state is lost: in the new process, generators are seeded with the case's seed, and
+loaders start with their first batch.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from bitproof.harness.user_code.user_frames import user_code
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """After `at` steps a system saves into `folder` and ends; with `goes_on` it loads `folder` and takes the remaining
-    steps."""
+    """The first half of a run: after `at` steps the system saves into `folder`, and the run ends.
+
+    With `goes_on`, the second half: the system loads `folder`, and takes the remaining steps.
+    """
 
     at: int
     folder: str
@@ -53,18 +55,23 @@ def _method(system: Any, name: str) -> Any:
 
 
 def first_half(case: Case, system: str) -> tuple[Case, str]:
-    """The case and system of the first half: usually the candidate's; the reference's if the candidate loads the
-    reference's checkpoint."""
+    """The case and the system of the first half: usually those given, which are the candidate's.
+
+    If the candidate loads the reference's checkpoint, they are the reference's.
+    """
     return (case.of("reference"), case.reference) if case.resumes_reference else (case, system)
 
 
 def join_halves(first: Path, second: Path) -> None:
-    """Put a rank's records of the first half before those of the second, in the second's file; also its values, if it
-    kept any."""
+    """Put a rank's records of the first half before its records of the second half, in the file of the second half.
+
+    If the rank kept values in both halves, these are joined as well.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
     from safetensors.torch import load_file, save_file
 
+    # In the process that forks all ranks: pyarrow's reader must start no threads there.
     tables = [pq.ParquetFile(path).read(use_threads=False) for path in (first, second)]
     pq.write_table(pa.concat_tables(tables), second, compression="zstd")
     values = [path.with_suffix(".safetensors") for path in (first, second)]

@@ -22,9 +22,10 @@ def argument_differences(call: Call, partner: Call) -> str:
 
 
 def input_differences(log: CandidateLog, index: int, partner: int) -> str:
-    """The producers of the last differing input of a call and of its partner, in words; empty if none differs.
+    """A text about the last input that differs between a call and its partner: its producer on each side.
 
-    Empty, too, if the partner is a guess: it shares no input, and the logs have different numbers of such calls.
+    Empty if no input differs, or if the partner is a guess: they share no input, and the logs have different numbers of
+    such calls.
     """
     told = input_sources(log, index, partner)
     if told is None:
@@ -35,7 +36,10 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
 
 
 def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str] | None:
-    """The same as two texts, the candidate's and the reference's; None where nothing is reported."""
+    """The producers of the last differing input as two texts: in the candidate, and in the reference.
+
+    None if no input differs, or if the partner is a guess.
+    """
     if (
         set(log.log[index].inputs).isdisjoint(log.reference.log[partner].inputs)
         and log.reference.counterpart(partner, log) != index
@@ -44,6 +48,8 @@ def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str
     sides: tuple[tuple[CandidateLog | ReferenceLog, int], ...] = (log, index), (log.reference, partner)
     inputs = [side.log[at].inputs for side, at in sides]
     told: list[str] = []
+    # A differing value may only have moved to another position. Prefer a position at which the other side has another
+    # value.
     for (side, at), mine, other in zip(sides, inputs, reversed(inputs), strict=True):
         odd = Counter(mine) - Counter(other)
         positions = [i for i, value in enumerate(mine) if value in odd]
@@ -55,7 +61,7 @@ def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str
 
 
 def _what_gave(side: CandidateLog | ReferenceLog, index: int, position: int) -> str:
-    """The producer of an input, in words, and the origin of a copy; views are passed over."""
+    """The producer of an input in words; for a copy, also the producer of the copied value. Views are passed over."""
     made = maker_of(side.log, side.given, index, position)
     if made is None:
         return GIVEN
@@ -81,7 +87,10 @@ def list_differences(log: CandidateLog, missing: Call) -> str:
 
 
 def strange_output(log: CandidateLog, call: Call) -> str:
-    """The first output of a graph of kernels that the reference does not have, and the kernel's source nodes."""
+    """A text about the first output of a compiled graph that the reference does not have, with its source nodes.
+
+    Empty if there is no such output, or its source is unknown.
+    """
     values = log.reference.values
     position = next((str(at) for at, value in enumerate(call.outputs) if value not in values), None)
     made_by = dict(call.scalars).get(str(position))

@@ -3,9 +3,9 @@
 1. Run the case. It must be DIFFERENT, so each of its systems agrees with itself.
 2. The empty prefix only traces; the longest is the whole pass list with the backend. First test a guess, the last pass
    that changed the number of the blamed operator's nodes: if the prefix before it is EQUAL and the prefix that ends
-   with it DIFFERENT, it is the answer, after 3 runs at most, the case's own included. Otherwise bisect the remaining
-   suspects. For n passes, log2(n) + 4 runs are enough. Each prefix runs the candidate alone, up to the first differing
-   step: a reference is recorded once.
+   with it DIFFERENT, the guess is the answer, after at most 3 runs, the case's own included. Otherwise bisect the
+   remaining suspects. For n passes, log2(n) + 4 runs are enough. Each prefix runs the candidate alone, up to the first
+   differing step: a reference is recorded once.
 3. If chunk is the answer and chunks several regions, bisect these: chunk only some of them, on both sides. Then run the
    remaining region by itself, and find the call to blame in it.
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 class ComparedRun(Protocol):
     """A case that can be run whole, or system by system: the interface through which the search runs cases.
 
-    A case that asks for placements has a plan of them after its run.
+    After its run, a case that asks for placements contains the planned placements.
     """
 
     case: Case
@@ -50,7 +50,7 @@ class ComparedRun(Protocol):
         ...
 
     def record(self, role: Role, arm: str) -> Any:
-        """Run a system, as the run that `arm` names."""
+        """Run a system; `arm` names the run, for example "first"."""
         ...
 
     def recording(self, role: Role) -> Recording:
@@ -73,17 +73,18 @@ def check_case(case: Case) -> None:
 
 
 def any_difference(case: Case) -> Case:
-    """The case, expecting all bits to agree: without a bound or an expected difference."""
+    """The case without its bounds and expected differences, so that any differing bit makes it DIFFERENT."""
     return replace(case, expected="EQUAL", differs=(), close_within=None, differs_within=None)
 
 
 def halve(
     suspects: Sequence[T], differs: Callable[[Sequence[T]], bool], guess: T | None = None
 ) -> Iterator[Sequence[T]]:
-    """Yield ever fewer suspects, at last a single one, by asking ceil(log2(n)) times whether the first half differs.
+    """Yield ever fewer suspects, at last a single suspect. `differs` decides whether the first half of them differs.
 
-    With a `guess`, the first two questions are whether the suspects before it differ, and whether it does. For
-    example, a b c d with the guess c: asks a b, then c.
+    This takes ceil(log2(n)) calls of `differs` for n suspects. With a `guess`, `differs` is first called with the
+    suspects before the guess, and then with the guess alone. For example, with the suspects a b c d and the guess c, it
+    is called with a b, then with c.
     """
     while len(suspects) > 1:
         # The half before the guess may be empty: then the guess itself is asked for.
@@ -93,7 +94,7 @@ def halve(
 
 
 class Bisector:
-    """A search. `found` has the result so far. Its runs' case names begin with the case's name."""
+    """A search for the pass; `found` has the result so far. The names of its runs' cases begin with the case's name."""
 
     def __init__(
         self,
@@ -141,6 +142,7 @@ class Bisector:
             return False
         self._pass_list = (TRACE, *(entry.name for entry in result.passes))
         self.found.suspects = self._pass_list
+        # Steps after the first differing step cannot change whether a prefix differs.
         self._num_steps = result.first_divergence.step + 1
         self._references[self.case.reference] = run.recording("reference")
         return True
@@ -191,6 +193,8 @@ class Bisector:
 
     def _reference(self, case: Case, run: ComparedRun) -> Recording:
         """The recording of a case's reference: made now, or reused from an earlier prefix."""
+        # References are reused by the system's name. A reference that chunks only some regions has the same name as
+        # others, but other bits, so it is recorded each time.
         if case.chunking and case.chunking.only:
             run.record("reference", "first")
             return run.recording("reference")
@@ -211,6 +215,7 @@ class Bisector:
         [chunk] = [entry for entry in found.result.passes if entry.name == CHUNK]
         found.regions = tuple(name for own in chunk.by_stage for name in own.get("modules", ()))
 
+        # The last regions that differed together. They are reported if the remaining region alone is EQUAL.
         together = found.regions
 
         def differs(half: Sequence[str]) -> bool:
@@ -254,10 +259,10 @@ class Bisector:
 
 
 def shared_reference(recording: Recording, case: Case) -> Recording:
-    """A reference without a graph, recorded for a prefix, as the reference of another prefix's case: its first steps.
+    """A recording of a reference, made for another prefix, turned into a recording of the reference of `case`.
 
-    Passes cannot change its bits, so its manifest may name this case. Raises RecordingError for a reference with a
-    graph.
+    It is cut to the steps of `case`, and its manifest names `case`. Passes cannot change the bits of a reference
+    without a graph, so a new run would record the same. Raises RecordingError for a reference with a graph.
     """
     manifest = recording.manifest
     if manifest.graph is not None:

@@ -10,8 +10,9 @@ everything computed from its result. A root is a wrong call on a path to the rec
     candidate    mm x w -> a    silu a -> B    sum B -> L    The record L differs; silu is the root.
 
 1. Find the roots: walk back from the record over wrong calls, at a collective to all of its ranks. The answer is the
-   first root in the order. Roots with the same inputs and a different output come first, then roots that alone make
-   an input of a call of the reference wrong. Among unordered roots: behind fewer collectives, then on a lower rank.
+   first root in the order. Roots with the same inputs and a different output come first, then roots that are the only
+   cause of a wrong input of a call that the reference makes, too. Among roots without an order, the one behind fewer
+   collectives comes first, then the root on the lower rank.
 2. Packing (`cat`, copying into a bucket) comes last: its values are nowhere in the reference, without being wrong.
    Each part of a bucket is judged separately, unless the bucket lost a value that all ranks had, or packs the values
    of a pack of the reference in another order.
@@ -65,7 +66,7 @@ from bitproof.harness.localize.partial_sums import regrouped
 from bitproof.harness.localize.roots import needed, roots_of
 
 Differing = Mapping[int, Iterable[Pair]]
-"""By rank, each tensor that differs."""
+"""For each rank, the digests of each tensor that differs."""
 
 
 def find_culprit(
@@ -74,11 +75,11 @@ def find_culprit(
     differing: Differing,
     first: tuple[int, Pair] | None = None,
 ) -> Culprit | None:
-    """The call to blame in a step. `reference` and `candidate` have a log for each rank, of as many ranks.
+    """The call to blame in a step. `reference` and `candidate` have a log for each rank, of the same ranks.
 
     The culprit explains the record `first` (its rank and digests) or, if no call leads to that, the next record of
-    `differing` to which a call leads. None if no call explains a difference: it was written outside of all operators,
-    such as by NumPy. A reference that is compared with many candidates can be indexed beforehand (`ReferenceLog`).
+    `differing` to which a call leads. None if no call explains a difference, for example if NumPy wrote the differing
+    values. A reference that is compared with many candidates can be indexed beforehand (`ReferenceLog`).
     """
     return culprit_in(ready_logs(reference, candidate), differing, first)
 
@@ -86,9 +87,10 @@ def find_culprit(
 def ready_logs(
     reference: Sequence[Sequence[Call] | ReferenceLog], candidate: Sequence[Sequence[Call]]
 ) -> list[CandidateLog]:
-    """One step's logs, one a rank, each compared with the reference's: several searches may share them."""
+    """The candidate's log of each rank, with every call judged by the reference's log. Searches may share it."""
     plain = [log for log in reference if not isinstance(log, ReferenceLog)]
     reference = without_idle_broadcasts(plain) if len(plain) == len(reference) else reference
+    # An indexed reference may come from a baseline, and is used as it is.
     candidate = without_idle_broadcasts(candidate)
     known = [log if isinstance(log, ReferenceLog) else ReferenceLog(log) for log in reference]
     return [CandidateLog(calls, ready) for calls, ready in zip(candidate, known, strict=True)]
@@ -125,7 +127,7 @@ def _culprit_in(logs: Sequence[CandidateLog], differing: Differing, first: tuple
 
 @dataclass
 class _Blame:
-    """A search. `differing` has every differing tensor by rank, `record` the part that is being explained."""
+    """A search. `differing` has every differing tensor by rank; `record` has the tensor that is being explained."""
 
     logs: Sequence[CandidateLog]
     joined: JoinedLogs
@@ -149,6 +151,7 @@ class _Blame:
                 return misplaced
             missing = self._first_missing({rank: [wanted for wanted, _ in pairs] for rank, pairs in record.items()})
             return missing or self._lost_copy(record)
+        # The root only reads another right value: perhaps a collective before it exchanged two occurrences (rule 4).
         if picked.reads and picked.partner is not None:
             came = out_of_turn(picked.site, picked.partner, self.logs, self.joined, self.known)
             picked = picked if came is None else _Picked(*came, None, picked.roots)
@@ -178,6 +181,7 @@ class _Blame:
         """Rules 1 and 2: the root to blame. If it lies behind a bucket that lost a value, search inside the bucket."""
         picked = self._pick(record)
         if picked is None or (picked.reads and self._loses(picked, record)):
+            # Without this trust, the parts of a bucket are wrong if the bucket is, so the walk goes on into the bucket.
             for each in self.logs:
                 each.trusts_parts = False
             picked = self._pick(record)
@@ -188,6 +192,7 @@ class _Blame:
         (first_rank, index), partner, same, roots = picked
         log = self.logs[first_rank]
         call = log.log[index]
+        # A new constant that the root reads takes its place as the culprit.
         if picked.reads and (constant := log.new_constant(index, partner)) is not None:
             roots = {(rank, constant) for rank, each in roots if each == index}
             index, call, partner, same = constant, log.log[constant], None, None
@@ -243,8 +248,8 @@ class _Blame:
     def others(self, culprit: Culprit) -> tuple[tuple[How, Call], ...]:
         """Further defects: wrong calls at other places that do not depend on the blamed call, with the defect of each.
 
-        Listed are calls with the same inputs and a different output, and, if the blamed call is extra, other
-        extra calls of its operator. Calls that may be right are left out.
+        These are calls with the same inputs and a different output. If the blamed call is extra, other extra calls of
+        its operator are listed, too. Calls that may be right are left out.
         """
         found: dict[tuple[Place, str], tuple[How, Call]] = {}
         blamed = self.logs[culprit.rank].log[culprit.candidate] if culprit.candidate is not None else culprit.call
@@ -263,8 +268,8 @@ class _Blame:
         """The first root of the highest class that has any; None without roots. The classes, by certainty:
 
         1. Same inputs, different output.
-        2. Roots that alone make an input of a call of the reference wrong (`needed`), or else all roots that compute.
-           Any other root may lead to right values in another way.
+        2. Roots that are the only cause of a wrong input of a call that the reference makes, too (`needed`), or else
+           all roots that compute. Any other root may lead to right values in another way.
         3. Packing that the reference does there too.
         4. Other packing, and calls without tensor inputs such as `arange`, whose length a pack may decide.
         """
@@ -295,11 +300,12 @@ class _Blame:
         return _Picked((rank, index), partner, same, roots)
 
     def _loses(self, picked: _Picked, differing: Differing) -> bool:
-        """Whether a bucket was packed wrong. A root found behind it is then no answer: the search continues inside.
+        """Whether a bucket was packed wrong: then the root found behind it is no answer, and the search goes on inside.
 
-        It was if the first missing value is the result of a collective of the reference whose inputs are present on
-        all of its ranks, or of a pack that is made here of the same values in another order. A collective that is
-        launched here and never waited for does not count: its result is missing for that reason.
+        A bucket was packed wrong if the first missing value is the result of a collective of the reference, and all of
+        the collective's ranks have its inputs here. Or the value is the result of a pack of the reference, and a call
+        here packs the same values in another order. A collective that is launched here and never waited for does not
+        count, since its result is missing for that reason.
         """
         (picked_rank, picked_index), logs = picked.site, self.logs
         # A call that a pass added is wrong itself; no bucket lost a value.
@@ -320,7 +326,7 @@ class _Blame:
         return False
 
     def _exchanged(self, record: Differing, root: _Picked | None) -> set[Site]:
-        """Calls that read the reference's values in another order, in the history of a record, or before its `root`.
+        """Calls that lead to the `root`, or else to the record, and read the reference's values in another order.
 
         For example, `cat b a` for `cat a b`. All later calls agree with the reference, but for other tensors.
         """
@@ -357,9 +363,10 @@ class _Blame:
         return blocks_elsewhere(self.logs)
 
     def _first_missing(self, wanted: Mapping[int, Iterable[str]], before: int | None = None) -> Culprit | None:
-        """Rules 4 and 5: the call to blame because a rank lacks a value of `wanted`, at call `before` if that is known.
+        """Rules 4 and 5: the call to blame because a rank lacks a value. `wanted` has the values of a single rank.
 
-        None if nothing is missing, or the missing value is made here from wrong inputs, whose cause lies elsewhere.
+        With `before`, the value must be there before this call. None if nothing is missing, or if the missing value is
+        computed here from wrong inputs, which have another cause.
         """
         [(rank, values)] = wanted.items()
         log = self.logs[rank]
@@ -373,20 +380,20 @@ class _Blame:
         if (launch := launched(log, index)) is not None:
             return Culprit(how="abandons", call=log.log[launch], ranks=ranks, candidate=launch, reference=index, at=at)
         made = log.reference.counterpart(index, log)
-        # The call is not missing: it was made of another value.
+        # The call is not missing: it read another value.
         if made is not None and (rank, made) in self._history(self.record):
             if (between := put_between(log, index, made)) is not None:
                 new = log.log[between]
                 return Culprit(how="adds", call=new, ranks=ranks, candidate=between, reference=None, at=at)
             mine = log.log[made]
             if log.shows_left(made):
-                # It is made of a value from an earlier step.
+                # It reads a value from an earlier step.
                 return None
             if before is not None and made != before and (rank, before) in self._before({(rank, made)}):
-                # It is made of the wrong call's output.
+                # It depends on the wrong call itself.
                 return None
             if mine.inputs and (mine.inputs, mine.outputs) == (call.inputs, call.outputs):
-                # It is right; missing is another tensor over its storage.
+                # It is right: the missing value is that of another tensor over its storage.
                 return None
             if not mine.view and log.reads_right_values(made):
                 packed = log.wrongly_packed(made)
@@ -409,7 +416,7 @@ class _Blame:
     def _lost_copy(self, record: Differing) -> Culprit | None:
         """Rule 5: the missing copy of a value that the candidate has in other memory; None if no copy is missing.
 
-        For example, an update that is not copied to a target network, whose record shows an older value.
+        For example, if an update is not copied to a target network, the network's record shows an older value.
         """
         for rank, pairs in record.items():
             log = self.logs[rank]
@@ -424,8 +431,8 @@ class _Blame:
     def _put_there(self, missing: Site) -> Site | None:
         """The new call, in the record's history, that reads the input of a missing call of the reference.
 
-        It makes a constant of that input, or its output is the input of a collective that corresponds to the missing
-        call. None if there is none.
+        It makes a constant from that input, or its output goes into the collective that corresponds to the missing
+        call. None if there is no such call.
         """
         found = list[Site]()
         for rank, index in self.known.together(missing):
@@ -461,7 +468,7 @@ class _Blame:
         )
 
     def _lacks(self, rank: int, call: Call) -> bool:
-        """Whether the records that differ on a rank lack the output of a call like this one."""
+        """Whether the first value that a rank lacks is the output of a call of the operator and the place of `call`."""
         log = self.logs[rank]
         index = first_missing(log, (wanted for wanted, _ in self.differing[rank]), elsewhere=self._elsewhere[rank])
         mine = None if index is None else log.reference.log[index]
@@ -474,7 +481,10 @@ def _copies(call: Call, value: str) -> bool:
 
 
 class _Picked(NamedTuple):
-    """The root to blame, its partner, and all roots. `same` is its defect if it has the partner's inputs, or None."""
+    """The root to blame, the index of its partner, and all roots.
+
+    `same` is the root's defect if it has its partner's inputs, perhaps in another order; else None.
+    """
 
     site: Site
     partner: int | None
@@ -483,5 +493,5 @@ class _Picked(NamedTuple):
 
     @property
     def reads(self) -> bool:
-        """Whether its inputs are not its partner's."""
+        """Whether the root has a partner with other inputs."""
         return self.partner is not None and self.same is None

@@ -30,9 +30,10 @@ Pair = tuple[str, str]
 def with_chain(
     culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLog], mine: JoinedLogs, known: JoinedLogs
 ) -> Culprit:
-    """The culprit with the chain that leads to a rank's record. A missing call's chain is in the reference's logs.
+    """The culprit with the chain of calls from it to a record, which is of rank `rank` and has the digests `pair`.
 
-    `mine` and `known` are the candidate's and the reference's logs; `pair` are the record's digests.
+    `mine` and `known` are the candidate's and the reference's logs. The chain of a missing call is in the reference's
+    logs, as the candidate has no such call.
     """
     is_missing = culprit.candidate is None
     joined, value = (known, pair[0]) if is_missing else (mine, pair[1])
@@ -68,6 +69,7 @@ def way_between(
         pending = deque(after)
         while pending and first not in after:
             site = pending.popleft()
+            # A collective's result depends on the calls of all its ranks, so the path may go on from any of them.
             for peer in joined.together(site):
                 if peer not in after:
                     after[peer] = site
@@ -88,10 +90,10 @@ def _followed(site: Site, after: dict[Site, Site | None]) -> Iterable[Site]:
 
 
 def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) -> Place:
-    """The place of a path's first call, with its direction corrected: a call that backward still reads is of backward.
+    """The place of a path's first call. A call whose output backward still reads is of backward, not of the update.
 
-    Outside autograd such a call seems to belong to the update: for example, scaling gradients between micro-batches,
-    or a pipeline stage that sends a gradient to the stage before.
+    Outside autograd, such a call seems to be of the update. For example, gradients are scaled between micro-batches,
+    or a pipeline stage sends a gradient to the stage before.
     """
     calls = [logs[rank][index] for rank, index in way]
     later = (call.place.direction for call in calls if not call.collective and call.place.direction != "update")
@@ -101,8 +103,9 @@ def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) 
 def links_of(
     way: Sequence[Site], logs: Sequence[Sequence[Call]], sides: Callable[[Site], tuple[int | None, int | None]]
 ) -> list[Link]:
-    """The calls of a path that a report shows, at most `MAX_LINKS`. `sides` returns a call's index in each side's
-    log: the reference's first, None if that side has no counterpart.
+    """The calls of a path that a report shows, at most `MAX_LINKS`.
+
+    `sides` returns a call's index in the reference's and in the candidate's log, None if a side has no counterpart.
     """
     kept = [i for i, (rank, index) in enumerate(way) if i in (0, len(way) - 1) or not logs[rank][index].view]
     if len(kept) > MAX_LINKS:
@@ -116,7 +119,10 @@ def links_of(
 
 
 def _most_telling(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> Collection[int]:
-    """Indices to keep: both ends, the culprit's reader, then calls that change rank, then module or direction."""
+    """The indices of a path to keep: both ends, the culprit's reader, and the calls at the largest changes of place.
+
+    A change of rank is larger than a change of module or direction.
+    """
 
     def is_elsewhere(i: int) -> int:
         (rank, index), (before, earlier) = way[i], way[i - 1]

@@ -1,4 +1,4 @@
-"""Collectives with other inputs than in the reference, or with those of another occurrence, and reordered packs."""
+"""Find collectives that get other inputs than in the reference, or another occurrence's inputs; and reordered packs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fed_wrong(
 
     The counterpart is the reference's collective with the same inputs on the most ranks; group, place, and occurrence
     in the group decide ties. For example, if only rank 1 passes another gradient, the result is rank 1's call. None if
-    no rank has the inputs of such a collective, or only one rank takes part.
+    no rank has the inputs of a collective of the reference, or if only a single rank takes part.
     """
     calls = joined.together(site)
     best: set[Site] | None = None
@@ -38,7 +38,7 @@ def fed_wrong(
 
 
 def fed_otherwise(site: Site, due: Site, joined: JoinedLogs, known_joined: JoinedLogs) -> set[Site]:
-    """The calls, by rank, of a collective whose inputs differ from those of the reference's collective `due`."""
+    """The calls, by rank, of a collective whose inputs differ from the inputs of the reference's collective `due`."""
     theirs = {rank: known_joined.logs[rank][index] for rank, index in known_joined.together(due)}
     mine = ((rank, index, joined.logs[rank][index]) for rank, index in joined.together(site))
     return {(rank, index) for rank, index, call in mine if rank in theirs and call.inputs != theirs[rank].inputs}
@@ -47,11 +47,11 @@ def fed_otherwise(site: Site, due: Site, joined: JoinedLogs, known_joined: Joine
 def out_of_turn(
     site: Site, partner: int, logs: Sequence[CandidateLog], joined: JoinedLogs, known_joined: JoinedLogs
 ) -> tuple[Site, int] | None:
-    """The first collective to which a rank passed the value of another occurrence, and the reference's call there.
+    """The first collective to which a rank passed the value of another occurrence, and its counterpart's index.
 
-    None if there is none. Example: rank 0 sends micro-batches 0 and 1 in reverse order. Every later call reads the
-    producers that it reads in the reference, so none of them is wrong. The search follows the producers back from the
-    call `site` and from its reference `partner`.
+    Example: rank 0 sends micro-batches 0 and 1 in reverse order. Every later call reads the output of the same call as
+    in the reference, so no later call is wrong. The search follows the producers back from the call `site` and from
+    its reference `partner`, in parallel. None if there is no such collective.
     """
     pending, seen = [(*site, partner)], set[Site]()
     while pending:

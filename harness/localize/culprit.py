@@ -88,11 +88,11 @@ class Culprit:
       unknown.
     - `arguments`: differing numbers and words, such as "eps=1e-05 where the reference has 1e-06".
     - `reading`: the source of an input that the partner does not read.
-    - `instead_of`: the operator of the reference's call that a new call replaces, whose place it then has.
-    - `at`: the rank, if it is not the lowest of `ranks`.
-    - `also`: other calls that are wrong independently of it.
-    - `or_else`: calls that may be wrong in its place, as values do not decide between them.
-    - `explains`: the record that it leads to: the rank, and the digests in the reference and in the candidate.
+    - `instead_of`: the operator of the reference's call that a new call replaces; `call` then has that call's place.
+    - `at`: the rank of the indices, if it is not the lowest of `ranks`.
+    - `also`: other calls that are wrong independently of this call.
+    - `or_else`: calls that may be wrong instead of this call, since values do not decide between them.
+    - `explains`: the record to which the call leads: its rank, and its digests in the reference and in the candidate.
     - `chain`: the calls that lead to that record.
     """
 

@@ -9,7 +9,8 @@ from bitproof.harness.records import Recording
 def differing_digests(reference: Recording, candidate: Recording, step: int) -> dict[int, list[tuple[str, str]]]:
     """For each rank that differs, the digests (reference, candidate) of its differing records, in order of computation.
 
-    The rank with the earliest difference comes first. Records are loaded rank by rank.
+    The rank with the earliest difference comes first. Records are read rank by rank, so that only a single rank's
+    records are in memory.
     """
     found: dict[int, tuple[ComputedAt, list[tuple[str, str]]]] = {}
     order = ComputationOrder()

@@ -66,8 +66,8 @@ def _givers(logs: Sequence[CandidateLog]) -> Callable[[Site], Iterable[int]]:
 def _is_sure(culprit: Culprit, log: CandidateLog) -> bool:
     """Whether no other call can be wrong instead of the culprit.
 
-    It is certain if it packs its inputs in another order, or if the reference makes the same call, with the same inputs
-    and numbers, and has a different output.
+    The culprit is certain if it packs its inputs in another order, or if the reference makes the same call, with the
+    same inputs and numbers, and has a different output.
     """
     if culprit.how == "exchanges":
         return culprit.candidate is not None and log.packs(culprit.candidate)
@@ -86,9 +86,9 @@ def _itself(culprit: Culprit, logs: Sequence[CandidateLog]) -> list[Site]:
 
 
 def _fillers(culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLog], joined: JoinedLogs) -> list[Site]:
-    """For a bucket that only the candidate has: its collective and the calls that pack it, on all ranks.
+    """The collective and the packing calls, on all ranks, of a bucket that only the candidate has.
 
-    It is a bucket that the culprit packs or reads or, if the culprit is a missing call, the bucket of the record.
+    The culprit packs or reads this bucket or, if the culprit is a missing call, the record's value comes from it.
     """
     if culprit.candidate is None:
         on, index = rank, logs[rank].giver(*pair)
@@ -102,7 +102,8 @@ def _fillers(culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLo
 
 
 def _filled(log: CandidateLog, index: int) -> list[int]:
-    """The collectives, of buckets that only the candidate has, that a call is or packs."""
+    """The collectives of buckets that only the candidate has: the call itself, or those for which the call packs."""
+    # Follow the call's output forward through packing. A first call that neither packs nor is a collective ends this.
     packed, found = {index}, list[int]()
     for later, call in enumerate(log.log[index:], index):
         if packed.isdisjoint((later, *log.givers(later))):
@@ -119,7 +120,10 @@ def _filled(log: CandidateLog, index: int) -> list[int]:
 def _readers(
     culprit: Culprit, rank: int, pair: Pair, rivals: set[Site], logs: Sequence[CandidateLog], joined: JoinedLogs
 ) -> list[Site]:
-    """Calls that read or produce a right value more often than the reference, nearest first, and views (3 and 4)."""
+    """Calls that read or produce a right value more often than in the reference, the nearest first; and views.
+
+    These are points 3 and 4 of the module's docstring.
+    """
     repeated = [_too_often(log, _reading) for log in logs]
     again = [repeated[r] | {i for i in _too_often(log, _giving) if log.log[i].outputs} for r, log in enumerate(logs)]
     found, seen = list[Site](), set[Site]()
@@ -151,8 +155,9 @@ def _readers(
 def _reading_new(culprit: Culprit, rivals: set[Site], logs: Sequence[CandidateLog]) -> list[Site]:
     """Calls of the reference that may read a new call's output by mistake; for new rivals, their new readers as well.
 
-    The new call may be right. Example: a pass adds `abs h -> a` for a statistic, and `sum` reads a instead of h. Only
-    readers count whose due inputs exist here and are not inputs of the new call: before others it was inserted.
+    The new call may be right. Example: a pass adds `abs h -> a` for a statistic, and `sum` reads a instead of h. A
+    reader counts only if the inputs that it should read exist here, and the new call does not read them. If the new
+    call reads them, it was inserted before this reader.
     """
     if culprit.how != "adds" or culprit.candidate is None:
         return []
@@ -184,7 +189,7 @@ def _alike(log: CandidateLog, index: int) -> list[int]:
 
 
 def _gives(call: Call, digest: str) -> bool:
-    """Whether a call produced a value. An update of several tensors may have read it and left it unchanged."""
+    """Whether a call produced a value. A call with several outputs that also reads the value may only have kept it."""
     return digest in call.outputs and not (len(call.outputs) > 1 and digest in call.inputs)
 
 
@@ -196,8 +201,9 @@ def _too_often(log: CandidateLog, told: Callable[[Call], object]) -> set[int]:
 
 
 def _in_another_s_place(culprit: Culprit, log: CandidateLog) -> set[int]:
-    """Producers of those inputs of the culprit that its partner does not read, if more calls have their output than
-    in the reference.
+    """The calls that produced an input which the culprit reads and its partner does not.
+
+    A call counts only if its outputs occur more often than in the reference.
     """
     if culprit.how != "reads" or culprit.reference is None or culprit.candidate is None:
         return set()
@@ -223,11 +229,12 @@ def _giving(call: Call) -> tuple[bool, tuple[str, ...]]:
 
 
 def _instead_of(culprit: Culprit, log: CandidateLog) -> list[int]:
-    """Calls that may replace the culprit, a missing call of the reference; those at its place come first.
+    """Calls that may replace the culprit, if that is a missing call; those at the culprit's place come first.
 
-    - A call of its operator, or a new call at its place, that repeats another call's output.
-    - A call of the candidate's own that shares an input with it and has a wrong output, and new calls behind it.
-    - A view of the tensor that it writes to.
+    - A call of the culprit's operator, or a new call at its place, that repeats another call's output.
+    - A call that the reference does not make, which shares an input with the culprit and has a wrong output; and new
+      calls that read the output of such calls.
+    - A view of the tensor to which the culprit writes.
     """
     if culprit.candidate is not None:
         return []
@@ -248,7 +255,7 @@ def _instead_of(culprit: Culprit, log: CandidateLog) -> list[int]:
 
 
 def _and_behind(sites: Sequence[Site], logs: Sequence[CandidateLog]) -> list[Site]:
-    """Roots, each with the views of its bucket or of its inputs."""
+    """The roots `sites`, each followed by the views of it that may show the wrong elements (`_views`)."""
     found = list[Site]()
     for rank, index in sites:
         found += [(rank, index), *((rank, i) for i in _views(logs[rank], index))]

@@ -6,8 +6,8 @@
 3. If an output is unmatched, both systems run again. A call that varies from run to run, for example by uninitialized
    rows, shows nothing, and the case is UNVERIFIED. Otherwise it is DIFFERENT, and the first unmatched call is blamed.
 
-For example, a wrong value that is rounded to bfloat16 before any record is found only here. A call counts as a record
-of kind `activation`.
+For example, only this comparison finds a wrong value that is rounded to bfloat16 before it reaches a record. A call
+counts as a record of kind `activation`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ACTIVATION: Kind = "activation"
 ANOTHER_VALUE = "has an output that is nowhere in the reference"
 
 RunReplay = Callable[[Role, int, Path, Replay], str | None]
-"""Replay a system into a folder, as the replay of this number."""
+"""Runs the replay of a system that has this number, and writes its archives into a folder."""
 
 
 def why_not(case: Case) -> str | None:
@@ -52,7 +52,7 @@ def why_not(case: Case) -> str | None:
 
 
 def told_uncompared(case: Case, uncompared: int, calls: int) -> str:
-    """A remark on an EQUAL case with a user's pass: the number of calls in its graph that no comparison covers."""
+    """A remark on an EQUAL case with a user's pass. It states how many calls of the graph no comparison covers."""
     reason = why_not(case)
     look = f"they cannot be: {reason}" if reason else "--every-call compares them"
     return (
@@ -112,6 +112,7 @@ class EveryCall:
             told = f"--every-call: each of {looked} returned values that the reference had too"
             differ = judgement.mismatched | {ACTIVATION: judgement.mismatched.get(ACTIVATION, 0)}
             return replace(judgement, compared=counts, mismatched=differ, remarks=(*judgement.remarks, told))
+        # Only now, as two more replays are needed: a call that varies from run to run may lack a match by chance.
         if varying := self._varying():
             return _unverified(judgement, varying)
         unmatched = summed_up([(rank, call) for _, rank, _, call in found.strange])
@@ -160,12 +161,16 @@ class EveryCall:
         if found.strange:
             step = found.strange[0][0]
             first = self._first(step, [(rank, index) for at, rank, index, _ in found.strange if at == step])
+            # Move the first call to the front. The sort is stable, so all others keep their order.
             found.strange.sort(key=lambda site: (site[0], (site[1], site[2]) != first))
         found.steps, found.calls, found.fewest = len(by_step), sum(by_step.values()), min(by_step.values())
         return found
 
     def _first(self, step: int, strange: list[Site]) -> Site:
-        """The unmatched call of a step that no other leads to: indices of different ranks cannot be compared."""
+        """The unmatched call of a step to which no other unmatched call leads.
+
+        It need not have the lowest index, since indices of different ranks cannot be compared.
+        """
         # Logs of all steps: a step may read values of earlier ones.
         logs, begins = [], []
         for rank in self._ranks:

@@ -48,7 +48,7 @@ def expected_and_found(
     settings: Sequence[DifferingSetting] = (),
     step: int = 0,
 ) -> tuple[str, str]:
-    """The two lines. `output` has how the call's output differs, if that is known.
+    """The two lines: expected, and found. `output` is the difference in the blamed call's output, if that is known.
 
     `settings` are the optimizer settings that differ at this `step`.
     """
@@ -61,7 +61,7 @@ def expected_and_found(
 
 
 def _settings(wrong: Sequence[DifferingSetting]) -> tuple[str, str]:
-    """Settings of an optimizer, with the parameters that have them."""
+    """The two lines for wrong settings of an optimizer: each side's values, and the parameters that have them."""
     told = [
         ", ".join(f"{each.name} {text}" for each, text in zip(wrong, texts, strict=True))
         for texts in ([each.expected for each in wrong], [each.found for each in wrong])
@@ -72,6 +72,8 @@ def _settings(wrong: Sequence[DifferingSetting]) -> tuple[str, str]:
 def _lines(culprit: Culprit, log: CandidateLog, output: TensorDifference | None) -> tuple[str, str]:
     mine, theirs = culprit.candidate, culprit.reference
     due = log.reference.log[theirs] if theirs is not None else None
+    # From the most telling kind of lines to the least: a missing or extra call, a defect with a fixed text, differing
+    # numbers, differing inputs, and last the differing bits.
     if culprit.how == "lacks":
         reads = theirs is not None and any(log.reads_unwritten(reader) for reader in _readers(log, theirs))
         return f"{due or culprit.call}", f"no such call{': uninitialized memory in its place' if reads else ''}"
@@ -91,7 +93,7 @@ def _lines(culprit: Culprit, log: CandidateLog, output: TensorDifference | None)
 
 
 def _readers(log: CandidateLog, theirs: int) -> list[int]:
-    """The candidate's counterparts of the calls that read a missing call's output, by views as well."""
+    """The candidate's counterparts of the calls that read, directly or through views, the output of a missing call."""
     pending, found = [theirs], list[int]()
     while pending:
         for reader, _ in log.reference.readers(pending.pop()):
@@ -102,7 +104,7 @@ def _readers(log: CandidateLog, theirs: int) -> list[int]:
 
 
 def _arguments(call: Call, partner: Call) -> tuple[str, str] | None:
-    """The numbers and words that two calls of one operator do not have in common; None if there are none."""
+    """The two lines for numbers and words that differ between two calls of an operator; None if none differ."""
     if call.operator != partner.operator:
         return None
     sides = dict(partner.scalars), dict(call.scalars)
@@ -112,7 +114,7 @@ def _arguments(call: Call, partner: Call) -> tuple[str, str] | None:
 
 
 def _values(output: TensorDifference | None) -> tuple[str, str]:
-    """The first element that differs, in the reference and in the candidate."""
+    """The two lines for a differing output: the bits of its first differing element on each side."""
     sample = next(iter(output.samples or ()), None) if output is not None else None
     if sample is None:
         return SAME_INPUTS, "another output"

@@ -28,8 +28,9 @@ from bitproof.harness.operators import named
 
 
 def or_lost_sum(culprit: Culprit, log: CandidateLog, joined: JoinedLogs) -> Culprit:
-    """The missing or discarded sum before the culprit, or else the culprit itself. `log` is of the culprit's rank,
-    `joined` has the reference's logs of all ranks.
+    """The missing or discarded sum before the culprit, or else the culprit itself.
+
+    `log` is the log of the culprit's rank, and `joined` has the reference's logs of all ranks.
     """
     known = log.reference
     for start in _read_there(culprit, log):
@@ -40,6 +41,7 @@ def or_lost_sum(culprit: Culprit, log: CandidateLog, joined: JoinedLogs) -> Culp
         mine, theirs = (_collectives(each, call.place.direction) for each in (log, known))
         if mine[call.operator] < theirs[call.operator] and not mine - theirs:
             return replace(culprit, how="lacks", call=call, candidate=None, reference=index, arguments="", reading="")
+        # Fields 1 to 3 are the operator, the inputs and the outputs.
         made = [i for i, each in enumerate(log.log) if each[1:4] == call[1:4] and each.place == call.place]
         if made and not any(made[-1] in log.given(i) for i in range(made[-1] + 1, len(log.log))):
             call = log.log[made[-1]]
@@ -60,6 +62,7 @@ def _read_there(culprit: Culprit, log: CandidateLog) -> Iterator[int]:
     is_unlike = culprit.how == "computes" and culprit.arguments
     if not (is_unlike or culprit.how in ("adds", "lacks")) or partner is None:
         return
+    # The inputs that an extra call shares with the partner are there, so only the others can be a missing sum.
     read = () if culprit.how in ("computes", "lacks") or index is None else log.log[index].inputs
     for value, giver in zip(known.log[partner].inputs, known.given(partner), strict=False):
         if giver is not None and value not in read:
@@ -67,6 +70,10 @@ def _read_there(culprit: Culprit, log: CandidateLog) -> Iterator[int]:
 
 
 def _sum_behind(log: ReferenceLog, index: int) -> int | None:
+    """The sum over ranks from which the call `index` computes its output by calls of a single input (step 2).
+
+    None if there is none. For example, `div` and `view` lead from a mean gradient back to its `all_reduce`.
+    """
     while not named(name_of(log.log[index])).sums_ranks:
         given = log.given(index)
         if len(log.log[index].inputs) != 1 or not given or given[0] is None:

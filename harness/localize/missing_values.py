@@ -28,7 +28,7 @@ def _block(call: Call) -> str:
 def first_missing(
     log: CandidateLog, wanted: Iterable[str], before: int | None = None, elsewhere: Container[str] = ()
 ) -> int | None:
-    """The reference's first call, on the way to `wanted`, whose inputs are here and whose output is missing.
+    """The reference's first call, on a path to `wanted`, whose inputs are here and whose output is missing.
 
     Example: if the candidate skips `silu` in `mm -> silu -> sum`, the wanted sum leads back to `silu`.
 
@@ -68,7 +68,7 @@ def first_missing(
 
 
 def first_lost(log: CandidateLog, index: int) -> int:
-    """The first missing call that computes, from the missing call `index` on along its missing readers.
+    """The index of the first missing call that computes. The search goes from the missing call `index` to its readers.
 
     A pack, a constant, or a view of a whole value is only made for its reader, so its reader is the missing call. For
     example, if `zeros` and the `index_add` that reads it are missing, the answer is `index_add`.
@@ -94,8 +94,8 @@ def _makes_fewer(log: CandidateLog, call: Call) -> bool:
 def packed_otherwise(log: CandidateLog, index: int) -> tuple[int, int] | None:
     """The first call that packs a wrong value, and the call of the reference that it should equal.
 
-    The latter leads to the missing call `index` through packing alone. For example, rows are cut from the wrong
-    bucket, and later calls produce right values by chance. None if there is no such call.
+    The reference's call must lead to the missing call `index` through packing alone. For example, rows are cut from the
+    wrong bucket, and later calls produce right values by chance. None if there is no such call.
     """
     pending, due = list(log.reference.givers(index)), set[int]()
     while pending:
@@ -111,7 +111,7 @@ def packed_otherwise(log: CandidateLog, index: int) -> tuple[int, int] | None:
 
 
 def launched(log: CandidateLog, index: int) -> int | None:
-    """The candidate's launch, without a wait, of the reference's collective `index`; None if there is none."""
+    """The candidate's call that launches the reference's collective `index` and is never waited for; None if none."""
     # Operator, inputs and outputs are fields 1 to 3.
     call = log.reference.log[index]._replace(outputs=())
     return next((i for i, mine in enumerate(log.log) if call.collective and mine[1:4] == call[1:4]), None)
@@ -123,11 +123,12 @@ def misplaced_by(
     """The call to blame for tensors that hold each other's right values, such as two exchanged gradients.
 
     It is the first call before the update whose output is the value that such a tensor should have. If this output
-    comes from a bucket, it is the copy that overwrote a right value by another there, or else the bucket's
-    collective. None if no tensor has another tensor's value.
+    comes from a bucket, it is the copy that overwrote a right value in the bucket with another right value, or else the
+    bucket's collective. None if no tensor has another tensor's value.
     """
     found: list[Site] = []
     for rank, pairs in differing.items():
+        # For each value that such a tensor should have, the last call before the update that produced it.
         last: dict[str, int] = {}
         values = {wanted for wanted, has in pairs if has != wanted and has in logs[rank].reference.values}
         for index, call in enumerate(logs[rank].log):
@@ -153,7 +154,7 @@ def misplaced_by(
 
 
 def _puts_over(log: CandidateLog, index: int) -> bool:
-    """Whether a call overwrites a right value by another, and the reference has no such copy."""
+    """Whether a call copies a right value over another right value, and the reference has no such copy."""
     call = log.log[index]
     if name_of(call) != "copy_" or log.given(index)[0] is None or log.reference.alike(call):
         return False

@@ -1,4 +1,4 @@
-"""Find the call that moved: why a recording drifted from its baseline, by the logs of calls stored beside both."""
+"""Find the call that made a recording drift from its baseline, by the logs of calls stored beside both."""
 
 from __future__ import annotations
 

@@ -75,6 +75,7 @@ def _judged(
 
 def _agreements(calls: Sequence[Call], reference: ReferenceLog) -> list[bool]:
     """Whether each call of a log agrees with the other side."""
+    # `right` also has the values of the views that only this side takes, since more such views may follow.
     found, right = [], set(reference.values)
     for call in calls:
         is_own_view = call.view and not reference.calls(call)

@@ -10,7 +10,7 @@ from bitproof.harness.localize.logs.packing import CONSTANTS, name_of
 
 
 def replaced_by(log: CandidateLog, call: Call) -> Call | None:
-    """The call of the reference that a new call replaces: the first with its inputs that is not made here.
+    """The call of the reference that a new call replaces: the first that reads the new call's inputs and is missing.
 
     For example, a new `addmm(b, x, w)` replaces `linear(x, w, b)`. None if there is no such call.
     """
@@ -25,9 +25,10 @@ def replaced_by(log: CandidateLog, call: Call) -> Call | None:
 
 
 def put_between(log: CandidateLog, index: int, mine: int) -> int | None:
-    """The new call between a value and its reader `mine`, which in the reference (call `index`) reads it directly.
+    """The new or extra call that the candidate inserted between a value and the call `mine`.
 
-    None if there is none. Calls that change nothing, such as a product with 1, do not count.
+    In the reference, the counterpart `index` of `mine` reads the value itself. Inserted calls that change nothing, such
+    as a product with 1, do not count. None if there is no such call.
     """
     wanted = set(log.reference.log[index].inputs)
     given = [number for number in log.log[mine].producers if number is not None]
@@ -61,6 +62,7 @@ def put_before(log: CandidateLog, index: int) -> Call | None:
     # All later readers read a value that was written in place.
     if name_of(log.log[index]).endswith("_"):
         return None
+    # Find the readers that the reference has, too. New calls among the readers are followed to their own readers.
     value, made, readers = set(log.log[index].inputs), {index}, list[int]()
     for number in range(index + 1, len(log.log)):
         if made.isdisjoint(log.log[number].producers):
@@ -71,6 +73,8 @@ def put_before(log: CandidateLog, index: int) -> Call | None:
             readers.append(number)
     if len({log.log[number].place.module for number in readers}) != 1:
         return None
+    # Of the new call's inputs, `value` keeps those that the reader's counterpart reads. Another right call that reads
+    # the same value unchanged shows that the new call was not inserted after the value's producer.
     call = log.log[readers[0]]
     due = log.reference.of_turn(call, log.turn(readers[0]))
     value &= set(log.reference.log[due].inputs) if due is not None else set()
@@ -80,5 +84,5 @@ def put_before(log: CandidateLog, index: int) -> Call | None:
 
 
 def _read_by(call: Call) -> set[tuple[str, int | None]]:
-    """Each input of a call, with its producer: a product with ones has its input's digest, so digests are ambiguous."""
+    """Each input of a call, with its producer. A digest alone is ambiguous: a product with ones has its input's."""
     return set(zip(call.inputs, (*call.producers, *[None] * len(call.inputs)), strict=False))

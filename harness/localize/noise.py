@@ -1,10 +1,10 @@
 """Find the call that makes a system differ from itself, by replaying it twice.
 
 Noise is new in each run, so two replays may differ at another step than two recordings did. Both replays log the calls
-of every step up to that at which the recordings differed, and are compared with each other. Blame begins at the
-first step at which their records differ, and walks back through all earlier steps too: a value that is not recorded,
-such as an optimizer's hidden state, may carry the noise from step to step. Two more replays measure how far the blamed
-call's outputs are apart, if both make the call with equal inputs again.
+of every step up to the step at which the recordings differed, and are compared with each other. Blame begins at the
+first step at which the replays' records differ, and walks back through all earlier steps too: a value that is not
+recorded, such as an optimizer's hidden state, may carry the noise from step to step. Two more replays measure how much
+the blamed call's outputs differ, if both make the call with equal inputs again.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class NoiseSearch(Search):
         return replace(first, call=call), _tell(key, found, step)
 
     def _abandoned(self, key: Key) -> Culprit | None:
-        """The first collective that a record's rank launched in its step without waiting for it; None if none."""
+        """The culprit for the first collective, in a record's step on its rank, that was never waited for; or None."""
         archive = archive_of(self._archives("candidate", 1), key.rank)
         calls, begin = read_log(archive), 0
         for step, count in read_steps(archive):
@@ -98,7 +98,7 @@ class NoiseSearch(Search):
         return self.run_replay(self.role, turn, self._archives(side, number), replay)
 
     def _parted(self) -> dict[Key, tuple[Record, Record]]:
-        """The records in which the two replays differ."""
+        """The records that differ between the two replays: for each key, the record in either replay."""
         found: dict[Key, tuple[Record, Record]] = {}
         for rank in range(self.num_ranks):
             first, second = (read_records(archive_of(self._archives(side, 1), rank)) for side in ROLES)
@@ -140,7 +140,10 @@ def _tell(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
 
 
 def _first_difference(first: Call, second: Call) -> int | None:
-    """The first output in which two runs of a call with equal inputs differ; None if none, or for different calls."""
+    """The position of the first output that differs between two runs of a call with equal inputs.
+
+    None if no output differs, or if the calls are different or have different inputs.
+    """
     if (first.place, first.operator, first.inputs) != (second.place, second.operator, second.inputs):
         return None
     pairs = zip(first.outputs, second.outputs, strict=False)

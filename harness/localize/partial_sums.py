@@ -12,10 +12,11 @@ from bitproof.harness.localize.logs.reference_log import COMMUTATIVE
 
 
 def regrouped(log: CandidateLog, call: Call) -> Call | None:
-    """The first sum of the reference that a log lacks although it adds the same summands in another grouping.
+    """The first sum of the reference that the candidate's `log` lacks because it groups the same summands differently.
 
-    `call` is a partial sum of the log. For example, b + c, where the log has a + (b + c): the answer is the
-    reference's (a + b) + c, since b + c alone corresponds to no call of the reference. None if there is no such sum.
+    `call` is a call of the log that adds some of these summands. Example: the reference computes (a + b) + c, the log
+    a + (b + c), and `call` is its b + c, which corresponds to no call of the reference. The answer is the reference's
+    call that adds c. None if there is no such sum.
     """
     if name_of(call) not in COMMUTATIVE or len(call.inputs) < 2:
         return None
@@ -30,9 +31,9 @@ def regrouped(log: CandidateLog, call: Call) -> Call | None:
 
 
 def _summands(calls: Sequence[Call], wanted: Call) -> dict[str, Counter[str]]:
-    """The summands of each sum, through sums of sums: {a + b: {a, b}, (a + b) + c: {a, b, c}}.
+    """The summands of each sum, with sums of sums resolved: {a + b: {a, b}, (a + b) + c: {a, b, c}}.
 
-    It counts calls of the operator of `wanted` with the same numbers; that may be another commutative operator.
+    A sum is a call with the operator and the numbers of `wanted`; the operator may also be, for example, `mul`.
     """
     found: dict[str, Counter[str]] = {}
     for call in calls:

@@ -10,10 +10,11 @@
     an optimizer's step           "update", except in its closure
     outside `gradients`           "update", if the system shows a function of that name, which computes gradients
 
-A system without `gradients` is in its update after a backward: calls that read gradients, that autograd does not
-follow, or that write to a module's buffers, while neither backward nor a module's forward runs, except a module within
-which that backward ran. The direction is unknown within a graph that the system does not show, and for calls outside
-all modules that autograd does not follow. Blame pairs such calls by their values.
+A system without `gradients` does not show where its update begins. After a backward, a call is of the update if it
+reads a gradient, if autograd does not follow it, or if it writes to a module's buffer. At that moment, neither backward
+nor a module's forward may run, except a forward within which that backward ran. The direction is unknown within a
+graph that the system does not show, and for calls outside all modules that autograd does not follow. Blame pairs such
+calls by their values.
 """
 
 from __future__ import annotations
@@ -62,8 +63,9 @@ _FILLS_LIKE = names(lambda row: row.is_constant and row.reads_layout)
 class Places:
     """The place of the running call, found by hooks and by state that the recorder and the graph runner set.
 
-    `modules` returns a system's modules by name. `running_chunk` and `running_half` return the chunk, and the direction
-    and micro-batch, that a system reports to be running, or None. In a graph, `node` is the running node.
+    `modules` returns a system's modules by name. `running_chunk` returns the chunk that the system reports to be
+    running, and `running_half` the direction and micro-batch; each is None if nothing is reported. In a graph, `node`
+    is the running node.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class Places:
     ) -> tuple[Place, str | None, str | None]:
         """The place of the running call of the operator `name`, its node's name, and the user's line.
 
-        `tensors` are its arguments; `follows`: it reads an output of a call of backward or of an update.
+        `tensors` are the call's arguments. `follows`: it reads an output of a call of backward or of an update.
         """
         self._part = None
         if self.node is not None:
@@ -155,10 +157,10 @@ class Places:
         return place, None, line
 
     def _repeated(self, module: str | None, made_by: Collection[str | None]) -> str | None:
-        """`module`, or the innermost module around it, that is in `made_by`: modules that made this call in forward.
+        """The innermost module, from `module` outwards, that made this call in forward, so that it is in `made_by`.
 
-        It is `module` if none of them is. Example: backward is at layers.0.mlp.act, but recomputes a line of
-        layers.0.mlp's forward: the result is layers.0.mlp.
+        It is `module` if none did. Example: backward is at layers.0.mlp.act, but recomputes a line of the forward of
+        layers.0.mlp: the result is layers.0.mlp.
         """
         around = module
         while around and around not in made_by:
@@ -188,11 +190,12 @@ class Places:
         return target is not None and any(target is x for x in kept)
 
     def _forward(self) -> Place:
-        """The innermost running module, noted as the place of the autograd nodes created from here on."""
+        """The innermost running module, which is noted as the place of the autograd nodes that are created from now."""
         place = Place(self._running[-1] if self._running else "", "forward", self._running_chunk())
         self._part = running_part()
         # The number of the autograd node that this call has just made.
         number = last_sequence_number()
+        # Only the first call with a number is noted: later calls have the same number if autograd does not follow them.
         if not self._numbers or number > self._numbers[-1]:
             self._numbers.append(number)
             self._made_at.append(place)
@@ -201,7 +204,7 @@ class Places:
         return place
 
     def _backward(self, number: int) -> Place:
-        """The place of the forward call that created the autograd node of this sequence number, in backward."""
+        """A place of backward: that of the forward call which created the autograd node with this sequence number."""
         index = bisect.bisect_right(self._numbers, number) - 1
         made_at = self._made_at[index] if index >= 0 else Place(None, "forward")
         self._backward_of = self._micro_batch_at[index] if index >= 0 else None
@@ -209,7 +212,10 @@ class Places:
         return made_at._replace(direction="backward")
 
     def _arriving(self, parameter: Tensor, tensors: Iterable[Tensor]) -> Place:
-        """The place of a call while a parameter's gradient arrives: its module, for tensors of its shape."""
+        """The place of a call while autograd accumulates a parameter's gradient: the parameter's module.
+
+        A call without a tensor of the parameter's shape, as on a bucket of gradients, has no module.
+        """
         if not any(tensor.shape == parameter.shape for tensor in tensors):
             return Place(None, "backward")
         # FSDP replaces a module's sharded parameters by gathered ones, so an unknown parameter calls for a new table.
@@ -243,8 +249,8 @@ class Places:
     def following(self) -> Iterator[None]:
         """Keep the stack of running modules within this context. A module stays on it until its own hooks have run.
 
-        If compiled code stays whole (`stays_whole`), all of its calls belong to the compiled module. Otherwise it is
-        cut where modules begin and end: Dynamo traces global hooks, so it must not see these.
+        If compiled code stays whole (`stays_whole`), all of its calls belong to the compiled module. Otherwise compiled
+        code is split where modules begin and end, by hooks that are hidden from Dynamo: it would trace global hooks.
         """
         self._late = hooks = list[RemovableHandle]()
         self._hook_late()
@@ -265,11 +271,11 @@ class Places:
                 hook.remove()
 
     def _unseen(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """A hook that Dynamo does not compile; if compiled code stays whole, one that it may pass over."""
+        """The hook, excluded from Dynamo's compilation; if compiled code stays whole, the hook unchanged."""
         return hook if self.stays_whole else torch.compiler.disable(hook)
 
     def _hook_late(self) -> None:
-        """Pop modules with forward hooks of their own after these hooks: torch runs them after global hooks."""
+        """Pop a module with forward hooks of its own only after these hooks, which torch runs after global hooks."""
         self._hooked = {module for module in self._names if has_forward_hooks(module)}
         self._late += [
             module.register_forward_hook(self._unseen(self._pop), always_call=True) for module in self._hooked
@@ -343,7 +349,10 @@ class Places:
 
     @contextmanager
     def _again_within(self, module: nn.Module) -> Iterator[None]:
-        """Keep a module on the stack while torch attaches backward hooks to its outputs, after its forward hooks."""
+        """Keep a module on the stack while torch attaches backward hooks to its outputs.
+
+        torch does so after the module's forward hooks, which have popped the module already.
+        """
         self._entered.append((module, is_backward_running()))
         self._running.append(self._names.get(module, self._running[-1] if self._running else ""))
         try:
@@ -362,6 +371,8 @@ def settled(calls: Sequence[Call]) -> list[Call]:
     found, needed, last = [_without_update_s_part(call) for call in calls], set[int | None](), list[int]()
     if all(call.micro_batch in (None, 1) for call in calls):
         found = [call if call.micro_batch is None else call._replace(micro_batch=None) for call in found]
+    # Go back from the end over the update and over calls outside all modules, to the end of backward. `needed` has the
+    # producers of the calls seen so far that belong to the update.
     before = None
     for index, call in reversed([*enumerate(calls)]):
         is_loose, before = call.place[:2] == ("", "forward"), call.place.direction
@@ -376,5 +387,5 @@ def settled(calls: Sequence[Call]) -> list[Call]:
 
 
 def _without_update_s_part(call: Call) -> Call:
-    """The call without a part of the update, if it is outside the update: scaling the loss is part of forward."""
+    """The call; outside the update, without a part of the update. For example, scaling the loss is of forward."""
     return call._replace(part=None) if call.place.direction != "update" and call.part in _PARTS.values() else call

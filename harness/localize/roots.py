@@ -43,6 +43,7 @@ def roots_of(
         is_collective = logs[rank].log[index].collective
         if is_collective and not is_misplaced and all(logs[peer].only_packs(producer) for peer, producer in earlier):
             earlier = set()
+        # Without wrong inputs it is a root; of a collective, the calls on those ranks that pass another input.
         read[rank, index] = givers[rank, index] = earlier
         if not earlier:
             givers[rank, index] = fed_wrong((rank, index), logs, joined, known) or {(rank, index)}
@@ -82,6 +83,8 @@ def needed(roots: set[Site], walk: Roots, logs: Sequence[CandidateLog]) -> set[S
             if reader not in only or only[reader] != root:
                 only[reader] = root
                 pending.append(reader)
+    # A new or extra call, and a pack, may read a wrong value and still lead to right values. A call of the reference
+    # that computes may not: the root that alone leads to its input is wrong.
     for (rank, index), given in walk.givers.items():
         log = logs[rank]
         if not (log.is_new(index) or log.is_extra(index) or log.packs(index)):

@@ -1,8 +1,8 @@
 """Find the call to blame for a difference, by replaying both systems up to the first step that differs.
 
 Usually each system is replayed twice. The first replay logs every call of that step on every rank, and keeps the first
-differing record; it is left out if an earlier run has logged its calls. The second fetches the outputs of the chain's
-calls. If the blamed call reads a value from an earlier step, another replay logs all steps up to there.
+differing record. It is left out if an earlier run has logged the step's calls. The second replay fetches the outputs of
+the chain's calls. If the blamed call reads a value from an earlier step, another replay logs all steps up to there.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
 """Compare the values of a name in the archives of both sides."""
 
 RunReplay = Callable[[Role, int, Path, Replay], str | None]
-"""Replay a system into a folder, as the replay of this number; returns the digest of the record that it kept."""
+"""Runs the replay of a system that has this number, and writes its archives into a folder.
+
+Returns the digest of the record that the replay kept, None if it kept none.
+"""
 
 Logs = Mapping[Role, list[list[Call]]]
-"""By side, each rank's calls."""
+"""For each side, the calls of each rank."""
 
 ALL_STEPS = 7
 """The number of the replay that logs all steps: a search for noise uses numbers 3 to 6."""
@@ -91,7 +94,7 @@ class Search:
             replay = Replay(step=key.step, log=True, record=key, spare=SPARE_BYTES if self.verifies else 0)
             if self._replay(role, 1, replay) != self._digest(role, key):
                 raise UnrepeatableError(role, key)
-        # Elements can only be compared if dtype and shape agree.
+        # Elements can be compared only if dtype and shape agree.
         is_of_one_type = first.tensor.reference_type == first.tensor.candidate_type
         if self.shows_bits and is_of_one_type:
             with self._bits_may_fail("the first differing tensor", first.rank):
@@ -116,6 +119,7 @@ class Search:
             and (buffer := self._buffer_read(culprit, logs["candidate"], key.step)) is not None
         ):
             self.remarks.append(buffer)
+        # No call leads to the first differing record: describe the record to which the blamed call leads.
         if culprit.explains is not None and culprit.explains != (key.rank, *pair):
             first = self._explained(key, culprit.explains)
         # The blamed call only reads a stale value: its cause is a call of an earlier step.
@@ -167,6 +171,7 @@ class Search:
         if culprit.candidate is None:
             return None
         calls, pending, read = logs[culprit.rank], [culprit.candidate], set[str]()
+        # Collect the digests of everything that the call reads, also before the views and copies between.
         while pending:
             call = calls[pending.pop()]
             read |= {*call.inputs}
@@ -228,8 +233,9 @@ class Search:
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
         """The difference in the output of each call of the chain, the culprit's first; empty if none differs.
 
-        None for a call that has no counterpart, that agrees, or whose output did not come again. Values that no
-        record shows may vary between runs, such as rows that no call reads, without contradicting the verdict.
+        None for a call without a counterpart, for a call that agrees, and for an output that the replay did not
+        reproduce. Such an output need not contradict the verdict: values that no record shows may vary between runs,
+        for example rows that no call reads.
         """
         links = culprit.chain or (Link(culprit.call, culprit.rank, 0, culprit.reference, culprit.candidate),)
         outputs = [_first_difference(link, logs) for link in links]
@@ -237,18 +243,22 @@ class Search:
             return []
         for side, role in enumerate(ROLES):
             sites = tuple(output.sites[side] for output in outputs if output)
+            # A run that logged a small step has kept these outputs already.
             if not self.is_logged or not hand_on(self._archives(role, 1), self._archives(role, 2), sites):
                 self._replay(role, 2, Replay(step=step, values=sites))
         numbers = itertools.count()
         return [output and self._bits_again(output, next(numbers)) for output in outputs]
 
     def _bits_again(self, output: _ChangedOutput, number: int) -> TensorDifference | None:
-        """The difference in the `number`-th requested output; None if its digests are not those of the logs."""
+        """The difference in the `number`-th requested output; None if its digests in the replay are not the logs'."""
         bits, digests = self._bits(2, output.sites[0].rank, name_of_value(number))
         return bits if tuple(digests) == output.digests else None
 
     def _bits(self, number: int, rank: int, name: str) -> tuple[TensorDifference | None, list[str]]:
-        """The difference between a value in each side's archive, None if dtypes or shapes differ, and both digests."""
+        """The difference between the values of a name in both sides' archives, and both digests.
+
+        The difference is None if dtypes or shapes differ.
+        """
         answer = self.compare_bits({role: archive_of(self._archives(role, number), rank) for role in ROLES}, name)
         bits = answer.difference
         if bits is None:
@@ -306,9 +316,10 @@ def tell_others(culprit: Culprit) -> list[str]:
 
 
 def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:
-    """The reference's record whose bits a differing record has: for example "grad b" if two gradients were exchanged.
+    """The name of the reference's record that has the bits of a differing record of the candidate.
 
-    It is of the same step, rank and kind. None if no record has these bits, or several have.
+    For example, "grad b" for the record of grad a, if two gradients were exchanged. Only records of the same step,
+    rank and kind are considered. None if none of them has these bits, or several have.
     """
     digest = candidate.records_at(key.rank, key.step)[key].digest
     found = [

@@ -1,8 +1,8 @@
 """Shrink a failing case greedily: find a small case that still fails the same way.
 
-1. Make a dimension after another (steps, ranks, model, batch, passes) minimal, or halve it, or lower it by one, as
-   long as the case fails the same way. Dimensions that shorten runs come first. Example: 8 steps, first different at
-   step 2, become 3 steps.
+1. Take a dimension after another (steps, ranks, model, batch, passes). Make it minimal, or halve it, or lower it by 1,
+   as long as the case fails the same way. Dimensions that shorten runs come first. Example: 8 steps, first different
+   at step 2, become 3 steps.
 2. Repeat this until a whole round changes nothing, or the budget is spent.
 
 Invalid cases, such as an odd batch that must be split, are skipped without a run, and no case is tried twice. The order
@@ -131,12 +131,13 @@ Changes = Mapping[str, Any]
 
 Run = Callable[[Trial], CaseResult]
 Show = Callable[[str], None]
-"""Called before each run with the trials likely to run next, so that they can run speculatively. The first runs now."""
+"""Shows a line about a run that has ended, or about the result."""
 
 
 def change(trial: Trial, changes: Changes) -> Trial:
     """The trial with changed settings. Raises CaseError if they contradict each other."""
     parts: dict[str, dict[str, Any]] = {}
+    # All changes of a part are made at once, since a single change may contradict the part's other settings.
     for name, value in changes.items():
         part, _, own = name.rpartition(".")
         parts.setdefault(part, {})[own] = value
@@ -147,9 +148,10 @@ def change(trial: Trial, changes: Changes) -> Trial:
 
 
 def shrink(start: Trial, result: CaseResult, run: Run, budget: Budget, show: Show) -> Trial:
-    """The smallest trial found that fails as `start` did, whose result is `result`. Each run calls `show` with a line.
+    """The smallest trial found that fails the same way as `start`, whose run had the result `result`.
 
-    Sizes that the case leaves to its flavor stay unchanged, so `start` should state all of them.
+    After each run, `show` gets a line about it. Sizes that the case leaves to its flavor stay unchanged, so `start`
+    should state all of them.
     """
     symptom = symptom_of(result)
     assert symptom is not None, "what does not fail cannot be shrunk"
@@ -201,7 +203,7 @@ class _Search:
         self.tried.add(self.smallest)
 
     def ask_of_sizes(self) -> None:
-        """Find out whether a user's systems ignore all sizes, by a run with minimal sizes."""
+        """Run a user's systems with minimal sizes, to find out whether they ignore all sizes."""
         is_ours = {self.smallest.case.reference, self.smallest.case.candidate} & set(BUILT_IN)
         if is_ours or self.budget.is_spent or not any(self.result.losses.values()):
             # Without losses, ignored sizes cannot be recognized.
@@ -215,7 +217,7 @@ class _Search:
             self.show(f"[{self.budget.elapsed:6.1f} s] try {self.budget.spent}: every size at its least: {told}")
 
     def improve(self, place: int) -> bool:
-        """Apply the first change of a dimension that fails the same way. Returns whether there is any."""
+        """Keep the first change of a dimension that still fails the same way. Returns whether there is any."""
         for changes, trial in self._untried(DIMENSIONS[place]):
             if self.budget.is_spent:
                 return False
@@ -268,9 +270,9 @@ def differences(start: Trial, end: Trial) -> list[tuple[str, Any, Any]]:
 
 
 def _smaller(n: int, least: int = 1, step: int = 1) -> list[int]:
-    """Smaller sizes to try: `least`, half of n, and n - `step`, in multiples of `step`. _smaller(8) is [1, 4, 7].
+    """Smaller sizes to try: `least`, half of n rounded down to a multiple of `step`, and n - `step`.
 
-    The least comes first, as most defects show there.
+    For example, _smaller(8) is [1, 4, 7]. The least size comes first, as most defects show there.
     """
     found = (least, n // 2 // step * step, n - step)
     return list(dict.fromkeys(size for size in found if least <= size < n))
@@ -285,7 +287,7 @@ def _steps(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 
 
 def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Fewer ranks, with groups of the same size or of the largest that fits; then smaller groups on as many ranks.
+    """Fewer ranks, with groups of several sizes (see `_groups`); then smaller groups on as many ranks as now.
 
     Expert and tensor parallelism are halved first separately, then together.
     """
@@ -298,7 +300,8 @@ def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 
 
 def _groups(ep: int, tp: int, ranks: int) -> list[tuple[int, int]]:
-    """Sizes (ep, tp) to try on fewer ranks: as now, the largest that fit, then halves, then 1 for either."""
+    """The sizes (ep, tp) to try on fewer ranks: the present ones, the largest that fit, halves, then 1 for either."""
+    # A group's size must divide the number of ranks.
     fit = math.gcd(ep, ranks), math.gcd(tp, ranks)
     halves = max(1, ep // 2), max(1, tp // 2)
     return list(dict.fromkeys([(ep, tp), fit, (halves[0], tp), (ep, halves[1]), halves, (1, fit[1]), (fit[0], 1)]))
@@ -310,7 +313,10 @@ def _changed(now: Parallelism, **sizes: int) -> Changes:
 
 
 def _batch(name: str) -> Dimension:
-    """Fewer rows or tokens; also even numbers, for batches that are split in two."""
+    """The dimension of a batch's size `name`: fewer rows or tokens. Even numbers are tried as well.
+
+    A batch that is split in two needs an even number.
+    """
 
     def smaller(trial: Trial, result: CaseResult) -> Iterator[Changes]:
         now = getattr(trial.case.batch, name)

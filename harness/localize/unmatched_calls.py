@@ -17,7 +17,7 @@ MAX_TOLD = 20
 
 
 class UnmatchedCall(NamedTuple):
-    """A call as text, the number of ranks on which it has an unmatched output, and how often it has in total."""
+    """A call as text, on how many `ranks` it has an unmatched output, and how many `times` on all ranks together."""
 
     call: str
     ranks: int
@@ -25,7 +25,7 @@ class UnmatchedCall(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Indices of a rank's calls in a step: calls with unmatched outputs, and new calls that only pack."""
+    """Indices of a rank's calls in a step: `strange` calls have unmatched outputs, `packing` are new and only pack."""
 
     strange: list[int]
     packing: list[int]
@@ -37,7 +37,7 @@ def told_packing(number: int) -> str:
 
 
 def listed(found: Sequence[UnmatchedCall]) -> str:
-    """The first unmatched calls, and how many more there are."""
+    """A list of the first unmatched calls as text, and the number of the others."""
     told = [
         f"{unmatched.call} x {unmatched.times}" + (f" on {unmatched.ranks} ranks" if unmatched.ranks > 1 else "")
         for unmatched in found[:MAX_TOLD]
@@ -56,6 +56,7 @@ def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
     for call in reference:
         made[_question(call)].add(call.outputs)
     found = Look([], [])
+    # In order, as a pack makes its output a right value: a view of a new bucket is right as well.
     for index, call in enumerate(candidate):
         is_read_out = call.operator == READS_OUT and right.issuperset(call.inputs)
         # Eager may read a right number without an operator, for example by `tolist`.

@@ -1,4 +1,4 @@
-"""Write results into a run folder: report.json has everything, and every other form is made from the same records.
+"""Write results into a run folder. report.json has everything; every other form shows parts of the same records.
 
 Reads records only; imports rich only inside the functions that need it.
 """

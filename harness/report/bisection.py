@@ -1,4 +1,4 @@
-"""A search for the first pass that changes bits: a table of its runs, its answer in sentences, and bisect.json."""
+"""Show a search for the first pass that changes bits: a table of its runs, its answer in sentences, bisect.json."""
 
 from __future__ import annotations
 
@@ -53,12 +53,13 @@ def tell_answer(
             yield f"to blame in it: {blamed}"
     if dumped:
         yield f"what the pass did: {dumped}"
+        # A case file selects the case already, and the case may be unknown by name.
         selection = [] if CASE_FILE in replay else ["-k", name]
         yield f"  again: {shlex.join(['bitproof', 'run', *selection, *replay, '--dump-graphs'])}"
 
 
 def render(found: Bisection, name: str, status: int, inject: str | None, answer: Sequence[str]) -> str:
-    """bisect.json: the search's result in a case, and the answer in words."""
+    """The text of bisect.json: the result of a search in a case, and the answer in words."""
     is_injected = found.blamed == TRACE and inject is not None
     values = {
         "schema": SCHEMA,

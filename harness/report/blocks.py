@@ -1,4 +1,4 @@
-"""A check's finding in each form of a report. The forms know no check by name: they print the blocks of its finding."""
+"""Print a check's finding in each form of a report. No form knows a check by name; it prints the finding's blocks."""
 
 from __future__ import annotations
 

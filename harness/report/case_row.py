@@ -1,4 +1,4 @@
-"""A case's row; each form of a report shows the columns that it has room for."""
+"""A case's row. Each form of a report shows as many of its columns as fit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Coloured output: rich's console, which shows untrusted text without interpreting it.
+"""Coloured output: rich's console, changed to show untrusted text without interpreting it.
 
-rich writes escape sequences itself, so its output bypasses the gate of `runtime/output`. The same rule is applied here
-to each piece of text before layout. Markup and emoji names have no effect.
+rich writes escape sequences itself, so its output bypasses the filter of `runtime/output`. The same rule is applied
+here to each piece of text that rich renders. Markup and emoji names have no effect.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class SafeConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Rendered text without unsafe characters; the only links are those to lines of files on this machine."""
+        # Control segments are rich's own, such as those that move the cursor for a progress bar.
         for segment in super().render(renderable, options):
             if segment.control:
                 yield segment
@@ -47,6 +48,7 @@ class SafeConsole(Console):
 
 def _linked(text: str, style: Style | None) -> Iterator[Segment]:
     """The segments of a text in which each line of source, such as `train.py:14`, is a link to its file (OSC 8)."""
+    # Only files that exist on this machine become links: the text is untrusted.
     at = 0
     for found in LINE.finditer(text):
         if (file := file_of(found["path"])) is not None:

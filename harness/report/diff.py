@@ -39,10 +39,10 @@ def tell_diff(
     *,
     advises: bool = True,
 ) -> Iterator[str]:
-    """The verdict, records by kind, the first divergence, where its cause is, drift, and the manifests' differences.
+    """The verdict, records by kind, the first divergence and the place of its cause, drift, and manifest differences.
 
-    Lines have 80 columns where that is possible. `systems` are those of the two recordings of a `case`. With `advises`,
-    two environments' difference ends in the commands that explain it.
+    Lines have 80 columns if possible. `systems` are the systems of the two recordings of a `case`. With `advises`, if
+    the recordings are from different environments, lines show the commands that explain the difference.
     """
     differences = list(manifest_differences)
     yield f"{comparison.verdict}: {folders[0]} against {folders[1]}"
@@ -67,7 +67,7 @@ def tell_diff(
 
 
 def _about_the_cause(kind: str, systems: tuple[str, str], case: str) -> Iterator[str]:
-    """The place of the cause, and the command that names the call."""
+    """The part of the step in which the cause is, and the commands that find the call to blame."""
     yield f"  cause: {_CAUSES.get(kind, 'not known')}"
     first, second = systems
     if first != second:

@@ -1,7 +1,7 @@
 """report.json: a run's complete result, written from a Report and validated when it is read.
 
-A file from disk is untrusted data: it is parsed as JSON, bounded in size, and checked field by field. A damaged file
-raises RecordingError, as does a file whose claims contradict its own numbers.
+A file from disk is untrusted data: its size is bounded, it is parsed as JSON, and it is checked field by field. A
+damaged file raises RecordingError, and so does a file whose claims contradict its own numbers.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ MAX_BYTES = 64 * 2**20
 def render(report: Report) -> str:
     """The report as JSON text. JSON has no infinity and no NaN: such measurements become null."""
     values = to_dict(report)
+    # Nearly every report has finite numbers only, so the copy with nulls is made only if this fails.
     try:
         text = json.dumps(values, indent=1, allow_nan=False)
     except ValueError:
@@ -87,7 +88,7 @@ def parse(text: str, where: str = FILE_NAME) -> Report:
 
 
 def upgraded(values: Any) -> Any:
-    """Convert the JSON values of a report of an earlier form: the fields of a check move below the check's name."""
+    """Convert the JSON values of a report of an earlier form: each check's own field moves into `checks`."""
     if not isinstance(values, dict):
         return values
     for case in values["cases"] if isinstance(values.get("cases"), list) else ():

@@ -1,8 +1,7 @@
-"""report.md: a summary for people, suitable as a CI job summary. The verdicts come first, details are in collapsible
-blocks.
+"""report.md: a summary for people, suitable as a CI job summary. Verdicts come first; collapsible blocks have details.
 
-GitHub accepts 1 MiB per summary, counted in bytes: long texts are cut in the middle, and rows and details beyond the
-limit are omitted with a sentence about it.
+GitHub accepts 1 MiB per summary, counted in bytes. So long texts are cut in the middle, and rows and details beyond the
+limit are left out; a sentence states how many.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ FAULTS_TEXTS = {
     1: "a fault was not caught, or a rewrite that keeps every bit was flagged",
     3: "some fault could not be judged",
 }
-"""For runs whose exit status comes from their injected faults."""
+"""The texts for runs whose exit status is decided by their injected faults."""
 
 
 def status_text(report: Report) -> str:
@@ -122,8 +121,9 @@ def _not_run(report: Report) -> Iterator[str]:
 
 
 def _bounded_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table with as many rows as MAX_TABLE_BYTES allows. Each row of a Markdown table is as wide as the widest."""
+    """A table with as many rows as MAX_TABLE_BYTES allows, and a sentence about the number of the others."""
     rows = [[_brief(value) for value in row] for row in rows]
+    # Each row of a Markdown table is padded to the widest row, so sizes of rows do not simply add up: halve the rows.
     shown = len(rows)
     while _size(table := table_of(headers, rows[:shown])) > MAX_TABLE_BYTES:
         shown //= 2
@@ -146,6 +146,7 @@ def _details(report: Report, room: int) -> Iterator[str]:
     """A collapsible block per case, as many as fit into `room` bytes."""
     room -= 100  # room for the sentence about omitted cases
     left_out = 0
+    # A case whose block is too large is left out, and smaller blocks after it may still fit.
     for result in sorted(report.cases, key=lambda result: result.as_expected):
         block = folded(f"{result.case.name}: {text.outcome(result)}", _case_details(report, result))
         if _size(block) > room:
@@ -158,6 +159,7 @@ def _details(report: Report, room: int) -> Iterator[str]:
 
 
 def _case_details(report: Report, result: CaseResult) -> str:
+    # Most needed first, as a reader may stop anywhere: how to repeat the case, why it failed, then measurements.
     parts = [f"Replay:\n\n{code_block(text.replay_command(report, result))}"]
     for name, found in result.checks.items():
         parts.append("\n\n".join([f"### Check {inline(name)}", *blocks.markdown(found)]))
@@ -267,7 +269,7 @@ def _loss_rows(result: CaseResult) -> Iterator[tuple[Any, ...]]:
 
 
 def _histogram(found: Mapping[str, Mapping[str, int]]) -> str:
-    """Elements of each column by ULPs between the two sides."""
+    """A table of element counts: a row per bucket of ULPs between the two sides, and a column per name in `found`."""
     rows = [(bucket, *(found[kind].get(bucket, 0) for kind in found)) for bucket in BUCKETS]
     return table_of(("ULPs", *found), [row for row in rows if any(row[1:])])
 

@@ -1,8 +1,8 @@
 """Escape untrusted text for Markdown. All Markdown forms use these functions, and nothing else.
 
 GitHub interprets HTML, links, bare addresses, pictures, code, emphasis, formulas, ends of cells, emoji names, users and
-issues. Each character that could start one is escaped: with a backslash, a reference such as `&lt;`, or, if GitHub
-interprets the rendered text (`@user`), a tag around it.
+issues. Each character that could start such a construct is escaped: by a backslash, by a reference such as `&lt;`, or,
+if GitHub interprets the rendered text (`@user`), by a tag around the character.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any
 
 from bitproof.harness.printable import one_line, printable
 
-# Characters that Markdown interprets, where it does: a bracket of a link, an underscore at the edge of a word.
+# Characters that Markdown interprets, only at positions at which it does: a bracket of a link, an underscore at the
+# edge of a word.
 _ESCAPED = re.compile(r"[\\`*|~$]|\](?=[(\[:])|\[(?=[\^\[])|^\[(?=[ xX]\])|(?<![^\W_])_+|_+(?![^\W_])")
 _REFERENCES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-# Characters that GitHub interprets after rendering: of users, issues, emoji names and addresses.
+# Characters that GitHub interprets after rendering, in users, issues, emoji names and addresses. A backslash does not
+# help there, as rendering removes it.
 _PARTED = re.compile(r"[@#](?=\w)|:(?=[\w+-]+:)|/(?=/)|(?<=\bwww)\.", re.IGNORECASE)
 # The beginnings of lists, headings and rules.
 _FIRST = re.compile(r"^(?:[-+=#](?=[-+=#\s]|$)|\d{1,9}(?=[.)](?:\s|$)))")
@@ -26,6 +28,7 @@ _TOKENS = re.compile("|".join(f"({part.pattern})" for part in (_ESCAPED, _PARTED
 def inline(text: Any) -> str:
     """A text as a single line that is shown literally in a paragraph, a heading or a cell."""
     found = one_line(str(text))
+    # At the beginning of a list item, a backslash goes before a sign, but after a number: `1\.`.
     first = _FIRST.match(found)
     head = "" if first is None else found[: first.end()] + "\\" if first.group().isdigit() else "\\" + first.group()
     return head + _TOKENS.sub(_dead, found[first.end() if first else 0 :])
@@ -39,7 +42,7 @@ def _dead(found: re.Match[str]) -> str:
 
 
 def code_block(text: str) -> str:
-    """A text of many lines as a code block; its fence is longer than any run of backticks inside."""
+    """A text of many lines as a code block, with a fence that is longer than any sequence of backticks in the text."""
     code = printable(text)
     longest = max((len(run) for run in re.findall(r"`+", code)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -52,7 +55,7 @@ def folded(summary: str, body: str) -> str:
 
 
 def table_of(headers: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table. `strong` cells are bold."""
+    """A Markdown table. Cells that are `Strong` texts are bold."""
     from tabulate import tabulate  # here: commands load this module before they start a host
 
     cells = [[_cell(value) for value in row] for row in rows]

@@ -1,6 +1,6 @@
 """Progress of a run: live bars on a terminal, otherwise a line per event.
 
-A pipe gets a step line at most every few seconds for each case, so the log of an hour stays readable.
+A pipe gets a line about a case's steps at most every few seconds, so the log of a run of an hour stays readable.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class PlainProgress:
         self.stream.flush()
 
     def on_event(self, event: Event) -> None:
-        """Print a phase immediately, and a step if the case's last step line is old enough."""
+        """Print a phase immediately, and a step only if the case's last line about a step is old enough."""
         if event.event == "step":
             now = self.clock()
             # A fast case takes hundreds of steps per second.

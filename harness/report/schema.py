@@ -211,6 +211,7 @@ class FlatDivergence(TensorDifference):
 
 _UNKNOWN = TensorDifference()
 _PLACE = ("step", "rank", "kind", "name", "pass_", "between", "holds")
+# A divergence has a `rank` of its own, that of the tensor, so the ranks of the call have other names.
 _FLAT = {"rank": "operator_rank", "ranks": "operator_ranks"}
 _FIELDS = {item.name for item in fields(FlatDivergence)}
 
@@ -283,6 +284,7 @@ class CaseEntry(CaseFindings):
         return CaseResult(
             **found
             | {
+                # Kinds are in the order of a step, and not in that of the file.
                 "compared": {kind: self.compared[kind] for kind in KINDS if kind in self.compared},
                 "mismatched": {kind: self.mismatched.get(kind, 0) for kind in KINDS if kind in self.compared},
                 "differing_kinds": tuple(self.differing_kinds),

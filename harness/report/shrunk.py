@@ -24,7 +24,7 @@ def tell_shrunk(changes: Iterable[tuple[str, object, object]], tries: int, secon
 
 
 def tell_head(case: Case, result: CaseResult, command: str) -> str:
-    """The header of the file."""
+    """The docstring of a file that reproduces a shrunk case with torch alone."""
     from importlib.metadata import version
 
     return f"""Two training steps that should agree in every bit, and do not: {case.name}, shrunk.
@@ -39,7 +39,7 @@ The case itself: {command}"""
 
 
 def tell_own_head(case: Case, result: CaseResult, command: str, packages: str) -> str:
-    """The header of a file with a user's two systems; it requires `packages`."""
+    """The docstring of a file with a user's two systems. The file requires `packages`."""
     return f"""Two systems that should agree in every bit, and do not: {case.name}, shrunk.
 
 `reference` is {case.reference}, `candidate` {case.candidate}. {locate(result.first_divergence)} differs first.
@@ -64,6 +64,7 @@ def tell_own_systems(
     It contains the user's files: `texts` maps the path to write to the content. `names` maps a system or pass to its
     name in those files; others keep their full path. `needs` are the packages to install.
     """
+    # The script must exit with 1 if the systems differ, so its case expects EQUAL.
     values = replace(case, expected=Verdict.EQUAL.value, differs=()).to_dict()
     named = {side: _source(values[side], names) for side in ("reference", "candidate")}
     passes = ", ".join(_source(text, names) for text in extra_passes)
@@ -102,7 +103,7 @@ if __name__ == "__main__":
 
 
 def _source(text: str, names: Mapping[str, str]) -> str:
-    """A system or a pass as an expression: a path below the written folder, a full path, or the text itself."""
+    """A system or a pass as a Python expression: a path below the written folder, a full path, or the text itself."""
     if text in names:
         return f"folder + {'/' + names[text]!r}"
     source, colon, name = text.rpartition(":")

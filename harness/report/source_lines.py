@@ -1,5 +1,6 @@
-"""Turn a source line of a recording into a path that can be opened from here. A recording keeps the last three parts of
-a path: `exp/new/train.py:14`. This line is shown as
+"""Turn a source line of a recording into a path that a user can open from the working directory.
+
+A recording keeps the last three parts of a path: `exp/new/train.py:14`. This line is shown as
 
 new/train.py:14                          below the working directory
 /home/me/exp/new/train.py:14             elsewhere
@@ -23,7 +24,7 @@ _MAX_DEPTH = 4
 
 
 def shown_line(source: str | None) -> str:
-    """A call's line as a terminal or an editor opens it; empty for none."""
+    """A call's source line in a form that a terminal or an editor can open; empty for a call without a line."""
     if not source or not (found := LINE.fullmatch(source)) or (file := file_of(found["path"])) is None:
         return source or ""
     here = Path.cwd()
@@ -34,14 +35,14 @@ def shown_line(source: str | None) -> str:
 
 
 def file_of(path: str) -> Path | None:
-    """The nearest file on this machine whose path ends like `path`; None if there is none, or if several are equally
-    near."""
+    """The nearest file on this machine whose path ends with `path`; None if none does, or several are equally near."""
     parts = PurePosixPath(path).parts
     if ".." in parts:
         return None
     return _file_below(str(PurePosixPath(path)), os.getcwd())
 
 
+# `here` is an argument for the cache: after a change of the working directory, other files are the nearest.
 @functools.cache
 def _file_below(path: str, here: str) -> Path | None:
     if os.path.isabs(path):
@@ -54,7 +55,7 @@ def _file_below(path: str, here: str) -> Path | None:
 
 
 def _places(path: str, here: Path) -> Iterator[list[Path]]:
-    """The paths at which a file may be, the nearest first."""
+    """Lists of paths at which a file may be, the nearest first. The paths of a list are equally near."""
     yield from ([top / path] for top in (here, *here.parents))
     end = glob.escape(path)
     yield [Path(each) for depth in range(1, _MAX_DEPTH) for each in glob.iglob(f"{here}/{'*/' * depth}{end}")]

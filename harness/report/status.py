@@ -16,7 +16,7 @@ WORST_FIRST = (WRONG_CALL, UNJUDGED, UNEXPECTED, SUCCESS)
 
 
 def case_status(result: CaseResult) -> int:
-    """A case's exit status: 0 as expected; 3 not judged, by itself, its baseline or a check; 1 otherwise."""
+    """A case's exit status: 0 if as expected, 3 if the case, a baseline or a check was not judged, otherwise 1."""
     if result.verdict in (Verdict.UNVERIFIED, Verdict.ERROR) or result.sides_with(BaselineStatus.UNVERIFIED):
         return UNJUDGED
     if any(found.unjudged for found in result.checks.values()):
@@ -25,7 +25,11 @@ def case_status(result: CaseResult) -> int:
 
 
 def faults_status(score: Score) -> int:
-    """3 if some planned fault was not judged; else 0 if every fault was killed and no equivalent flagged, or 1."""
+    """The exit status of a run's injected faults.
+
+    It is 3 if a planned fault was not judged. Otherwise it is 0 if every fault was caught and no equivalent rewrite was
+    flagged, or 1.
+    """
     if not score.is_known:
         return UNJUDGED
     return SUCCESS if score.is_clean else UNEXPECTED
@@ -34,7 +38,7 @@ def faults_status(score: Score) -> int:
 def exit_status(results: Iterable[CaseResult], *, is_shard: bool = False, faults: Score | None = None) -> int:
     """The worst status of all cases, and of the injected faults if there are any.
 
-    No case at all is 3 (not judged), except in a shard, which may be empty.
+    Without any case it is 3 (not judged), except for a shard, which may have no cases.
     """
     cases = [case_status(result) for result in results] or [SUCCESS if is_shard else UNJUDGED]
     return worst([*cases, *([] if faults is None else [faults_status(faults)])])
@@ -46,6 +50,6 @@ def error_status(error: BitproofError) -> int:
 
 
 def worst(statuses: Iterable[int]) -> int:
-    """The worst of these statuses. A status other than the four counts as not judged."""
+    """The worst of these statuses. A status other than 0, 1, 2 and 3 counts as 3 (not judged)."""
     known = (status if status in WORST_FIRST else UNJUDGED for status in statuses)
     return min(known, key=WORST_FIRST.index)

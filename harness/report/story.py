@@ -33,6 +33,7 @@ def tell_story(result: CaseResult) -> Iterator[str]:
     yield f"  first divergence: {locate(divergence)}{_extent(divergence.tensor)}"
     call = divergence.call
     if call is None:
+        # Without a call, either a search ended without finding one, which a remark states, or no search has ended.
         looked = NO_CALL in result.remarks
         yield "  to blame: " + (
             "no operator call explains it" if looked else "not known, as no search for a call finished"
@@ -56,7 +57,7 @@ def tell_story(result: CaseResult) -> Iterator[str]:
 
 
 def render(result: CaseResult) -> str:
-    """localize.json."""
+    """The text of localize.json: the case's verdict and its first divergence."""
     values = {
         "schema": SCHEMA,
         "case": result.case.name,

@@ -48,6 +48,7 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
     for name, reason in report.not_run.items():
         console.print(f"{name}: NOT RUN: {reason}")
     console.print()
+    # Causes come last: the end of the output is on the screen when the run is over.
     for result in report.cases:
         if not result.as_expected:
             console.print("\n".join([*tell_case(report, result), ""]))
@@ -74,6 +75,7 @@ def _table(report: Report, is_narrow: bool) -> object:
         kept_whole = is_narrow and header == "case"
         table.add_column(header, overflow="fold", no_wrap=kept_whole, justify="right" if header in right else "left")
     for result, row in zip(report.cases, map(row_of, report.cases), strict=True):
+        # Green means that no bit differs from the expectation. In a CLOSE case bits differ, though as expected.
         is_plain = result.as_expected and result.verdict != Verdict.CLOSE
         has_drifted = bool(result.sides_with(BaselineStatus.DRIFTED))
         color = "green" if is_plain else COLORS[Verdict.DIFFERENT if has_drifted else result.verdict]

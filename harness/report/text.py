@@ -28,7 +28,7 @@ from bitproof.harness.records import (
 from bitproof.harness.report.source_lines import shown_line
 
 CASE_FILE = "--case"
-"""The option that names a case by its file; other options of a report select by name."""
+"""The option that selects a case by its file. Without it, `-k` selects cases by name."""
 
 UNTOLD = "direction not known"
 """The text for a direction that is not known, as in the graph of a user's system."""
@@ -68,10 +68,10 @@ def expectation(result: CaseResult) -> str:
 
 
 def outcome(result: CaseResult) -> str:
-    """A case's verdict, with the kinds that differ at the first differing step, and objections.
+    """A case's verdict, the kinds that differ at the first differing step, objections, and brief results of checks.
 
-    Objections are: a difference larger than expected, a drifted baseline, an objecting check. Brief results of checks
-    follow.
+    Objections are: a difference beyond the bound, a side that drifted from its baseline or has none, and the objection
+    of a check.
     """
     differs = f" ({', '.join(result.differing_kinds)})" if result.differing_kinds else ""
     beyond = " beyond the bound" if result.is_beyond_bound else ""
@@ -107,10 +107,14 @@ _DEMAND = "--require-baseline fails such a case, and `bitproof accept --new` sto
 
 
 def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
-    """The comparison of each side with its baseline: a line for both, and details of a side that is not EQUAL."""
+    """Lines about the comparison of both sides with their baselines: a line for both, then a side's details.
+
+    An EQUAL side has no details.
+    """
     if not result.baseline:
         return
     sides = baseline_sides(result)
+    # A line for all sides first: on a terminal, most runs show nothing more.
     yield "baselines: " + ", ".join(f"{side} {found.status}" for side, _, found in sides)
     for side, system, found in sides:
         if found.status == BaselineStatus.EQUAL:
@@ -132,9 +136,9 @@ def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
 
 
 def baseline_sides(result: CaseResult) -> list[tuple[str, str, BaselineResult]]:
-    """Each side, its system, and its comparison with its baseline.
+    """For each side: its name, its system, and the result of the comparison with its baseline.
 
-    If both sides run the same system with the same result, they are a single entry.
+    If both sides run the same system with the same result, they share an entry.
     """
     case, found = result.case, list(result.baseline.items())
     if case.reference == case.candidate and len(found) == len(ROLES) and found[0][1] == found[1][1]:
@@ -180,7 +184,8 @@ def place(result: CaseResult) -> str:
 def locate(divergence: Divergence | None, case: Case | None = None) -> str:
     """The first difference: `step 0, rank 3, grad layers.1.moe.router.gate.weight`.
 
-    If a system differs from itself, ` (graph against itself)` follows; without the case, its role is named instead.
+    If a system differs from itself, ` (graph against itself)` follows. Without `case`, the system's role is named
+    instead of the system.
     """
     if divergence is None:
         return ""
@@ -200,7 +205,8 @@ def parted(divergence: Divergence, case: Case | None) -> str:
 def blame(divergence: Divergence | None) -> str:
     """The blamed call: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`.
 
-    If the tensor equals another record of the reference bit for bit, a clause says so, even without a blamed call.
+    If the differing tensor equals another record of the reference bit for bit, a clause states that, even without a
+    blamed call.
     """
     if divergence is None:
         return ""
@@ -221,17 +227,15 @@ def blame_of(call: BlamedCall | None) -> str:
 
 
 def blame_label(divergence: Divergence) -> str:
-    """The label of the blamed call in a report. It is "best candidate" if an exchange of values did not verify the
-    call."""
+    """The label of the blamed call in a report: "to blame", or "best candidate" if an exchange did not verify it."""
     found = divergence.call and divergence.call.verification
     return "best candidate" if found and found.status == "not verified" else "to blame"
 
 
 def evidence(call: BlamedCall | None) -> list[tuple[str, str]]:
-    """Labelled lines about the blamed call: the expected and the found operator or setting, and the results of
-    exchanges.
+    """Labelled lines about the blamed call: expected and found operator or setting, and the results of exchanges.
 
-    Empty for a call that no exchange verified, even in part: `blame` says so. For example:
+    Empty if no exchange verified the call at least in part; `blame` states that. For example:
 
     expected: eps=1e-05
     found: eps=0.001
@@ -288,9 +292,10 @@ def tell_ranks(ranks: Iterable[int]) -> str:
 
 
 def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], int]:
-    """Differing tensors as rows: kind, name, number of steps, first step, ranks; and the number of omitted tensors.
+    """Differing tensors as rows, and the number of tensors without a row, because of the `limit`.
 
-    Kinds are in the order of a step, tensors of a kind in the order of their first difference.
+    A row has kind, name, number of differing steps, first such step, and ranks. Kinds are in the order in which a step
+    computes them; the tensors of a kind are in the order of their first difference.
     """
     rows: list[tuple[str, ...]] = []
     for kind in result.compared:

@@ -1,4 +1,4 @@
-"""The run folder: created before anything runs; its files are written at the end, all or none.
+"""The run folder. It is created before anything runs; its files are written at the end, all or none.
 
 Writing comes last, so a failure to write does not suppress the printed result.
 """
@@ -38,7 +38,7 @@ FORMATS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "md": ("report.md", markdown.render),
     "sarif": ("report.sarif", sarif.render),
 }
-"""The forms in a run's folder, a file each."""
+"""The forms that a run's folder has, by name: the name of the file, and the function that renders it."""
 SAID: dict[str, Callable[[Report], str]] = {"annotations": ci_lines.render, "comment": comment.render}
 """The forms that are only printed."""
 
@@ -101,9 +101,10 @@ def discard_if_bare(run_dir: Path) -> None:
 def finish_run(
     report: Report, run_dir: Path, status: int, more: Mapping[str, str] = MappingProxyType({}), shown: str = "report.md"
 ) -> int:
-    """Write a printed report, and print its path or the reason for failing; return the command's exit status.
+    """Write a report that was printed already, and print its path, or the reason why it could not be written.
 
-    The status is `status`, or worse if nothing was written. `shown` is the file whose path is printed.
+    Returns the command's exit status: `status`, or a worse status if nothing was written. `shown` is the name of the
+    file whose path is printed.
     """
     try:
         write_run(report, run_dir, more)
@@ -116,7 +117,7 @@ def finish_run(
 
 
 def write_run(report: Report, run_dir: Path, more: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write every form of the report, and `more` texts by file name, into `run_dir`; then link `latest` to the run.
+    """Write every form of the report, and the texts of `more` by file name, into `run_dir`; then link `latest` to it.
 
     Everything is rendered, then written to temporary files, then moved into place. If a file cannot be written, none is
     left and RecordingError is raised. Raises UsageError if `latest` exists and is not a link.
@@ -137,8 +138,9 @@ def write_run(report: Report, run_dir: Path, more: Mapping[str, str] = MappingPr
 
 
 def _write_together(texts: Mapping[str, str], folder: Path) -> None:
-    """Write files that appear together or not at all: everything that may fail is done before the first is moved."""
+    """Write files that appear together or not at all."""
     aside = Path(tempfile.mkdtemp(dir=folder, prefix=".report-"))
+    # Writing may fail, for example if the disk is full, so all files are written before the first is moved.
     placed: list[Path] = []
     try:
         for name, content in texts.items():

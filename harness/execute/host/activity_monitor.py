@@ -1,7 +1,7 @@
-"""Count a rank's collectives with other ranks and its uses of torch.compile, which no record shows.
+"""Count a rank's collectives with other ranks, and its uses of torch.compile. No record shows either.
 
 A trainer that found no process group, or whose compiler is switched off, agrees with itself in every bit. torch and the
-shared-memory groups count both anyway; their counters are read between steps.
+shared-memory groups count collectives and compilations in any case; their counters are read between steps.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _SHOWN = 160  # characters of a reason from torch
 Counts = Mapping[str, int]
 
 OP_BY_OP = {"eager", "aot_eager", "aot_eager_decomp_partition"}
-"""Backends that run captured code operator by operator: graph breaks change no bit."""
+"""Backends that run captured code operator by operator, so that graph breaks change no bit."""
 
 
 class ActivityMonitor:
-    """`collectives` counts this rank's collectives with others during steps, including messages to one rank.
+    """`collectives` is the number of this rank's collectives with other ranks during steps, messages included.
 
-    `stays_whole`: torch.compile got code whose graph breaks would change its bits or keep it from running. `in_memory`
+    `stays_whole`: graph breaks would change the bits of some compiled code, or keep it from running. `in_memory`
     returns the number of collectives launched so far, by group, for the groups that torch does not know.
     """
 
@@ -44,7 +44,7 @@ class ActivityMonitor:
 
     @contextmanager
     def at_work(self) -> Iterator[ActivityMonitor]:
-        """Watch within this block, which begins before the system is made and ends after its last step."""
+        """Watch within this block. It begins before the system is made, and ends after the system's last step."""
 
         @refusing()
         def meet() -> None:
@@ -64,12 +64,12 @@ class ActivityMonitor:
             yield self
 
     def begin_steps(self) -> None:
-        """Begin to count: calls before this belong to no step."""
+        """Begin to count collectives: earlier ones belong to no step. Uses of torch.compile are counted already."""
         self._groups, self._is_in_step = self._collectives(), True
         self._read_dynamo()
 
     def end_step(self) -> None:
-        """Add the step's increments to every count. A counter that was reset, such as a new group's, counts from 0."""
+        """Add the step's increments to every count."""
         groups = self._collectives()
         self.collectives += sum(_added(self._groups, groups).values())
         self._groups = groups
@@ -80,6 +80,7 @@ class ActivityMonitor:
         """The result of torch.compile, summed over steps; None if the system never called it."""
         if not self._calls:
             return None
+        # Dynamo counts a graph that comes from its cache apart from the graphs that it captures.
         frames, stats, cached = (self._found.get(name, Counter()) for name in ("frames", "stats", "dynamo_cache"))
         breaks, failures = (self._found.get(name, Counter()) for name in ("graph_break", "unimplemented"))
         return TorchCompile(
@@ -106,8 +107,10 @@ class ActivityMonitor:
 
 
 def _added(before: Counts, after: Counts) -> dict[str, int]:
-    """The increment of each counter. A counter that is lower than before was reset (users clear some, and groups end):
-    it counts from 0."""
+    """The increment of each counter. If a counter is lower than before, it was reset, and counts from 0.
+
+    User code may clear counters, and a new group may have the name of a group that has ended.
+    """
     added = {name: count - before.get(name, 0) for name, count in after.items()}
     return {name: count if count >= 0 else after[name] for name, count in added.items() if count}
 

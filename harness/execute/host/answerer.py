@@ -1,4 +1,4 @@
-"""Answers every kind of request, a method each, in a host and in each of torchrun's ranks.
+"""Answer every kind of request, in a host of this machine. Each rank of torchrun has a host as well.
 
 Requests that need no process are answered here; runs are forked, from here or from a stage (`execute/host/runners.py`).
 """
@@ -71,7 +71,7 @@ _PLACEMENT = "placement_sha256"
 class Answerer:
     """Answers requests; events go to `send`. `hangup` is a descriptor that hangs up when the client stops waiting.
 
-    `made_of` identifies this process's code, if graphs may be kept for other processes with the same code.
+    `made_of` identifies this process's code; with it, graphs may be kept for later processes with the same code.
     """
 
     def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
@@ -137,9 +137,10 @@ class Answerer:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_ranks(self, request: RunRequest, number: int) -> tuple[End, list[Path]]:
-        """Run all ranks; returns their end, which is successful, and a file of records per rank. Raises their error.
+        """Run all ranks; returns the successful end of the run, and the file of each rank's records.
 
-        `number` counts the halves of a run and keeps their files apart.
+        `number` counts the halves of a run, so that the files of both have different names. Raises the error of the
+        rank to blame.
         """
         part, ranks = (
             str(request.work / f"parts{number}" / "rank{rank}.parquet"),
@@ -159,7 +160,10 @@ class Answerer:
         limit: float = float("inf"),
         log: Path | None = None,
     ) -> A:
-        """Answer a request in a process of its own: hosts neither trace nor run a user's code."""
+        """Answer a request in a stage, a process of its own, as a host neither traces nor runs a user's code.
+
+        `what` names the result in errors, and `limit` is the time limit in seconds.
+        """
         stage = Stage(lambda asked, send, hangup: work(send), log=log)
         try:
             return stage.ask(request, self._send, what=what, timeout=limit, case_timeout=limit, hangup=self._hangup)
@@ -190,11 +194,11 @@ def _place(request: PlaceRequest) -> PlaceAnswer:
 
 
 def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: Sequence[Path] = ()) -> RunAnswer:
-    """Turn the ranks' files into the requested recording or replay, and report the run.
+    """Turn the ranks' files into the requested recording or replay; returns the facts about the run.
 
     `ends` are the successful ends of all hosts with ranks, in rank order; `parts` are the ranks' files, in the same
-    order. `before` are the files of the first half, if the run was resumed. Raises RankError if hosts prepared
-    different graphs.
+    order. If the run was resumed, `before` are the files of its first half. Raises RankError if ranks prepared
+    different graphs, or placed parameters differently.
     """
     # Under torchrun every host traced its own graph.
     for rank, end in enumerate(ends):
@@ -208,6 +212,7 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: 
     graph = ends[0].graph or done[0].graph
     refuse_other_placements([account.system.get(_PLACEMENT) for account in done])
     if request.replay is None:
+        # With a first step, records begin there: the first half was the reference's, and its records are not needed.
         if before and not request.case.first_step:
             for first, second in zip(before, parts, strict=True):
                 join_halves(first, second)
@@ -237,8 +242,7 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: 
 
 
 def refuse_other_placements(hashes: Sequence[object]) -> None:
-    """Raise RankError if a rank's parameters have another layout than rank 0's: sums over ranks would be
-    meaningless."""
+    """Raise RankError if a rank placed parameters in another way than rank 0: sums over ranks would be meaningless."""
     for rank, found in enumerate(hashes):
         if found != hashes[0]:
             raise RankError(
@@ -256,10 +260,10 @@ def join_recording(
     parts: list[Path],
     values: list[Path],
 ) -> None:
-    """Join the ranks' parts into a recording, with their values if kept.
+    """Join the ranks' files of records, and of values if these were kept, into a recording.
 
-    `done` are the ranks' last reports, in rank order. Raises RecordingError if declared names appeared on no rank: such
-    a rule is stale, and may hide a gap.
+    `done` are the ranks' last reports, in rank order. Raises RecordingError if a name that the system declares appeared
+    on no rank: such a rule is out of date, and may hide missing records.
     """
     # A rule is used if any rank shows its name: a stage of a pipeline, for example, has only its own layers.
     by_rank = [rank.unused_names for rank in done]
@@ -301,7 +305,7 @@ def _met(done: Sequence[Done]) -> list[Meeting]:
 
 
 def _decisive(graph: PreparedGraph) -> GraphIdentity:
-    """The facts that decide a graph's bits: no times, no counts."""
+    """The facts that decide a graph's bits: hashes and settings, without times and counts."""
     passes = [PassSettings(name=entry.name, settings=entry.settings) for entry in graph.passes]
     return GraphIdentity(code_hash=graph.code_hash, generated_hash=graph.generated_hash, passes=passes)
 
@@ -314,7 +318,7 @@ def keep_archives(folder: Path, archives: list[Path]) -> None:
 
 
 def measure_closeness(request: ClosenessRequest) -> Closeness:
-    """How close the values of two recordings are."""
+    """Measure how close the values of two recordings are."""
     from bitproof.harness.compare.closeness import measure
 
     return measure(request.reference, request.candidate, request.bound, step=request.step)
@@ -346,8 +350,7 @@ def find_drift(request: DriftRequest) -> DriftAnswer:
 
 
 def compare_bits(request: BitsRequest) -> ComparedBits:
-    """Compare the values that the replays of both systems stored under `name`. `difference` of the result is None if
-    dtypes or shapes differ."""
+    """Compare the two values that a request names. `difference` of the result is None if dtypes or shapes differ."""
     from bitproof.harness.capture.digest import digest
     from bitproof.harness.compare.bits import bit_difference, tensor_type
 

@@ -33,18 +33,21 @@ class Job:
 
     @property
     def collective_timeout(self) -> float:
-        """The time limit of a collective, in seconds. It is longer than the run's, so that the watcher of the ranks is
-        the first to notice a hang: it can report more than a collective."""
+        """The time limit of a collective, in seconds.
+
+        It is longer than that of the run, so that the watcher of the ranks notices a hang before a collective does: the
+        watcher can report more.
+        """
         return self.run.timeout + _COLLECTIVE_GRACE
 
     @property
     def watched(self) -> Replay | None:
-        """The calls that ranks log, in a replay or during a recorded run."""
+        """The replay that states which calls ranks log: the requested replay, or that of a recorded run; else None."""
         return self.run.replay or (self.run.watch.replay if self.run.watch else None)
 
     @property
     def steps(self) -> int:
-        """The number of steps taken when the run ends."""
+        """The number of steps that the system has taken when the run ends, those of an earlier half included."""
         resume, replay = self.run.resume, self.run.replay
         if resume is not None and not resume.goes_on:
             return resume.at
@@ -52,7 +55,7 @@ class Job:
 
     @property
     def is_killed(self) -> bool:
-        """Whether ranks are killed after their steps: another run resumes from their saved state."""
+        """Whether ranks are killed after their steps, since another run resumes from their saved state."""
         return self.run.resume is not None and not self.run.resume.goes_on
 
     @property
@@ -63,8 +66,10 @@ class Job:
 
     @property
     def is_timed(self) -> bool:
-        """Whether steps are timed: only in first runs without stress. Nothing but recording slows these, and its time
-        is subtracted."""
+        """Whether steps are timed. They are only in first runs without stress.
+
+        Nothing but recording slows such a run, and the time for recording is subtracted.
+        """
         return self.run.is_first and self.run.options.stress is None
 
     def device_index_of(self, rank: int) -> int:

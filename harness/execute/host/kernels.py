@@ -1,4 +1,4 @@
-"""oneDNN's kernels for matrix products of the experts' shapes, generated once, before ranks are forked.
+"""Generate oneDNN's kernels for matrix products of the experts' shapes once, before ranks are forked.
 
 oneDNN generates machine code for a shape at its first product, in 0.7 ms. The number of rows of an expert differs from
 step to step and from rank to rank, so each rank would generate some 300 kernels in 20 steps, a seventh of its time. A
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 _MOST_ROWS = 128
 """Experts of the nightly cases rarely receive more rows at once."""
 _FEWEST_STEPS = 16
-"""The fewest steps, of all ranks together, that are worth 0.2 s: in fewer steps ranks use too few of the shapes."""
+"""The fewest steps, over all ranks, for which kernels are generated early: in fewer steps, too few shapes occur.
+
+Generating all kernels takes 0.2 s.
+"""
 
 
 def make_kernels(request: RunRequest) -> None:
@@ -35,8 +38,10 @@ def make_kernels(request: RunRequest) -> None:
 
 @functools.lru_cache
 def multiply(dim: int, hidden_dim: int, most_rows: int) -> None:
-    """Compute the products of an expert's forward and backward for 1 to `most_rows` rows. Weights have the shape (out,
-    in)."""
+    """Compute the products of an expert's forward and backward, once for each number of rows up to `most_rows`.
+
+    Weights have the shape (out, in).
+    """
     import torch
 
     ones = functools.partial(torch.ones, dtype=torch.bfloat16)

@@ -7,8 +7,8 @@ from it start with a freshly imported torch: ranks, and stages, which make progr
 It reads a request per line (`execute/requests.py`) from standard input and answers through a separate pipe, so that a
 library's stray print cannot damage an answer. Events come before the answer or the problem.
 
-It ends at the end of standard input, and, on Linux, when its parent dies. Then it ends all its descendants, in any
-session, and, if no other process is left to do so, removes the temporary folder.
+It ends at the end of standard input, and, on Linux, when its parent dies. Then it ends all its descendants, whatever
+session these are in. If its parent is gone and cannot do so, it also removes the temporary folder.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def serve(options: argparse.Namespace) -> None:
 
     set_determinism(0)  # imports 800 modules of torch, 0.7 s; forked ranks inherit them
     warm_up()
-    made_of = installation()  # here, where loaded modules do not depend on any request yet
+    made_of = installation()  # now, as loaded modules do not depend on any request yet
     gc.freeze()  # forked processes never collect garbage among the imports
     garbage.look_seldom()
     gc.enable()
@@ -108,7 +108,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def _is_gone(parent: int) -> bool:
-    """Whether the parent has ended, or ends within a moment: the kernel closes our input shortly before."""
+    """Whether the parent has ended, or ends within a moment. The kernel closes this process's input shortly before."""
     limit = time.monotonic() + _LAST_MOMENT
     while os.getppid() == parent and time.monotonic() < limit:
         time.sleep(0.01)

@@ -29,11 +29,11 @@ def expert_sizes(case: Case) -> tuple[int, int] | None:
 
 
 def check_model(case: Case, system: str, num_ranks: int = 1, memory: int | None = None) -> None:
-    """Refuse a model before any rank starts.
+    """Refuse a model before any rank starts. Only this project's eager systems are checked.
 
-    The reasons: the case's ranks cannot share the model, chunking does not fit it, or the state of `num_ranks` ranks
-    exceeds `memory` bytes. Only the eager systems of ours are checked. Tracing itself refuses models that ranks cannot
-    share. Raises CaseError, ChunkError and MachineError.
+    Raises CaseError if the case's ranks cannot share the model, ChunkError if chunking does not fit it, and
+    MachineError if the state of `num_ranks` ranks exceeds `memory` bytes. For systems with a graph, tracing refuses a
+    model that ranks cannot share.
     """
     if system not in EAGER:
         return
@@ -49,14 +49,14 @@ def check_model(case: Case, system: str, num_ranks: int = 1, memory: int | None 
 
 
 _COPIES = 4
-"""A parameter, its gradient, and AdamW's two moments, in float32 each."""
+"""The copies of each parameter in a rank's state: itself, its gradient, and AdamW's two moments, each in float32."""
 
 
 @functools.lru_cache(maxsize=1)
 def _bytes_of_parameters(case: Case, chunking: Chunking | None) -> int:
-    """The bytes of the first rank's parameters, which are built without values.
+    """The bytes of the parameters of rank 0. The model is built without values.
 
-    Raises the error of a model that cannot be built or chunked: it would be the same on all ranks.
+    Raises the error of a model that cannot be built or chunked; on any other rank it would be the same error.
     """
     import torch
 

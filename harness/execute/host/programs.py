@@ -1,5 +1,4 @@
-"""Make programs from a case's graph: for a rank, with a fault, as a precompiled step, or as a standalone file that
-fails.
+"""Make programs from a case's graph: for a rank, with a fault, as a precompiled step, or as a standalone file.
 
 Imports torch only when a function needs it.
 """
@@ -36,11 +35,10 @@ def prepare_program(
     *,
     system: str = GRAPH,
 ) -> Any:
-    """Trace the case's training step and run the graph passes over it. `enter` is called with the name of each phase as
-    it begins.
+    """Trace the case's training step and run the graph passes over it.
 
-    Determinism switches must be set before: torch chooses kernels by them, and so the operators in the graph, for
-    attention above all.
+    `enter` is called with the name of each phase when the phase begins. Determinism switches must be set before this
+    call: by these switches torch chooses kernels, and so the operators in the graph, above all for attention.
     """
     import torch
 
@@ -53,14 +51,12 @@ def prepare_program(
 
 
 def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
-    """The graph options of a rank that prepares its own graph. All ranks' graphs are equal, so only rank 0 dumps its
-    graph."""
+    """The graph options of a rank that prepares a graph itself. Only rank 0 dumps its graph: all graphs are equal."""
     return options if rank == 0 else replace(options, dump_dir=None)
 
 
 def with_fault(program: Any, fault: Fault | None, case: Case) -> Any:
-    """The program after one more pass, which puts a fault of the catalogue into its graph; unchanged if the fault edits
-    no graph.
+    """The program with a fault of the catalogue in its graph; the unchanged program if the fault edits no graph.
 
     Raises UsageError if the graph has no target for the fault.
     """
@@ -73,8 +69,10 @@ def with_fault(program: Any, fault: Fault | None, case: Case) -> Any:
 
 
 def read_precompiled(case: Case, device: torch.device, step: StepFolder, system: str) -> Any:
-    """The program of a precompiled step. Nothing is traced, no pass runs. Raises ArtifactError if it must be
-    refused."""
+    """The program of a precompiled step, read without tracing and without passes.
+
+    Raises ArtifactError if the step must be refused.
+    """
     from bitproof.harness.precompile.artifact import read_program
 
     return read_program(step.path, case, _made_as(system), device, step.trust_compiled)
@@ -93,14 +91,14 @@ def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) ->
 
 
 def _made_as(system: str) -> str:
-    """The system whose tracer made a precompiled step."""
+    """The system whose tracer makes the step that `system` reads: for the system `precompiled`, that is `graph`."""
     return GRAPH if system == PRECOMPILED else system
 
 
 def write_standalone(case: Case, options: GraphOptions, step: int, head: str) -> Written:
-    """A standalone file that shows the difference between the case's two systems; see `localize.standalone`.
+    """Write a standalone file that shows the difference between the case's two systems; see `localize.standalone`.
 
-    Options are the candidate's. Raises NoFileError if no such file can be made.
+    `options` are those of the candidate's graph. Raises NoFileError if no such file can be made.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""A rank's steps, in order, each recorded or logged, with all monitors active."""
+"""Run a rank's steps in order, each recorded or logged, with all monitors active."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ class RankSteps:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Activate faults, stress and monitors, from before the system is made until its last step has ended."""
+        """Activate faults, stress and monitors within this block.
+
+        It begins before the system is made, and ends after the last step.
+        """
         from bitproof.harness.disturb.regroup import regrouped
         from bitproof.harness.disturb.widen import computed_in_float64
         from bitproof.harness.systems.default_group import lent
@@ -98,6 +101,8 @@ class RankSteps:
         began = time.perf_counter()
         if resume is not None:
             resume.begin(system)
+        # A loop of the user's takes all steps by itself. It cannot begin in the middle, so a resumed run takes steps
+        # one by one.
         if hasattr(system, "take_steps") and resume is None:
             system.take_steps(job.steps, taking)
         else:
@@ -134,7 +139,8 @@ class RankSteps:
         log = self._job.watched
         with self._logging(log, step, system) if log and log.watches(step) else self._timing(step) as shown:
             yield shown
-        # User code may have destroyed the default group, which our code needs.
+        # User code may have destroyed the default group, which this code needs. Generators are recorded at the end of a
+        # step, when all draws of the step are over.
         with as_lent():
             for name, state in generators.drawn().items():
                 if Key(step, "rng", name, recorder.rank) not in recorder.rows:  # a system may record them itself
@@ -158,6 +164,7 @@ class RankSteps:
 
         rank = self.recorder.rank
         names, captured = replay.values_of(rank), getattr(system, "captured", None)
+        # A replay may log earlier steps as well, but values and exchanges are those of its last step.
         is_last = step == replay.step
         keep, spare = (names, replay.spare) if is_last else ({}, 0)
         exchanges = [each for each in replay.exchanges if each.site.rank == rank] if is_last else []

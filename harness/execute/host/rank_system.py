@@ -1,4 +1,4 @@
-"""A rank's device, program and system, with the faults and checks around them."""
+"""Make a rank's device, program and system, with the faults and checks around the system."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class System(Protocol):
 
 
 def device_of(job: Job, rank: int) -> torch.device:
-    """A rank's device, which becomes the current device."""
+    """A rank's device. A GPU becomes the current device."""
     import torch
 
     placement = job.run.placement
@@ -53,8 +53,10 @@ def device_of(job: Job, rank: int) -> torch.device:
 
 
 def program_of(job: Job, rank: int, device: torch.device) -> Any:
-    """This rank's program: the job's, or, if the job has none, a program that this rank makes or reads. None for a
-    system without a program."""
+    """This rank's program; None for a system without a program.
+
+    It is the job's program or, if the job has none, a program that this rank makes or reads.
+    """
     run = job.run
     if job.program is not None or not needs_program(run.system):
         return job.program
@@ -66,7 +68,7 @@ def program_of(job: Job, rank: int, device: torch.device) -> Any:
 
 
 def _kept_or_made(job: Job, rank: int, device: torch.device) -> Any:
-    """This rank's program from an earlier run of the same code on this GPU; else a new trace."""
+    """This rank's program, which an earlier run of the same code on this GPU has kept, or which is traced now."""
     from bitproof.harness.systems.cached_graph import keep_program, read_program
 
     run = job.run
@@ -81,7 +83,10 @@ def _kept_or_made(job: Job, rank: int, device: torch.device) -> Any:
 
 
 def disturbance(injector: Injector) -> Any:
-    """A function that wraps a process group so that it adds in the order of a fault; None without such a fault."""
+    """For a fault of the order of sums: a function that wraps a process group, so that it adds in the fault's order.
+
+    None for any other fault, and without a fault.
+    """
     order, fault = injector.sum_order, injector.fault
     if order is None or fault is None:
         return None
@@ -126,7 +131,8 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
         work = job.part_of(mesh.rank).with_suffix(".generated")
         captured = compile_models(made, case, options_of_rank(job.run.graph_options, mesh.rank), work)
     injector.strike_runner(made)
-    # A fault then changes gradients before anything reads them; else when they are recorded.
+    # Then a fault changes gradients before anything reads them. In other systems it changes gradients when they are
+    # recorded.
     if hasattr(made, "wrap_gradients"):
         made.wrap_gradients(injector.wrap)
     return UserSystem(name, made, names=job.run.options.names, origin=factory.origin, captured=captured)
@@ -139,15 +145,16 @@ def _own_folders(job: Job) -> tuple[Path, ...]:
 
 
 def checks_mixing(job: Job, rank: int) -> bool:
-    """Whether this rank checks that chunked modules mix no rows: rank 0 of a first run does, unless an earlier run has
-    already."""
+    """Whether this rank checks that chunked modules mix no rows.
+
+    Rank 0 of a first run does, unless an earlier run with the same code has already.
+    """
     is_asked_for = job.run.system == "eager_chunked" and rank == 0 and job.run.is_first
     return is_asked_for and not (job.graph_cache and job.graph_cache.has_no_mixing())
 
 
 def _mixing_check(case: Case) -> Any:
-    """The check that refuses chunked modules that mix rows. All ranks run the same modules, so rank 0's result is
-    enough."""
+    """The check that refuses chunked modules that mix rows. Rank 0's is enough: all ranks run the same modules."""
     from bitproof.harness.graph.analysis.mixing import MixingCheck
     from bitproof.reference.chunking import DIM_INDEX
 

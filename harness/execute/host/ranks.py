@@ -1,7 +1,7 @@
 """Fork the ranks of a run that belong to this host, watch them, and end them all if a rank fails or time is up.
 
 A rank reports its steps and its end through a pipe of its own. The watcher never waits on a rank that may hang: it
-reads pipes, reaps exits, and keeps the clock.
+reads whatever arrives in the pipes, notices ended processes, and checks the time.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class Ranks:
     master_port: socket.socket | None = None
 
     def run(self, hangup: int | None = None) -> End:
-        """Fork the ranks and watch them to their end; no rank is alive afterwards, in any case.
+        """Fork the ranks and watch them to their end. Afterwards no rank is alive, also after an error.
 
-        Raises SystemExit when the file descriptor `hangup` hangs up, as the client has stopped waiting.
+        Raises SystemExit if the file descriptor `hangup` hangs up, since then the client has stopped waiting.
         """
         # Other children of this process, such as stages, must survive the run.
         began, others = time.monotonic(), children()
@@ -139,12 +139,15 @@ class Ranks:
         return Rank(rank, fork(live, log=log), log)
 
     def _watch(self, began: float, hangup: int | None) -> End:
+        # A run ends in one of three ways: all ranks have exited, a rank has failed and the others had time to report
+        # their own failures, or the deadline has passed.
         deadline = began + self.job.run.timeout
         rank_of = {rank.process: rank for rank in self.ranks}
         with Watch([*rank_of], hangup) as watch:
             while not all(rank.exited for rank in self.ranks):
                 for process, line in watch.look(POLL_SECONDS):
                     self._hear(rank_of[process], line, began)
+                # All ranks have saved: kill them at once, so that no rank gets further than the others.
                 if self.job.is_killed and all(rank.done for rank in self.ranks):
                     for process in rank_of:
                         process.begin_to_end()
@@ -190,7 +193,8 @@ class Ranks:
                 rank.failure = rank.failure or account
 
     def _check_one_graph(self, rank: Rank) -> None:
-        """Fail a rank whose graph differs from the first rank's: such ranks compute different values, or deadlock."""
+        """Fail a rank whose graph is not the first rank's: two such ranks compute different values, or deadlock."""
+        # Each rank is compared as soon as its graph is known, so a differing rank fails before the others wait for it.
         hashes = {r.rank: r.graph.code_hash for r in self.ranks if r.graph is not None}
         first = next(iter(hashes), rank.rank)
         if rank.rank in hashes and hashes[rank.rank] != hashes[first]:
@@ -215,8 +219,10 @@ class Ranks:
         return [rank.failure for rank in self.ranks if rank.failure is not None]
 
     def _limit_of_grace(self) -> float | None:
-        """The time until which to wait for the report of a rank that may have failed earlier; None while no rank has
-        failed."""
+        """The end of the wait for reports of ranks that may have failed before the known failures.
+
+        None while no rank has failed.
+        """
         failures = self._failures()
         if not failures:
             return None
@@ -225,9 +231,11 @@ class Ranks:
         return min(failure.time for failure in failures) + grace
 
     def _hang(self) -> End:
-        """Ask every late rank for its stack, and report it with the collective that the rank launched or waits for."""
+        """The end of a run that exceeded its time, with stacks and last collectives of the ranks that are behind."""
         unfinished = [rank for rank in self.ranks if rank.place != "at the end" and not rank.exited]
         unfinished = unfinished or [rank for rank in self.ranks if not rank.exited]
+        # All late ranks write their stacks into their logs. The error shows those of the ranks at the earliest step:
+        # the others probably wait for these.
         ask_for_stacks([rank.process.pid for rank in unfinished])
         last = min(rank.step for rank in unfinished)
         lagging = [rank for rank in unfinished if rank.step == last]
@@ -249,10 +257,10 @@ class Ranks:
 
 
 def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int) -> dict[str, str]:
-    """The environment of a rank, as torchrun sets it, plus a mark that the rank is ours.
+    """The environment of a rank: the variables that torchrun sets, and a variable that marks a rank of bitproof.
 
-    A trainer finds the default process group made already. For a store of its own at MASTER_ADDR and MASTER_PORT, a
-    port is reserved for it. Ranks under a launcher keep the launcher's address.
+    A trainer that runs as a system finds the default process group already made. It may also make a store of its own at
+    MASTER_ADDR and MASTER_PORT, for which a port is reserved. Ranks under a launcher keep the launcher's address.
     """
     told = {
         FORKED: str(rank),
@@ -264,15 +272,16 @@ def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int)
         one_machine = {"LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(port)}
         # No agent serves a store here, so a trainer's own TCPStore must be a server on rank 0.
         return told | one_machine | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+    # Under a launcher, code that counts ranks per machine must see the launcher's numbers.
     host, number = rank_slots.server
     many = str(world_size if rank_slots.local_world_size is None else rank_slots.local_world_size)
     return told | {"LOCAL_WORLD_SIZE": many, "MASTER_ADDR": host, "MASTER_PORT": str(number)}
 
 
 def reserved_port() -> socket.socket:
-    """A socket on the loopback interface. Linux assigns its port to no other socket while it is open.
+    """A socket on the loopback interface. While it is open, Linux assigns its port to no other socket.
 
-    It does not listen, so a store that names the port and sets SO_REUSEADDR can listen there.
+    The socket does not listen, so a store that names this port and sets SO_REUSEADDR can listen there.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -287,8 +296,10 @@ def _run_reporting(
     memory: SharedMemory | None,
     board: Board | None,
 ) -> int:
-    """Run a rank, report its failure, and return its exit status. A refusal is reported as soon as it is raised, before
-    user code can catch it."""
+    """Run a rank, report its failure if it fails, and return its exit status.
+
+    A refusal, an error that this project raises within user code, is reported before user code can catch it.
+    """
     turn, told = threading.Lock(), list[BaseException]()
 
     def tell_in_turn(account: Account | Failure) -> None:
@@ -314,7 +325,7 @@ def _run_reporting(
 
 
 def _frames_around(refusal: BaseException) -> list[FrameSummary]:
-    """The frames of this thread, from the rank's first to the start of the refusal's traceback."""
+    """The frames of this thread between the function that runs the rank and the refusal's own traceback."""
     frames = extract_stack()
     names, own = [frame.name for frame in frames], within_user_code.__file__
     first = (

@@ -1,9 +1,9 @@
-"""Fork the ranks of a run: from this process, or, for a system with a program, from the stage that makes it.
+"""Fork the ranks of a run: from this process or, for a system with a program, from the stage that makes the program.
 
-Ranks forked here descend from a process that never traced and never loaded a user's code. A stage traces a step once; a
-process forked from it runs the passes and forks the ranks. The stage is kept for all programs of its step: the case's
-own, prefixes of its passes, those with a user's pass. Tracing starts early, while the previous run's ranks still take
-their steps: it uses a single core, and a graph does not depend on the time of tracing.
+Ranks forked here descend from a process that never traced and never loaded a user's code. A stage traces a step once;
+a process forked from the stage runs the passes and forks the ranks. The stage is kept for all programs of its step: the
+case's own, prefixes of its passes, those with a user's pass. Tracing starts early, while the previous run's ranks still
+take their steps: it uses a single core, and a graph does not depend on the time of tracing.
 
 With a user's pass, every run has a finishing process of its own, started only for that run. So no control and no replay
 inherits side effects of the pass outside the graph, such as a changed global.
@@ -59,9 +59,9 @@ class Runner:
         self._preloaders: dict[tuple[tuple[str, ...], Path | None], Stage] = {}
 
     def run(self, request: RunRequest, rank_slots: RankSlots) -> End:
-        """Run a request on the ranks that have slots here.
+        """Run a request on the ranks that have slots here; returns the end of the run, which may be a rank's failure.
 
-        Raises errors from before the start of ranks. Failures of ranks are in the returned `End`.
+        Raises an error that occurs before ranks start.
         """
         in_stage = _is_staged(request)
         self._leave(request)
@@ -72,6 +72,7 @@ class Runner:
                 return self._run_preloaded(request, rank_slots)
             graph_cache = graph_cache_of_run(request, self._made_of)
             return run_ranks(request, rank_slots, self._send, self._hangup, graph_cache=graph_cache)
+        # After any error but a wrong option, the stage may be dead or stuck, so the next run gets a new stage.
         stage = self._stage or self._begin(request)
         self._is_prefetch = False
         try:
@@ -98,12 +99,13 @@ class Runner:
         )
 
     def _run_preloaded(self, request: RunRequest, rank_slots: RankSlots) -> End:
-        """Run ranks that are forked from a process with the case's preloaded modules. That process searched them in the
-        folders that the system's own imports would search.
+        """Run ranks that are forked from a process with the case's preloaded modules.
 
-        Such a process, one per folder, serves the runs of all cases with the same modules.
+        That process found the modules in the folders that the system's own imports would search. There is a process per
+        such folder. It serves the runs of all cases with the same modules.
         """
         modules, folder = request.case.preload, folder_of(request.system, request.case)
+        # Keep only processes with the modules of this case. There may be several of them, for several folders.
         if any(preloaded != modules for preloaded, _ in self._preloaders):
             self._close_preloaders()
         if (modules, folder) not in self._preloaders:
@@ -134,7 +136,7 @@ class Runner:
         return self._stage
 
     def _begin_later(self, request: RunRequest, rank_slots: RankSlots) -> None:
-        """Start the program of the next run early, if a core may be free; a user's pass is not run early."""
+        """Start to make the program of the next run, if a core may be free. A user's pass does not run early."""
         later = request.later
         if later is None or self._stage is not None or not _is_staged(later) or num_cores() < 2:
             return
@@ -142,8 +144,10 @@ class Runner:
         self._begin(later).tell(LocalRunRequest(run=later, rank_slots=rank_slots, is_prefetch=True))
 
     def _leave(self, request: RunRequest) -> None:
-        """Close the stage if it belongs to another step than the request's. Programs of the same step, such as prefixes
-        of its passes, share a stage."""
+        """Close the stage if it traced another step than the request needs.
+
+        Programs of the same step, such as those with prefixes of its passes, share a stage.
+        """
         last = self._staged
         if last is None:
             return
@@ -155,13 +159,12 @@ class Runner:
 
 
 def _is_staged(request: RunRequest) -> bool:
-    """Whether a stage makes the program. On CUDA every rank does: a context would not survive a fork."""
+    """Whether a stage makes the program. On CUDA every rank makes it, as a CUDA context does not survive a fork."""
     return needs_program(request.system) and request.placement.device != "cuda"
 
 
 class Preloader:
-    """Runs in a stage: imports a case's preloaded modules at the first request, and forks the ranks of every
-    request."""
+    """Answers requests in a stage. The first imports the case's preloaded modules; each forks the ranks of a run."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -181,10 +184,10 @@ class Preloader:
 
 
 class Tracer:
-    """Runs in a stage: traces a step at the first request, then a fork of it finishes each program.
+    """Answers requests in a stage: traces a step at the first request, and forks a finishing process for each program.
 
-    That fork runs the passes, a user's too, and forks the program's ranks. It is kept for the program's other runs,
-    unless a user's pass took part. No pass runs here: the trace serves every program of the step.
+    That process runs the passes, also a user's pass, and forks the program's ranks. It is kept for the program's other
+    runs, unless a user's pass took part. No pass runs in the stage itself: its trace serves every program of the step.
     """
 
     def __init__(self, made_of: Installation | None = None) -> None:
@@ -245,6 +248,8 @@ class Tracer:
             self._stage_for(request.run, send).tell(request)
 
     def _stage_for(self, run: RunRequest, send: Send) -> Stage:
+        # A finishing process has run its passes over the trace, which modifies the trace: another program needs another
+        # process.
         if self._finishing is None or self._program != run.program:
             self._leave()
             graph_cache = graph_cache_of_run(run, self._made_of)
@@ -272,7 +277,7 @@ class Tracer:
 
 
 class Finisher:
-    """Runs in a fork of a stage. The first request runs the passes; each request forks the program's ranks."""
+    """Answers requests in a fork of a stage. The first runs the passes; each forks the program's ranks."""
 
     def __init__(self, traced: TracedStep | None, program: GraphProgram | None, graph_cache: GraphCache | None) -> None:
         self._traced = traced
@@ -321,7 +326,7 @@ class Finisher:
 def trace_step(case: Case, system: str, enter: Callable[[str], None]) -> TracedStep:
     """Trace the case's training step for a system, before any pass.
 
-    Determinism switches must be set before, as torch chooses operators by them.
+    Determinism switches must be set before this call, as torch chooses operators by these switches.
     """
     import torch
 
@@ -331,7 +336,7 @@ def trace_step(case: Case, system: str, enter: Callable[[str], None]) -> TracedS
 
 
 def finish_program(traced: TracedStep, case: Case, options: GraphOptions, enter: Callable[[str], None]) -> GraphProgram:
-    """Run the graph passes over a trace. They modify the trace, so this may run only once per process."""
+    """Run the graph passes over a trace. Passes modify the trace, so this may run only once per process."""
     import torch
 
     from bitproof.harness.systems.graph import finish
@@ -348,7 +353,7 @@ def _read(graph_cache: GraphCache | None) -> GraphProgram | None:
 
 
 def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
-    """The program that the run must read. A step that cannot be read ends the run: nothing is traced in its place."""
+    """The program of the precompiled step that a run names. If it cannot be read, the run ends: nothing is traced."""
     import torch
 
     set_determinism(run.case.seed)
@@ -357,7 +362,10 @@ def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
 
 
 def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCache | None:
-    """The cache for results about a run's case; None for a run that involves a user's code."""
+    """The cache for the graph of a run's case and for results of checks; None if the run must not use it.
+
+    It must not if it involves user code, reads a precompiled step, dumps its graph, or has a fault that edits a graph.
+    """
     is_ours = not run.runs_user_code and not run.case.preload and run.system in BUILT_IN
     if run.precompiled is not None:
         return None
@@ -368,8 +376,7 @@ def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCa
 
 
 def _edits_the_graph(fault: Fault | None) -> bool:
-    """Whether a fault edits the graph. Such a fault cannot use a kept graph: it looks for its target by shapes and
-    dtypes, which kept graphs lack."""
+    """Whether a fault edits the graph. It then finds its target by shapes and dtypes, which kept graphs lack."""
     return isinstance(fault, Named) and fault.row.edit is not None
 
 
@@ -384,8 +391,8 @@ def run_ranks(
 ) -> End:
     """Fork the ranks that have slots here from this very process, and watch them to their end.
 
-    Raises CaseError for a model that ranks cannot share, and MachineError for a model too large for this machine, or if
-    CUDA's driver was already started here, as no forked rank could use its GPU.
+    Raises CaseError for a model that ranks cannot share, and MachineError for a model too large for this machine.
+    MachineError is also raised if this process has started CUDA's driver: then no forked rank could use its GPU.
     """
     on_cpu = request.placement.device == "cpu"
     if not on_cpu and has_started_driver():
@@ -395,6 +402,7 @@ def run_ranks(
             fix="leave modules that ask CUDA out of `preload`, and out of files that are read before ranks start",
         )
     check_model(request.case, request.system, len(rank_slots.ranks), free_memory() if on_cpu else None)
+    # Making the program has used a part of the run's time.
     run = replace(request, timeout=max(0.0, request.timeout - prepare_seconds))
     job = Job(run=run, rank_slots=rank_slots, program=program, graph_cache=graph_cache)
     send(Event(event="start"))

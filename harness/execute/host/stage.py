@@ -1,8 +1,9 @@
-"""A forked process for work forbidden in the host: tracing, which runs autograd, and users' passes.
+"""Stages: forked processes for work that is forbidden in the host, namely tracing, which runs autograd, and passes.
 
-If torch knows of devices, autograd starts threads, and a process forked from a process with such threads cannot run
-backward. A pass may change any state of its process. The host forks references, controls and later cases, so it must
-neither trace nor run passes. It sends a stage JSON requests, a line each, and receives events and an answer.
+If torch knows of devices, autograd starts threads, and a process that is forked from a process with such threads cannot
+run backward. A pass may change any state of its process. The host forks the ranks of references, controls and later
+cases, so it must neither trace nor run passes. It sends a stage requests as lines of JSON, and receives events and an
+answer.
 """
 
 from __future__ import annotations
@@ -30,16 +31,21 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class StagePlace:
-    """The current activity of a stage, in words such as "in pass chunk"; "" once ranks run, as the stage then keeps the
-    time limit itself."""
+    """The current activity of a stage, in words such as "in pass chunk".
+
+    It is "" once ranks run, since then the stage checks the time limit itself.
+    """
 
     place: str
 
 
 Send = Callable[[Event | StagePlace], None]
 Answer = Callable[[AnyRequest, Send, int], Any]
-"""Answers a request; its arguments are the function that sends events, and a descriptor that hangs up when the client
-stops waiting. Returns None if no answer is expected."""
+"""Answers a request in a stage; returns None if no answer is expected.
+
+Its arguments are the request, a function that sends events, and a descriptor that hangs up when the client stops
+waiting.
+"""
 
 # How long a stage with ranks may take, after the time is up, to report their state.
 _MARGIN = 5.0
@@ -48,9 +54,9 @@ _END_SECONDS = 2.0
 
 
 class Stage:
-    """A forked process, as seen by its parent. Output goes to `log`, or else to the parent's output.
+    """A forked process, as its parent sees it. Its output goes to `log`, or else to the parent's output.
 
-    With `adds_to_log` it appends to the log.
+    With `adds_to_log`, output is appended to the log.
     """
 
     def __init__(
@@ -61,7 +67,7 @@ class Stage:
         end: Callable[[], None] = lambda: None,
         adds_to_log: bool = False,
     ) -> None:
-        """Fork. The child calls `answer` for each request, and `end` after the last."""
+        """Fork the stage. In it, `answer` is called for each request, and `end` after the last request."""
 
         def live(to_parent: Callable[[Any], None], requests: int) -> None:
             adopt_orphans()
@@ -85,8 +91,9 @@ class Stage:
     ) -> A:
         """Have the stage answer a request within `timeout` seconds, the rest of `case_timeout`; events go to `send`.
 
-        Raises the BitproofError that the stage answers; RankError, which names `what` and the stage's activity, if the
-        stage ends or is late; SystemExit when the descriptor `hangup` hangs up, as the client has stopped waiting.
+        Raises the BitproofError that the stage answers. Raises RankError, which names `what` and the stage's activity,
+        if the stage ends or is late. Raises SystemExit if the descriptor `hangup` hangs up: the client has stopped
+        waiting.
         """
         began, self._place = time.monotonic(), "at its start"
         self.tell(request)
@@ -117,7 +124,7 @@ class Stage:
         self._child.tell(request)
 
     def close(self) -> None:
-        """Let the stage end by itself for a moment, then kill it, and, on Linux, also its ranks."""
+        """Give the stage a moment to end by itself, then kill the stage, and on Linux also its ranks."""
         self._child.hang_up()
         self._child.wait(_END_SECONDS)
         self.kill()

@@ -1,6 +1,6 @@
-"""A rank's run of a system: join the groups, build the system, take the steps, record, leave.
+"""Run a system on a rank: join the groups, build the system, take the steps, record, leave.
 
-Runs in a process forked for this rank only.
+This runs in a process that is forked for this rank only.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def run_rank(
     memory: SharedMemory | None = None,
     board: Board | None = None,
 ) -> None:
-    """Run a rank to its end, and report its progress to `tell`. Its named groups use shared `memory`, if given.
+    """Run a rank to its end, and report its progress to `tell`. The rank's named groups use shared `memory`, if given.
 
-    It writes the collectives that it launches and waits for to the `board`. After an error its process groups still
+    The rank writes to the `board` which collectives it launches and waits for. After an error, its process groups still
     exist: the caller leaves them, or ends the process.
     """
     import torch.distributed as dist
@@ -59,6 +59,7 @@ def run_rank(
     from bitproof.reference.parallel.mesh import Mesh, leave_groups
 
     run, stress = job.run, job.run.options.stress
+    # First of all: these switches decide which kernels torch chooses, and the seed is that of its generators.
     determinism = set_determinism(
         run.case.seed, fill_uninitialized=stress is None, num_threads=stress.num_threads if stress else 1
     )
@@ -130,11 +131,12 @@ def _join_groups(
 def _done(
     job: Job, system: System, steps: RankSteps, determinism: dict[str, Any], switches: dict[str, dict[str, Any]]
 ) -> Done:
-    """A rank's last report."""
+    """The report of a rank whose run was successful."""
     from bitproof.harness.capture.digest import digest
     from bitproof.harness.systems.user_system import UserSystem
     from bitproof.reference.parallel.mesh import ranks_in
 
+    # Some facts are only about a user's system, such as the names that it declares.
     recorder, users = steps.recorder, system if isinstance(system, UserSystem) else None
     return Done(
         seconds=steps.seconds,
@@ -164,8 +166,10 @@ def _done(
 
 
 def _gpu_facts(job: Job, device: torch.device) -> MachineFacts | None:
-    """Facts about a rank's GPU and libraries, and its method of summing over ranks; that method changes time and
-    memory, but no bit."""
+    """Facts about a rank's GPU and libraries, and on NCCL the method of summing over ranks.
+
+    The method changes time and memory, but no bit.
+    """
     from bitproof.reference.parallel.device_order_group import sums_of
 
     facts, placement = read_gpu_facts(device), job.run.placement
@@ -175,16 +179,15 @@ def _gpu_facts(job: Job, device: torch.device) -> MachineFacts | None:
 
 
 def _is_alone(job: Job, system: System, collectives: int) -> bool:
-    """Whether a rank of several ran no collective, though its system does not declare its ranks independent."""
+    """Whether a rank, in a run of several ranks, ran no collective, and its system has no `independent_ranks`."""
     may_be_alone = getattr(system, "independent_ranks", False)
     return job.run.case.parallelism.world_size > 1 and not collectives and not may_be_alone
 
 
 def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the start") -> None:
-    """Compare all ranks' versions and code, and return if they are the same. `when` makes the store's key unique in a
-    run.
+    """Compare all ranks' versions and code, and return if these are the same. `when` makes the store's keys unique.
 
-    Raises CaseError on the ranks that differ from rank 0; the others wait to be ended.
+    Otherwise, on the ranks that differ from rank 0, CaseError is raised. The other ranks wait forever, to be ended.
     """
     about = f"made of {when}"
     store.set(f"{about}/{mesh.rank}", json.dumps(facts))
@@ -203,7 +206,7 @@ def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the s
 def preload() -> None:
     """Import the modules of every rank and every trace, once, before any process is forked.
 
-    The text that cases train on by default is a module, and imported too.
+    The default text for training, `pydoc_data.topics`, is a module as well.
     """
     import pydoc_data.topics  # noqa: F401
 
@@ -227,7 +230,7 @@ def _forget_peak(device: torch.device) -> None:
 
 
 def _peak_mib(device: torch.device) -> float | None:
-    """The peak of device memory during steps, by the allocator's count; None on a CPU."""
+    """The peak of the memory that torch allocated on the device during steps, in MiB; None on a CPU."""
     import torch
 
     return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None

@@ -1,10 +1,10 @@
-"""The sums and exchanges of a rank's step: which ranks took part, and in which phase of the step.
+"""Collect the sums and exchanges of a rank's step: which ranks took part, and in which phase of the step.
 
 Two layouts that add over the same two ranks compute the same sums, so their bits must be equal. Sums over other ranks,
-or over more, have another order: a + b is b + a, but (a + b) + c may differ from a + (b + c). A gradient is a sum too:
-its parts, added in place, are counted. If summed memory is multiplied or divided, before or after the sum, by a number
-that is no power of two, each term or the sum is rounded. That is noted, for copies of such memory too. A dispatch mode
-below autograd observes all of this, in runs that request it.
+or over more than two, may have another order: a + b is b + a, but (a + b) + c may differ from a + (b + c). A gradient
+is a sum too, and its parts are counted: backward adds these in place. If summed memory is multiplied or divided by a
+number that is no power of two, before or after the sum, then the terms or the sum are rounded. Such scaling is noted,
+also for copies of such memory. A dispatch mode below autograd observes all of this, in runs that request it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PARTS, SCALE = "parts", "scale"
 ADDS = "aten.add"
 COPIES_INTO = "aten.copy_"
 _Met = tuple[str, str, str, str, int]
-"""Phase, kind, ranks, operator, and the number of elements at once."""
+"""The key of a sum or exchange: phase, kind, ranks, operator, and the number of elements in a call."""
 
 
 class Sums:
@@ -54,6 +54,7 @@ class Sums:
 
     def begin_step(self) -> None:
         """Begin a step, with its forward."""
+        # Steps may differ in their number of backward passes: keep the largest of any step.
         for met, backwards in self._in_step.items():
             self._found[met] = max(len(backwards), self._found.get(met, 0))
         self._num_backwards = max(len(self._backwards), self._num_backwards)
@@ -62,8 +63,10 @@ class Sums:
         self._added, self._scaled, self._summed = WeakTensorKeyDictionary(), {}, {}
 
     def noticing(self, observe: Callable[..., None]) -> Callable[..., None]:
-        """Wrap `observe`. The first gradient of a step that it receives marks the end of clipping: later sums belong to
-        the update."""
+        """Wrap `observe`, to notice gradients. The first gradient of a step marks the end of clipping.
+
+        Sums after that belong to the update.
+        """
 
         def noticed(kind: str, name: str, tensor: torch.Tensor) -> None:
             if kind == "grad" and self._is_asked:
@@ -79,8 +82,8 @@ class Sums:
     def meetings(self) -> tuple[Meeting, ...] | None:
         """The sums and exchanges without duplicates; None if not requested.
 
-        Each has the number of backward passes of a step in which it ran. The first entry counts a step's backward
-        passes; then comes an entry for each distinct number of parts that a gradient has.
+        Each has the number of backward passes, within a step, in which it ran. The first entry has the number of
+        backward passes in a step. Then follows an entry for each distinct number of parts that a gradient has.
         """
         if not self._is_asked:
             return None
@@ -141,8 +144,7 @@ class Sums:
         `sign` is "*" or "/". The number is noted without its power of two: a mean over 3 ranks and a mean over 6 are
         both "/1.5".
         """
-        # frexp returns a fraction from 0.5 up to 1, and an exponent: the fraction is 0.5 if the factor is a power of
-        # two.
+        # frexp returns a fraction from 0.5 up to 1, and an exponent. For a power of two the fraction is 0.5.
         share = frexp(factor)[0] if isinstance(factor, int | float) else 0.5
         if share == 0.5:
             return
@@ -156,7 +158,7 @@ class Sums:
             self._in_step.setdefault((phase, SCALE, ranks, f"after {told}", 0), set()).add(-1)
 
     def note_copy(self, sources: list[Any], into: list[Any]) -> None:
-        """Mark the memory of `into` as scaled if a source is: it is a copy or concatenation of them."""
+        """Mark the memory of `into`, a copy or concatenation of `sources`, as scaled if a source is."""
         told = [self._scaled[where] for where in _memories(sources) if where in self._scaled]
         self._scaled |= dict.fromkeys(_memories(into), told[0]) if told else {}
 
@@ -192,7 +194,7 @@ class Sums:
 
 
 def _memory(tensor: torch.Tensor) -> StorageWeakRef | None:
-    """A tensor's memory; the weak reference prevents another tensor from having the same key. None if it is sparse."""
+    """A key for a tensor's memory, a weak reference, so that no other memory gets an equal key; None if sparse."""
     return StorageWeakRef(tensor.untyped_storage()) if tensor.layout == torch.strided else None
 
 
@@ -201,7 +203,7 @@ def _memories(found: list[Any]) -> list[StorageWeakRef]:
 
 
 def _ranks_of(arg: Any) -> str:
-    """The ranks of a group as text, such as "0,1". The argument is a group or its name; "" for any other argument."""
+    """The ranks of a group as text, such as "0,1". `arg` is a group or its name; "" for any other argument."""
     try:
         is_group = isinstance(arg, dist.ProcessGroup)
         group = group_named(arg) if isinstance(arg, str) else arg if is_group else group_of(arg)

@@ -1,7 +1,7 @@
 """Profiles of a run, rank by rank, as a trace for Perfetto and chrome://tracing.
 
-torch's profiler writes a file per rank: every operator, and so each collective and each wait for it, within the phases
-that are named here: joining groups, making the system, each step, each digest, the wait for the last rank. The files of
+torch's profiler writes a file per rank. It has every operator, and so each collective and each wait for a collective,
+within named phases: joining groups, making the system, each step, each digest, the wait for the last rank. The files of
 both first runs are then joined; each rank of each system becomes a process of the trace.
 """
 
@@ -25,10 +25,10 @@ NANOSECONDS = 1000  # in a microsecond, the unit of a trace's times
 
 @contextmanager
 def profiled(file: Path | None) -> Iterator[None]:
-    """Profile the block into a file; None turns this off. A block that raises leaves no file.
+    """Profile the block, and write the profile into a file; None turns this off. A block that raises leaves no file.
 
-    A block on another machine leaves none either, as the file's folder is missing there: files are joined on one
-    machine.
+    A rank on another machine leaves no file either: the file's folder is missing there, and only the files on rank 0's
+    machine are joined.
     """
     if file is None or not file.parent.is_dir():
         yield
@@ -62,6 +62,7 @@ def join_profiles(files: Mapping[str, Path], out: Path) -> None:
     events: list[dict[str, Any]] = []
     for number, (name, file) in enumerate(files.items()):
         trace = json.loads(file.read_text(encoding="utf-8"))
+        # The rank's process has the named phases. Events with other process ids are left out.
         own = {event["pid"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation"}
         # Each file's times count from its own base.
         since = trace.get("baseTimeNanoseconds", 0) / NANOSECONDS

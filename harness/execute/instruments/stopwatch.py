@@ -1,9 +1,9 @@
 """Step times excluding recording, and FLOPs per step.
 
-A rank times each step of a first run by two readings of a clock. Rank 0 of a built-in system also counts the operations
-of the first step, by the formulas of torch's flop counter; that step is left out of the times. The mode that counts
-observes each call and changes none, unlike torch's own mode, which decomposes some calls into others, with other bits.
-A user's system runs unchanged: no mode is active below it, and its operations are unknown.
+A rank times each step of a first run by two readings of a clock. Rank 0 of a built-in system also counts the FLOPs of
+the first step, by the formulas of torch's flop counter; that step is left out of the times. The dispatch mode that
+counts observes each call and changes none. torch's own mode decomposes some calls into others, with other bits. No mode
+is active while a user's system runs, so its FLOPs are unknown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PEAKS = {"H100 80GB HBM3": 989.4e12, "H200": 989.4e12, "A100": 312e12, "B200": 
 
 
 class Stopwatch:
-    """Times a rank's steps. `flops` are the first step's, None if they are not counted."""
+    """Times a rank's steps. `flops` are the FLOPs of the first step, None if they are not counted."""
 
     def __init__(self, recorder: Recorder, device: torch.device, *, is_on: bool, counts: bool) -> None:
         self.seconds: list[float] = []
@@ -49,7 +49,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Time the block, a step; time for recording is excluded."""
+        """Time the block, which runs a step. Time for recording is excluded."""
         if not self._is_on:
             yield
             return
@@ -72,7 +72,7 @@ class Stopwatch:
 
 
 def counts_flops(system: str, rank: int) -> bool:
-    """Whether a rank counts its operations."""
+    """Whether a rank counts its FLOPs."""
     return system in BUILT_IN and rank == 0
 
 
@@ -106,12 +106,12 @@ def throughput_of(case: Case, system: str, device: str, done: Sequence[Done]) ->
 
 
 def tokens_of(case: Case) -> int:
-    """The tokens of a step on all ranks; ranks that share a text count its tokens once."""
+    """The number of tokens in a step on all ranks. Tokens that several ranks read are counted once."""
     return case.batch.sequences * case.batch.seq_len * case.parallelism.data_ranks
 
 
 def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str | None]:
-    """Peak operations per second of a rank's device, and the source of that number."""
+    """The peak FLOPs per second of a rank's device, and the source of that number; None for an unknown peak."""
     if device == "cpu":
         cores, ranks = len(os.sched_getaffinity(0)), case.parallelism.world_size
         # If ranks outnumber cores, a rank has only a share of a core.
@@ -129,8 +129,10 @@ def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str 
 
 @functools.lru_cache
 def measured_peak(dtype: str) -> float:
-    """Operations per second of a core, from the fastest of some products. Measured on a single thread, so that forks
-    inherit no thread pool."""
+    """The FLOPs per second of a core, measured by the fastest of some matrix products.
+
+    A single thread computes these products, so that no thread pool exists when ranks are forked.
+    """
     import torch
 
     before = torch.get_num_threads()
@@ -144,4 +146,5 @@ def measured_peak(dtype: str) -> float:
             best = min(best, time.perf_counter() - began)
     finally:
         torch.set_num_threads(before)
+    # A product of n x n matrices takes n^3 multiplications and as many additions.
     return 2 * _SIZE**3 / best

@@ -1,4 +1,7 @@
-"""A rank of torchrun, and its part in whole runs with all other ranks."""
+"""A rank of torchrun: it connects to the other ranks, and runs its part of every run.
+
+On rank 0 it is also the client of the cases: it sends each run to all ranks, and gathers the ends of all parts.
+"""
 
 from __future__ import annotations
 
@@ -67,12 +70,15 @@ def check_world_size(cases: Sequence[Case]) -> None:
 
 @contextmanager
 def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
-    """Rank 0's client for all ranks. At the end of the block it dismisses the other ranks, and sends them the error, if
-    an error ended the block."""
+    """Rank 0's client for all ranks. At the end of the block it sends the other ranks away.
+
+    If an error ended the block, it sends them this error.
+    """
     with _joined(run_dir, options) as coordinator:
         problem = None
         try:
             yield coordinator
+        # The caller has closed the iterator of results early: that is no error.
         except GeneratorExit:
             raise
         except BaseException as error:
@@ -83,8 +89,10 @@ def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator
 
 
 def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
-    """Any other rank's part: do what rank 0 asks until it is done. Yields the results that rank 0 sends, and raises the
-    error that ended rank 0."""
+    """On any other rank: run this rank's part of each run, until rank 0 is done.
+
+    Yields the results that rank 0 sends, and raises the error that ended rank 0.
+    """
     with _joined(run_dir, options) as coordinator:
         while True:
             match coordinator.hear():
@@ -138,7 +146,7 @@ def _work_folder() -> Iterator[Path]:
 
 
 class Coordinator:
-    """A rank of torchrun. On rank 0 it is the client of the cases, like a session without torchrun."""
+    """A rank of torchrun. On rank 0, it also is the client that runs the cases, as a session is without torchrun."""
 
     def __init__(self, run_dir: Path, options: RunOptions, work: Path, rank: int) -> None:
         self.run_dir = run_dir
@@ -155,14 +163,15 @@ class Coordinator:
         self._host = self._start_host()
 
     def close(self, problem: Problem | None = None) -> None:
-        """End the host and its descendants, and leave. `problem` is the reason, for rank 0."""
+        """End the host and its descendants, and leave the other ranks. Rank 0 gets `problem` as the reason."""
+        # Rank 0's last message has the error for all ranks, and another rank's has its reason: these get more time.
         self._host.kill()
         if self.rank and (line := self.peers.lines.get(0)) is not None:
             self.peers.links.tell(line, Farewell(problem=problem))
         self.peers.close(_LAST_WORDS if self.rank == 0 or problem is not None else 1.0)
 
     def join(self) -> None:
-        """Meet all other ranks, within the time limit of a case.
+        """Connect with all other ranks, within the time limit of a case.
 
         Raises RankError, which names the missing ranks, and CaseError if some ranks have other versions or code.
         """
@@ -197,8 +206,11 @@ class Coordinator:
             raise
 
     def place(self, case: Case) -> Placement:
-        """The device and backend of all ranks. Raises CaseError for missing GPUs, or if a resumed case lacks a shared
-        disk."""
+        """The device and backend of all ranks.
+
+        Raises CaseError if a rank lacks a GPU, if the ranks of a case that resumes are on several machines, and for
+        collectives in shared memory.
+        """
         machines = len({seat.machine for seat in self._seats})
         if case.resume_at is not None and machines > 1:
             raise CaseError(
@@ -222,17 +234,20 @@ class Coordinator:
         return placement
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """Rank 0: run a system on all ranks, or let its own host answer if no ranks are needed. Raises the error."""
+        """On rank 0: run a system on all ranks, or let rank 0's own host answer a request that needs no ranks.
+
+        Raises the error of the run or of the answer.
+        """
         if isinstance(request, RunRequest):
             return cast(A, self._run_all(request, on_event))
         return self._ask_host(request, timeout, on_event)
 
     def announce(self, result: CaseResult) -> None:
-        """Rank 0: send a case's result to all ranks."""
+        """On rank 0: send a case's result to all other ranks."""
         self.peers.tell_all(result)
 
     def hear(self) -> Message:
-        """Any other rank: the next message from rank 0. Raises RankError if rank 0 is gone."""
+        """On any other rank: wait for the next message from rank 0. Raises RankError if rank 0 is gone."""
         while True:
             self.peers.listen()
             if self.peers.heard:
@@ -241,7 +256,7 @@ class Coordinator:
             self.peers.links.wait(0.2)
 
     def run(self, request: RunRequest) -> None:
-        """Any other rank: run its part, and send rank 0 its end and its files."""
+        """On any other rank: run this rank's part, and send rank 0 the end of that part and its files."""
         localized = self._localized(request)
         account, files = self._run(localized)
         if localized is not request:  # rank 0 removes its own machine's
@@ -258,10 +273,10 @@ class Coordinator:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_half(self, request: RunRequest, number: int, on_event: OnEvent) -> tuple[list[End], list[Path]]:
-        """Run a half on all ranks; returns their ends, which are all successful, and their files. Raises the first
-        error.
+        """Run a half of a run on all ranks; returns the successful ends of all ranks, and their files.
 
-        `number` counts the halves of a run and keeps their files apart.
+        `number` counts the halves of a run, so that the files of both have different names. Raises the error of the
+        rank to blame.
         """
         if self.peers.lost is not None:
             raise self.peers.lost
@@ -281,8 +296,10 @@ class Coordinator:
         return [account.end for account, _ in answers if account.end is not None], parts
 
     def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[Account, list[Path]]:
-        """Run this rank's part of a run; returns its account and its files. Never raises BitproofError: the account
-        states an error."""
+        """Run this rank's part of a run; returns the part's account and files. An error is in the account.
+
+        Only on another rank than 0, RankError is raised if rank 0 or the launcher is gone.
+        """
         number = self.peers.begin_run()
         files = [(self.work / "part").with_suffix(suffix) for suffix in FILES]
         for file in files:
@@ -302,6 +319,7 @@ class Coordinator:
         try:
             local_run = LocalRunRequest(run=request, rank_slots=rank_slots)
             end = self._host.ask(local_run, request.timeout + _HOST_MARGIN, on_event, self.peers.is_abandoned)
+        # The host was killed together with its rank, because another rank failed or is gone. The next run needs a host.
         except Abandoned:
             if self.rank:
                 self.peers.refuse_lost()
@@ -323,9 +341,9 @@ class Coordinator:
         return replace(account, end=end, num_bytes=sizes), present
 
     def _localized(self, request: RunRequest) -> RunRequest:
-        """A request of rank 0 with this machine's paths in place of rank 0's.
+        """A request of rank 0, with paths on this machine in place of paths on rank 0's machine.
 
-        Other machines take no profile: its times would have to be on rank 0's clock.
+        Other machines write no profile: its times would have to be on the clock of rank 0's machine.
         """
         # Paths of rank 0 are valid here.
         if self._own_dir == self._first_dir:
@@ -345,7 +363,7 @@ class Coordinator:
         )
 
     def _ask_host(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """The answer of this rank's own host; a lost host is replaced."""
+        """Ask this rank's own host, and return its answer. A lost host is replaced, and its error raised."""
         try:
             return self._host.ask(request, timeout, on_event)
         except HostLost as lost:
@@ -370,10 +388,9 @@ class Coordinator:
         return HostProcess(log, temporary=self.work, verbose=self.options.verbose, starts=starts)
 
     def _gather(self, own: tuple[Account, list[Path]], run: RunRequest) -> list[tuple[Account, Path | None]]:
-        """Wait for all ranks; returns, in rank order, each rank's account of a good end and a file with the bytes of
-        its files.
+        """Wait for the accounts of all ranks; returns them in rank order, each with a file of its attached bytes.
 
-        Raises the error of the rank to blame, and RankError when a rank is silent or gone.
+        All of these ranks ended well. Raises the error of the rank to blame, and RankError if a rank is silent or gone.
         """
         # After a failure here the others end soon, so they get the margin but not a whole run's time.
         is_bad = own[0].end is None or not own[0].end.done
@@ -407,7 +424,7 @@ class Coordinator:
 
 
 def _node() -> str:
-    """A name for this rank's machine, equal on all its ranks: the number of torchrun's agent, and the host's name."""
+    """A name for this rank's machine and torchrun's agent there, equal on all ranks of the agent: `host/0`."""
     return f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}"
 
 
@@ -418,6 +435,7 @@ def _ended_for_a_peer(rank: int) -> Failure:
 
 def _error_of(accounts: list[Account], run: RunRequest, silent: list[int]) -> RankError | None:
     """The error to report if ranks failed, were late, or sent nothing; None when all ended well."""
+    # Failures have times on the monotonic clocks of their machines. `clock` converts them to the time of day.
     ends = [account.end for account in accounts if account.end is not None]
     by_failure = {
         replace(account.end.failure, time=account.end.failure.time + account.clock): account.end
@@ -426,6 +444,7 @@ def _error_of(accounts: list[Account], run: RunRequest, silent: list[int]) -> Ra
     }
     first = blame(by_failure) if by_failure else None
     late = [end for end in ends if end.unfinished]
+    # A rank that only lost a peer does not explain a hang: then the late and silent ranks are reported.
     if first is not None and (not first.secondary or not (late or silent)):
         return by_failure[first].error(run.system, run.case_timeout)
     if late or silent:

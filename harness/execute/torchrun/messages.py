@@ -1,4 +1,4 @@
-"""Messages between torchrun's ranks, and the attached files."""
+"""Messages between torchrun's ranks, and the files that are attached to messages."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ FILES = ("", VALUES, ARCHIVE)
 class Hello:
     """A rank's first message to rank 0: its number, its machine, and its run folder.
 
-    `node` is the machine's name, which all its ranks send; `machine` distinguishes machines of the same name.
-    `local_rank` is the launcher's number, if any. Its versions and code follow, once its host has loaded torch.
+    `node` names the machine and the launcher's agent there; `machine` distinguishes machines of the same name.
+    `local_rank` is LOCAL_RANK, if the launcher set it. The rank's versions and code follow in another message, once its
+    host has loaded torch.
     """
 
     token: str
@@ -37,7 +38,10 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class Welcome:
-    """Rank 0's answer, once all ranks have come: rank 0's run folder, the folder for this machine's logs, the seat."""
+    """Rank 0's answer, once all ranks have connected.
+
+    It has rank 0's run folder, the folder for this machine's logs, and the rank's seat.
+    """
 
     run_dir: Path
     own_dir: Path
@@ -46,7 +50,7 @@ class Welcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """The run of this number has failed on some rank: others may wait for it without ever getting an error."""
+    """The run of this number has failed on some rank. Other ranks might wait for that rank forever."""
 
     run: int
 
@@ -64,10 +68,10 @@ Message = RunRequest | CaseResult | Failed | Farewell
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """The end of a numbered run on one of torchrun's ranks: its `End`, or the problem that prevented it.
+    """The end of a numbered run on a rank of torchrun: its `End`, or the problem that prevented it.
 
-    `clock` is the time of day, on which machines agree, minus its machine's monotonic clock. `num_bytes` are the sizes
-    of the attached files, which are its `FILES` in order.
+    `clock` is the time of day, on which machines agree, minus the monotonic clock of the rank's machine. `num_bytes`
+    has the sizes of the attached files, in the order of `FILES`; 0 for a file that the rank does not have.
     """
 
     run: int
@@ -78,7 +82,7 @@ class Account:
 
     @property
     def failed_by_itself(self) -> bool:
-        """Whether the rank reports a failure that no other rank's end explains."""
+        """Whether the rank failed for a reason of its own, and not only because it lost another rank."""
         failure = self.end.failure if self.end else None
         return self.problem is not None or (failure is not None and not failure.secondary)
 
@@ -94,8 +98,10 @@ def read_message(text: bytes, *kinds: type) -> Any:
 
 
 def unpack(account: Account, content: Path | None, part: Path) -> None:
-    """Split the attached bytes into the rank's files, at `part` with each suffix. Raises RankError if bytes are
-    missing."""
+    """Split the attached bytes of `content` into the rank's files: `part` with each suffix of `FILES`.
+
+    Raises RankError if the number of bytes is wrong.
+    """
     for suffix in FILES:
         part.with_suffix(suffix).unlink(missing_ok=True)  # an earlier run's
     if content is None:

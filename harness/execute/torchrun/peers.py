@@ -24,7 +24,10 @@ _FILES_A_RANK = 16
 
 
 class Peers:
-    """All ranks but this one: rank 0 has a line to each, the others a line to rank 0. Received files go to `spool`."""
+    """All ranks but this one. On rank 0, `lines` has a line to each of them; on any other rank, only a line to rank 0.
+
+    Received files go into the folder `spool`.
+    """
 
     def __init__(self, rank: int, world_size: int, spool: Path) -> None:
         self.rank = rank
@@ -44,18 +47,18 @@ class Peers:
         self.heard: list[Message] = []
         self.failed_at = float("inf")
         self.meet_latecomer: Callable[[Line, dict[str, Any]], None] | None = None
-        """Rank 0, once all have come: handles ranks that connect after that."""
+        """On rank 0, once all ranks have connected: the function that handles a rank which connects after that."""
         self.links = Links(spool)
         self.launcher = Launcher()
 
     def begin_run(self) -> int:
-        """Begin the next run, in which no rank has failed yet; returns its number."""
+        """Begin the next run, and forget failures of the run before; returns the new run's number."""
         self.run_number += 1
         self.failed_at = float("inf")
         return self.run_number
 
     def tell_all(self, message: Message) -> None:
-        """Rank 0: send a message to all others."""
+        """On rank 0: send a message to all other ranks."""
         for line in self.lines.values():
             self.links.tell(line, message)
 
@@ -70,6 +73,7 @@ class Peers:
 
     def take(self, rank: int, text: bytes, files: Path | None) -> None:
         """Store a rank's message, and the files that came with it."""
+        # Rank 0 sends runs and results; the other ranks send versions and accounts. Any other message is damaged.
         if self.rank:
             message = read_message(text, RunRequest, CaseResult, Failed, Farewell)
         else:
@@ -117,8 +121,10 @@ class Peers:
             raise error
 
     def explained(self, caught: BaseException) -> BaseException:
-        """The actual reason why this rank ends: the error about lost ranks if torchrun sent a signal because of them,
-        otherwise `caught`."""
+        """The reason why this rank ends: the error about lost ranks, if torchrun sent a signal because of them.
+
+        Otherwise it is `caught`.
+        """
         if self.rank and isinstance(caught, interrupts.STOPS):
             try:
                 with interrupts.held():
@@ -128,13 +134,12 @@ class Peers:
         return caught
 
     def _named_by(self, gone: Collection[int]) -> BitproofError | None:
-        """The error of a rank that left, if it names another rank that is not gone; else None."""
+        """The error of a rank that left, if that error names another rank, which is still connected; else None."""
         told = (problem.error() for problem in self.left.values())
         return next((each for each in told if getattr(each, "rank", None) not in (None, *gone)), None)
 
     def tell_failed(self) -> None:
-        """Notify the other ranks that this rank's run has failed: they may wait for it without ever getting an
-        error."""
+        """Notify the other ranks that this rank's run has failed, since they may wait for this rank forever."""
         self.tell_all(Failed(run=self.run_number))
 
     def note_failed(self) -> None:
@@ -150,10 +155,9 @@ class Peers:
         return bool(self.gone()) or self.launcher.ended() is not None
 
     def is_abandoned(self) -> bool:
-        """Whether this rank's wait can no longer succeed.
+        """Whether this rank waits in vain for its own part of a run to end.
 
-        That is if a rank is gone, or if another rank failed so long ago that this rank should have reported its own
-        end.
+        It does if a rank is gone, or if another rank failed so long ago that this rank's part should have ended, too.
         """
         if self.has_lost():
             self.note_failed()
@@ -161,7 +165,7 @@ class Peers:
         return time.monotonic() - self.failed_at > _PEER_SECONDS
 
     def launcher_must_live(self) -> None:
-        """Raise RankError when the process that started this rank has ended."""
+        """Raise RankError if the process that started this rank has ended."""
         if (ended := self.launcher.ended()) is not None:
             self.lost = ended
             raise ended

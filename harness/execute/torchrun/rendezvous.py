@@ -1,4 +1,4 @@
-"""The rendezvous of torchrun's ranks before a run: each connects to rank 0 and sends it its versions and code."""
+"""The rendezvous of torchrun's ranks: each connects to rank 0, and sends its versions and code there."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from bitproof.harness.processes import framing
 WORD_SECONDS = 4.0
 """Seconds of silence before rank 0 prints the ranks that are missing."""
 _CHANGED_SECONDS = 1.0
-"""Seconds before it prints them again after others have come: the first list may name many that were only slow."""
+"""Seconds before rank 0 prints the list again if more ranks have connected: the first list may be long."""
 _LAST_SECONDS = 8.0
-"""How long a rank that has to end tries to reach rank 0; torchrun kills it after 30 s."""
+"""Seconds for which a rank that has to end still tries to connect to rank 0. torchrun kills the rank after 30 s."""
 _HOST_MARGIN = 15.0
-"""Extra seconds for a host to report its versions and code, after its rank has come."""
+"""Seconds beyond the deadline for a host to report its versions and code, after its rank has connected."""
 
 AskMadeOf = Callable[[Callable[[], bool]], MadeOf | None]
 """Returns this rank's versions, code and GPUs from its host; None once its argument, a function, returns True."""
@@ -51,7 +51,7 @@ class Rendezvous:
         self._told_at, self._told = time.monotonic(), ""
 
     def call_roll(self, own: Hello) -> list[Seat]:
-        """Rank 0: wait for all others, check that their versions and code agree, and let them begin; returns all seats.
+        """On rank 0: wait for all other ranks, compare versions and code, and let the ranks begin. Returns all seats.
 
         Raises RankError, which names the missing ranks, and CaseError if some ranks have other versions or code.
         """
@@ -65,7 +65,8 @@ class Rendezvous:
             word = json.dumps({"addresses": addresses, "port": port, "token": self._peers.token})
             self._store = store = Store(True, deadline, self._peers.launcher)
             there: str | None = None
-            # If the store has another message, replace it, unless the rank 0 that left it still answers.
+            # torchrun's store keeps the message of an earlier attempt. Replace it, unless the rank 0 that left it
+            # still answers.
             while (there := store.put(word, instead_of=there)) != word:
                 if there is None:
                     self._wait_for(store.where, deadline, arrived)
@@ -89,6 +90,7 @@ class Rendezvous:
         made_of = [self._peers.made_of[rank] for rank in range(self._peers.world_size)]
         differences([each.facts for each in made_of], all_told=True).refuse()
         hellos = [arrived[rank] for rank in range(self._peers.world_size)]
+        # All ranks of an agent log into the folder of the agent's first rank.
         folders: dict[tuple[str, str], Path] = {}
         for hello in hellos:
             folders.setdefault((hello.machine, hello.node), Path(hello.run_dir))
@@ -146,7 +148,7 @@ class Rendezvous:
         return hello
 
     def _refuse_second(self, word: str) -> None:
-        """Rank 0: raise CaseError if the process that left this message in the store, another rank 0, still lives."""
+        """On rank 0: raise CaseError if another process that is rank 0, which left this message, still lives."""
         with suppress(ValueError, KeyError, TypeError, OSError):
             found = json.loads(word)
             line = self._connect(found["addresses"], found["port"])
@@ -159,7 +161,7 @@ class Rendezvous:
             )
 
     def come(self, hello: Hello) -> Welcome:
-        """Any other rank: find rank 0, and wait until all ranks are there. Raises the error that rank 0 sends."""
+        """On any other rank: connect to rank 0, and wait until all ranks have. Raises the error that rank 0 sends."""
         while True:
             line = self._reach(hello, self._deadline)
             self._tell_made_of(line)
@@ -177,13 +179,13 @@ class Rendezvous:
             self._wait_for(f"rank 0 left: {line.gone}", self._deadline, None)
 
     def reach_in_the_end(self, hello: Hello) -> None:
-        """Any other rank, which cannot take part: try for a moment to connect to rank 0."""
+        """On any other rank, which has to end: try for a moment to connect to rank 0, so that it gets the reason."""
         if 0 not in self._peers.lines:
             with suppress(BitproofError):
                 self._reach(hello, time.monotonic() + _LAST_SECONDS)
 
     def _reach(self, hello: Hello, deadline: float) -> Line:
-        """Connect to rank 0 and introduce this rank. Raises RankError when time is up."""
+        """Connect to rank 0, and send it this rank's `Hello`. Raises RankError if that takes too long."""
         store = Store(False, deadline, self._peers.launcher)
         while True:
             word = store.get()
@@ -202,7 +204,7 @@ class Rendezvous:
             return line
 
     def _tell_made_of(self, line: Line) -> None:
-        """Send rank 0 this rank's versions and code from its host, or the reason why it cannot take part."""
+        """Send rank 0 the versions and code that this rank's host reports, or the reason why the host cannot."""
         try:
             made_of = self._ask_made_of(lambda: line.gone is not None or self._peers.launcher.ended() is not None)
         except BitproofError as error:
@@ -221,8 +223,11 @@ class Rendezvous:
         raise problem
 
     def _tell_missing(self, arrived: Mapping[int, Hello]) -> None:
-        """Print the missing ranks, and the machines of the others: only this shows a rank that died before it
-        connected."""
+        """Print the missing ranks, and the machines of the others.
+
+        Nothing else shows a rank that died before it connected.
+        """
+        # By machine, as a whole machine is often missing: "ranks 0-7 came from a; ranks 8-15 came from b".
         missing = [rank for rank in range(self._peers.world_size) if rank not in arrived]
         nodes: dict[str, list[int]] = {}
         for rank in sorted(arrived):
@@ -235,7 +240,7 @@ class Rendezvous:
             print(word, file=sys.stderr, flush=True)
 
     def _wait_for(self, what: str, deadline: float, arrived: Collection[int] | None) -> None:
-        """Wait a moment before looking for new ranks again. Raises RankError when time is up."""
+        """Wait a moment before the next look for new ranks. Raises RankError after the deadline."""
         self._peers.links.wait(0.2)
         if (ended := self._peers.launcher.ended()) is not None:
             raise ended

@@ -1,8 +1,8 @@
-"""The GPU of each rank under a launcher, and its number on its machine.
+"""Assign each rank under a launcher its GPU, and its number on its machine.
 
-No launcher's variable is needed: ranks send rank 0 their machine and the GPUs that they see. So the same rule covers
-ranks that all see eight GPUs, ranks of `srun --gpus-per-task=1` that see a single GPU each, and machines with unequal
-numbers of ranks.
+No launcher's variable is needed: each rank sends rank 0 the name of its machine, and the GPUs that the rank sees. So
+the same rule covers ranks that all see eight GPUs, ranks of `srun --gpus-per-task=1` that see a single GPU each, and
+machines with unequal numbers of ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UUIDS = ("GPU-", "MIG-")
 class Whereabouts:
     """A rank's machine, its LOCAL_RANK if its launcher set a number, and the GPUs that it sees, in order.
 
-    `node` separates the launcher's agents on a machine, and each agent counts its own ranks from 0. A GPU's name is its
+    `node` distinguishes the launcher's agents on a machine: each agent counts its own ranks from 0. A GPU's name is its
     UUID, or else its number on the machine.
     """
 
@@ -52,7 +52,7 @@ class Seat:
 
 
 def own_machine() -> str:
-    """A name for this machine, equal in all its processes: two machines may both be called `localhost`."""
+    """A name for this machine, the same in all its processes. Two machines may have the host name `localhost`."""
     boot = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -66,12 +66,14 @@ def own_local_rank(environment: Mapping[str, str]) -> int | None:
 
 
 def seat(ranks: Sequence[Whereabouts]) -> list[Seat]:
-    """Each rank's seat. LOCAL_RANKs count if they number a node's ranks 0, 1, 2, ...; else the ranks' order does.
+    """Each rank's seat. Local ranks are the LOCAL_RANKs, if these number a node's ranks 0, 1, 2, ...
 
-    Example: ranks 0, 1 on one machine and 2 on another, without LOCAL_RANK, which see four GPUs each, get the local
-    ranks 0, 1, 0 and the GPUs 0, 1, 0. If each sees a single GPU, each gets index 0.
+    Otherwise the ranks of a node are numbered in order. Example: ranks 0 and 1 are on a machine and rank 2 on another,
+    none has a LOCAL_RANK, and each sees four GPUs. Their local ranks are 0, 1, 0, and their GPUs are 0, 1, 0. If each
+    sees only a GPU of its own, each gets index 0.
     """
     on_node = _numbers([(rank.machine, rank.node) for rank in ranks], ranks)
+    # Ranks that see the same GPUs on a machine share them out, whichever agents started the ranks.
     at_gpus = _numbers([(rank.machine, rank.gpus) for rank in ranks], ranks)
     seats = []
     for rank, (local_rank, count), (number, _) in zip(ranks, on_node, at_gpus, strict=True):
@@ -87,7 +89,7 @@ def seat(ranks: Sequence[Whereabouts]) -> list[Seat]:
 
 
 def _numbers(groups: Sequence[Hashable], ranks: Sequence[Whereabouts]) -> list[tuple[int, int]]:
-    """Each rank's number in its group, and the size of the group."""
+    """For each rank, its number in its group, and the size of the group. `groups` has each rank's group."""
     by_group: dict[Hashable, list[int]] = defaultdict(list)
     for rank, group in enumerate(groups):
         by_group[group].append(rank)
@@ -103,9 +105,10 @@ def _numbers(groups: Sequence[Hashable], ranks: Sequence[Whereabouts]) -> list[t
 def place_seats(
     request: str, seats: Sequence[Seat], collectives: CollectivesRequest | None, *, share_gpus: bool = False
 ) -> tuple[Placement, str | None]:
-    """The placement of a case on a launcher's ranks; and, if `auto` ignores visible GPUs, the reason for the CPU.
+    """The placement of a case on a launcher's ranks; and, if `auto` does not use visible GPUs, the reason, else None.
 
-    Raises CaseError as `place` does: `cuda` is refused, with the ranks, if some see no GPU or would share a GPU.
+    Raises CaseError as `place` does. `cuda` is also refused if some ranks see no GPU, or would share a GPU; the error
+    names them.
     """
     names = {seat.name for seat in seats if seat.name}
     lack = _lack(seats) if names and request != "cpu" else None
@@ -124,6 +127,7 @@ def _lack(seats: Sequence[Seat]) -> CaseError | None:
     by_name: dict[str, list[int]] = defaultdict(list)
     for rank, each in enumerate(seats):
         by_name[each.name].append(rank)
+    # A seat without a GPU has an empty name.
     blind = by_name.pop("", [])
     if blind:
         return CaseError(

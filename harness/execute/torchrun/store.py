@@ -23,14 +23,14 @@ A = TypeVar("A")
 
 
 class Launcher:
-    """The process that started this rank and serves the rendezvous: after its death no process ends its children."""
+    """The process that started this rank, and serves the rendezvous. If it dies, no process ends its ranks."""
 
     def __init__(self) -> None:
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._store: socket.socket | None = None
 
     def watch_store(self, address: str, port: int) -> None:
-        """Open an idle connection to the store, so that `ended` notices when the store closes."""
+        """Open an idle connection to the store, through which `ended` notices that the store has closed."""
         if self._store is None:
             with suppress(OSError):
                 self._store = socket.create_connection((address, port), timeout=_STORE_SECONDS)
@@ -41,7 +41,7 @@ class Launcher:
         return self._parent is not None and os.getppid() != self._parent
 
     def ended(self) -> RankError | None:
-        """The error to raise when the launcher is gone, None while it is alive."""
+        """The error to raise if the launcher, or the store that it serves, is gone; None while both are alive."""
         if self.is_orphan():
             return RankError(
                 f"torchrun has ended on {socket.gethostname()}, whose rank {os.environ['RANK']} it had started",
@@ -60,8 +60,8 @@ class Launcher:
     def error_of_dead_siblings(self) -> RankError | None:
         """The error that names the ranks of this torchrun whose processes have ended; None if all live.
 
-        torchrun ends all ranks of a machine when a rank has died, and does not report which. Only Linux lists the
-        children of a process; elsewhere the result is None.
+        If a rank dies, torchrun ends all ranks of its machine, and does not report which rank died. Only Linux lists
+        the children of a process; elsewhere the result is None.
         """
         told = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
         if self._parent is None or not all(map(str.isdecimal, told)):
@@ -70,6 +70,7 @@ class Launcher:
             return None
         rank, local_rank, count = map(int, told)
         living = {int(value) for each in processes for name, value in each if name == "RANK"}
+        # torchrun numbers the ranks of an agent consecutively.
         first = rank - local_rank
         dead = [each for each in range(first, first + count) if each not in living]
         if not dead:
@@ -90,10 +91,10 @@ class Launcher:
 
 
 class Store:
-    """torch's store, in which the others find rank 0's address. torchrun or rank 0 serves it.
+    """torch's store, in which the other ranks find rank 0's address. torchrun or rank 0 serves it.
 
     Its C++ code handles no signals and may wait for long, so it runs in a thread with a time limit. `where` is the
-    reason, in words, why the last call failed; "" if it succeeded.
+    reason, in words, why the last call failed; "" after a successful call.
     """
 
     def __init__(self, is_rank_0: bool, deadline: float, launcher: Launcher) -> None:
@@ -106,8 +107,10 @@ class Store:
         self.where = ""
 
     def put(self, word: str, instead_of: str | None = None) -> str | None:
-        """Store rank 0's message if the present message is `instead_of`. Returns the message in the store afterwards;
-        None if the store cannot be reached."""
+        """Store rank 0's message `word`, if the present message is `instead_of`, or if there is none and that is None.
+
+        Returns the message in the store afterwards; None if the store cannot be reached.
+        """
         found = self._use(lambda store: store.compare_set(_key(), instead_of or "", word))
         return cast(bytes, found).decode() if found is not None else None
 
@@ -168,7 +171,7 @@ class Store:
 def _apart(act: Callable[[], A], deadline: float) -> A:
     """Run `act` in a thread, so that signals are handled during the wait. Raises TimeoutError if it takes too long.
 
-    Python does not exit cleanly with a thread in C++ code, so an interrupt waits a moment for it.
+    Python does not exit cleanly while a thread is in C++ code, so an interrupt waits a moment for the thread.
     """
     found: list[A] = []
     problems: list[BaseException] = []
@@ -196,12 +199,13 @@ def _apart(act: Callable[[], A], deadline: float) -> A:
 
 
 def _key() -> str:
+    # torchrun may restart all ranks with the same store: each attempt has a key of its own.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return f"bitproof/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{attempt}/rank0"
 
 
 def children_environments(parent: int) -> list[list[tuple[str, str]]]:
-    """The environment variables of a process's living children, a list per child."""
+    """The environment variables of a process's living children, as a list of names and values per child."""
     found = []
     try:
         for task in Path(f"/proc/{parent}/task").iterdir():

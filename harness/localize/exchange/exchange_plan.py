@@ -1,14 +1,16 @@
 """Plan the exchanges for a cause: the values of the other side, and the calls at which they replace a side's own.
 
 1. A call with a counterpart: its outputs, on every rank on which it is blamed.
-2. A call that only the candidate makes: its output becomes what its readers' counterparts read. A reader that is new as
-   well is followed to its own readers. In the reference, each of these counterparts reads the candidate's value.
+2. A call that only the candidate makes: its output becomes the value that its readers' counterparts read. A reader that
+   is new as well is followed to its own readers. In the reference, each of these counterparts reads the candidate's
+   value.
 3. A call that only the reference makes: the counterparts of its readers read its output, and the reverse.
-4. A call that reads a value which was there before the step: all calls that read this value read the reference's, be it
-   by a view. So a wrong parameter is one cause, although forward, backward and the optimizer read it.
+4. A call that reads a wrong value from before the step: all calls that read this value, directly or through views, read
+   the reference's value instead. So a wrong parameter is a single cause, although forward, backward and the optimizer
+   read it.
 5. All other calls with the same wrong argument, forward or backward, on any rank: their outputs, each only if the call
-   then reads what its counterpart reads. So no exchange hides another defect that is upstream of it. The calls of an
-   update whose numbers come from one wrong setting of the optimizer (see `wrong_setting`) have the same wrong argument.
+   then reads the inputs of its counterpart. So no exchange hides another defect before it. Calls of an update whose
+   numbers come from the same wrong setting of the optimizer (see `wrong_setting`) have the same wrong argument.
 
 Example for 2, where the candidate has an extra `mul`:
 
@@ -39,9 +41,10 @@ MAX_NEW_CALLS = 12
 
 
 class Swap(NamedTuple):
-    """An exchange in one side: the other side's `value`, of digest `wanted`, replaces `found` at `site`.
+    """An exchange in a side: the other side's value replaces this side's value at `site`.
 
-    With `reads`, it takes place only if the call then reads inputs of these digests.
+    `value` is the site of the other side's value, and `wanted` its digest; `found` is the digest of the replaced value.
+    With `reads`, the exchange only takes place if the call then reads inputs of these digests.
     """
 
     site: ValueSite
@@ -55,7 +58,10 @@ class Swap(NamedTuple):
 
 @dataclass(frozen=True)
 class WrongCall:
-    """A wrong call: its exchanges in the candidate, and the reverse exchanges in the reference."""
+    """A wrong call: its exchanges in the candidate, and the reverse exchanges in the reference.
+
+    `is_lead`: it is the blamed call, on a rank on which it is blamed; else it is another call with the same defect.
+    """
 
     rank: int
     call: Call
@@ -65,7 +71,7 @@ class WrongCall:
 
     @property
     def where(self) -> tuple[int, str]:
-        """The rank and the call in words: calls that differ only in their index are shown once."""
+        """The rank and the call in words. Calls that differ only in their index are shown once."""
         return self.rank, str(self.call)
 
 
@@ -108,7 +114,8 @@ def plan_of(
 ) -> ExchangePlan:
     """All exchanges for a cause. `differing` has the digests of the records that differ, by rank.
 
-    The sites `blocked` have values of another dtype or shape: the outputs of their readers are exchanged instead.
+    At the sites in `blocked`, the sides have different dtypes or shapes, so the outputs of the calls that read these
+    values are exchanged instead.
     """
     plan, taken, right = ExchangePlan(), set[tuple[int, int | None, int | None]](), dict[ValueSite, str]()
     own = set[tuple[int, int]]()
@@ -122,6 +129,7 @@ def plan_of(
             rank, mine, theirs = _received(logs, rank, mine, theirs)
         log = logs[rank]
         own |= {(rank, mine)} if mine is not None else set()
+        # The blamed call is exchanged in any case. A further call is exchanged only if its inputs are right then.
         draft = _checked(_drafted(culprit, _Readers(log, rank, pairs.get(rank, []), blocked), mine, theirs))
         if not is_lead and not (culprit.how == "reads" and _reads_right(log, mine)):
             draft = _only_if_right(draft, log, rank, mine, theirs, right)
@@ -153,7 +161,11 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
 
 
 def _received(logs: Sequence[CandidateLog], rank: int, mine: int, theirs: int) -> tuple[int, int, int]:
-    """The call that receives a message, in both logs: a send has no output that could be exchanged."""
+    """The rank of the call that receives a message, and its index in both logs.
+
+    The receive takes the place of the send, which has no output that could be exchanged. If the calls on the other rank
+    are not found, the result is the send itself.
+    """
     sides = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
     found = [
         {peer: index for peer, index in side.together((rank, at)) if peer != rank}
@@ -164,26 +176,32 @@ def _received(logs: Sequence[CandidateLog], rank: int, mine: int, theirs: int) -
 
 
 def _there(log: CandidateLog, mine: int, theirs: int) -> int:
-    """The reference's call that stands at the same place, if the partner was found by its value and may be another.
+    """The reference's call whose output replaces that of the call `mine`: its partner `theirs`, with two exceptions.
 
-    - Of several calls with these inputs, such as decays of weights that are all ones, it is the same occurrence.
-    - A dropout that draws from another one's state has that one's output: its counterpart has the right one.
+    - If several calls have the partner's inputs, such as decays of weights that are all ones, it is the same occurrence
+      among them.
+    - If the partner has the call's own output, it is the call at the same place. For example, a dropout draws from
+      another dropout's state, so it has that dropout as its partner.
     """
     call, partner = log.log[mine], log.reference.log[theirs]
     if call.outputs == partner.outputs:
         there = log.counterpart(mine, log.reference)
         return theirs if there is None else there
+    # Calls with these inputs at this place correspond in order, if both sides have equally many.
     sides = ([i for i in side.there(call) if side.log[i].inputs == call.inputs] for side in (log, log.reference))
     own, due = sides
     return due[own.index(mine)] if theirs in due and len(own) == len(due) else theirs
 
 
 Sites = list[tuple[int, int | None, int | None]]
-"""A rank, the index of a candidate's call and of its counterpart; None for a call that a side lacks."""
+"""Triples of a rank, a call's index in the candidate's log, and its counterpart's index in the reference's log.
+
+An index is None if that side lacks the call.
+"""
 
 
 def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
-    """The blamed call on each rank that it is blamed on, and its counterpart there."""
+    """The blamed call and its counterpart, on each rank on which the call is blamed."""
     log, found = logs[culprit.rank], Sites()
     for rank in culprit.ranks:
         mine, theirs = culprit.candidate, culprit.reference
@@ -198,8 +216,9 @@ def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
 def _alike(culprit: Culprit, logs: Sequence[CandidateLog], arguments: WrongArguments) -> Sites:
     """Calls with the same defect at other places, in other directions and on other ranks.
 
-    They have the same wrong argument; or are extra calls, or missing ones, of the same operator and arguments; or are
-    the blamed call on a rank on which it is not blamed yet.
+    If the blamed call has a counterpart, they have the same wrong argument. If it reads another right value ("reads"),
+    they are also calls of its operator at its place that read right values. If it is extra or missing, they are extra
+    or missing calls of the same operator and arguments.
     """
     wrong, found = arguments.of_culprit(culprit, logs), Sites()
     for rank, log in enumerate(logs):
@@ -233,12 +252,15 @@ def _is_alike(call: Call, blamed: Call) -> bool:
 
 
 def _reads_right(log: CandidateLog, mine: int | None) -> bool:
-    """Whether the reference has all inputs of a call, from calls that agree with their counterparts."""
+    """Whether a call reads only right values: the reference has all of its inputs, and no wrong call produced them."""
     return mine is not None and log.reads_right_values(mine) and not log.bad_producers(mine)
 
 
 def _is_akin(call: Call, blamed: Call, wrong: Wrong) -> bool:
-    """Whether a call may have the blamed call's wrong argument: an operator of its family, or of the same optimizer."""
+    """Whether a call may have the blamed call's wrong argument: its operator is of the same family.
+
+    For a wrong setting, it is a call of the same optimizer instead.
+    """
     if of_setting(wrong):
         return call.place.direction == blamed.place.direction and call.part == blamed.part
     return family_of(call.operator) == family_of(blamed.operator)
@@ -247,9 +269,9 @@ def _is_akin(call: Call, blamed: Call, wrong: Wrong) -> bool:
 def _only_if_right(
     draft: _Draft, log: CandidateLog, rank: int, mine: int | None, theirs: int | None, right: Mapping[ValueSite, str]
 ) -> _Draft:
-    """The exchanges of a further call, each only if the call then reads its right inputs.
+    """The exchanges of a further call, with the condition that the call reads its right inputs at that moment.
 
-    So no exchange hides a defect upstream. Empty if the right inputs are not known.
+    So no exchange hides a defect before the call. Empty if the right inputs are not known.
     """
     if mine is None:
         given = log.reference.log[theirs or 0].inputs
@@ -270,9 +292,11 @@ def _only_if_right(
 
 
 def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | None:
-    """An exchange at the reader of a missing call, if the reader still has the missing call's input.
+    """An exchange for a missing call, with the inputs that the call at its site must read; None if they are not known.
 
-    Or at the call that computes that input, if it reads right values.
+    - A reader must have the missing call's input, `given[0]`, in place of the missing output, and otherwise the inputs
+      of its counterpart.
+    - A call whose output is exchanged, since a record shows it, must read right values.
     """
     other = counterpart(log, swap.site.call)
     if not swap.site.is_input:
@@ -286,9 +310,10 @@ def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | No
 
 
 def _in_turn(groups: Sequence[WrongCall]) -> list[WrongCall]:
-    """Exchanges of several inputs of one call, each with the condition that those after it are not exchanged yet.
+    """The groups, with conditions for several exchanged inputs of a call, which are exchanged in their order.
 
-    For example, `stack a b` of two micro-batches' losses: neither was divided.
+    When an input is exchanged, the later inputs still have their wrong values. For example, `stack a b` reads the
+    losses of two micro-batches, and neither was divided.
     """
     expected: dict[tuple[int, int], dict[int, str]] = defaultdict(dict)
     for swap in (swap for group in groups for swap in group.candidate if swap.site.is_input):
@@ -306,7 +331,7 @@ def _in_turn(groups: Sequence[WrongCall]) -> list[WrongCall]:
 def _right_inputs(
     log: CandidateLog, rank: int, mine: int, theirs: int | None, right: Mapping[ValueSite, str]
 ) -> tuple[str, ...] | None:
-    """The inputs of a candidate's call if no earlier call is wrong; None if they are not known.
+    """The inputs that a candidate's call would read if no earlier call were wrong; None if they are not known.
 
     `right` has the values that planned exchanges put in place.
     """
@@ -317,6 +342,8 @@ def _right_inputs(
         if len(known) != len(call.inputs):
             return None
         return tuple(call.inputs[i] if i in own else value for i, value in enumerate(known))
+    # A call without a counterpart, such as another extra call: each input is the output that an exchange puts there, or
+    # else that of its producer's counterpart.
     exchanged = {(site.call, site.position): value for site, value in right.items() if site.rank == rank}
     found = list[str]()
     for value, giver in zip(call.inputs, log.given(mine), strict=False):
@@ -337,9 +364,9 @@ def _right_inputs(
 
 
 def counterpart(log: CandidateLog, index: int) -> int | None:
-    """The reference's call that corresponds to a call: of the same place and occurrence, or else with the same inputs.
+    """The index of the reference's call that corresponds to a call of the candidate; None if there is none.
 
-    None if there is none.
+    It is the same occurrence at the same place, or else a call with the same inputs, or else the partner.
     """
     if (there := log.counterpart(index, log.reference)) is not None:
         return there
@@ -360,13 +387,16 @@ def family_of(operator: str) -> str:
 
 @dataclass(frozen=True)
 class WrongArguments:
-    """Finds the arguments in which calls differ from their counterparts, at a step with these differing settings."""
+    """Finds the arguments in which calls differ from their counterparts.
+
+    `settings` are the optimizer settings that differ at the step `step`.
+    """
 
     settings: Sequence[DifferingSetting] = ()
     step: int = 0
 
     def of_culprit(self, culprit: Culprit, logs: Sequence[CandidateLog]) -> Wrong:
-        """The wrong arguments of the blamed call; an extra or a missing call has none but its optimizer's settings."""
+        """The wrong arguments of the blamed call; for an extra or missing call, only its optimizer's wrong settings."""
         log = logs[culprit.rank]
         if culprit.candidate is None or culprit.reference is None:
             call = log.log[culprit.candidate] if culprit.candidate is not None else None
@@ -399,12 +429,15 @@ _SETTING = "setting "
 
 
 def of_setting(wrong: Wrong) -> Wrong:
-    """Those wrong arguments that are settings of an optimizer."""
+    """The wrong arguments among these that are settings of an optimizer."""
     return frozenset(pair for pair in wrong if pair[0].startswith(_SETTING))
 
 
 def _constants(log: CandidateLog, mine: int, theirs: int) -> list[int]:
-    """The differing inputs that no call computes on either side. For example, a number in the code becomes a tensor."""
+    """The positions of the differing inputs that no call computes on either side.
+
+    For example, a number in the code becomes a tensor.
+    """
     sides = [side.log[at].inputs for side, at in ((log, mine), (log.reference, theirs))]
     given = log.log[mine].producers, log.reference.log[theirs].producers
     count = min(map(len, (*sides, *given)))
@@ -441,8 +474,8 @@ def _checked(plan: _Draft) -> _Draft:
 class _Readers:
     """The readers of one rank's calls, on both sides; `pairs` are the digests of the rank's records that differ.
 
-    `passed` are the calls whose readers are exchanged, since their own outputs cannot be. Many paths may lead to one
-    call: the shortest counts.
+    `passed` are the calls whose own outputs cannot be exchanged, so that their readers' outputs are. Several paths may
+    lead to the same call; the shortest counts.
     """
 
     def __init__(
@@ -455,7 +488,7 @@ class _Readers:
         self._planned: dict[tuple[str, int], int] = {}
 
     def _is_planned(self, side: str, index: int, depth: int) -> bool:
-        """Whether a call of a side was planned before, at this depth or above; from now on it is."""
+        """Note that a call of a side is planned at this depth; returns whether it was before, at this depth or less."""
         known = self._planned.get((side, index), MAX_NEW_CALLS + 1)
         self._planned[side, index] = min(known, depth)
         return known <= depth
@@ -471,6 +504,7 @@ class _Readers:
             return plan
         if self.is_blocked(index):
             return self._of_readers(index, depth)
+        # `due` has, for each output, the values that the readers' counterparts read in its place, with their sites.
         due: dict[int, dict[str, ValueSite]] = defaultdict(dict)
         at_readers, new = list[Swap](), list[int]()
         is_read_right = False
@@ -492,6 +526,7 @@ class _Readers:
                 due[call.outputs.index(value)][wanted] = source
             at_readers.append(self._at_reader(reader, other, position, in_place=value not in call.outputs))
             plan.reference.append(self._at_reader_there(reader, other, position, in_place=name_of(call).endswith("_")))
+        # A record that shows an output of this call counts as a reader of it.
         for wanted, held in self.pairs:
             made = self.log.reference.first_with(wanted)
             if held in call.outputs and made is not None:
@@ -502,6 +537,7 @@ class _Readers:
                 swap = Swap(ValueSite(self.rank, made, position), site, known.operator, wanted, held)
                 plan.reference.insert(0, swap)  # the record shows this memory as well
                 plan.reference[1:] = [later._replace(found="") for later in plan.reference[1:]]
+        # If all readers need the same value, the output itself is exchanged. Otherwise each reader gets its own value.
         if is_read_right or any(len(values) > 1 for values in due.values()):
             plan.candidate += at_readers
         else:
@@ -517,7 +553,8 @@ class _Readers:
         return _checked(plan)
 
     def of_left(self, index: int) -> _Draft:
-        """Exchanges for a call that reads, be it by views, a value that no call of the step computed."""
+        """Exchanges for a call that reads, directly or through views, a value that no call of the step computed."""
+        # First the wrong values, each with the right value of the counterpart; then all calls that read them.
         wrong, pending, seen = dict[str, str](), [index], set[int]()
         while pending:
             call, given = self.log.log[number := pending.pop()], self.log.given(number)
@@ -591,7 +628,7 @@ class _Readers:
                 plan.candidate.append(self._at_reader(mine, reader, position, in_place))
                 plan.reference.append(self._at_reader_there(mine, reader, position, in_place))
         plan.candidate[:0], plan.reference[:0] = self._where_shown(index)
-        # What the first is written to, the others may read.
+        # The first exchange may be in place, and change the memory that the others read. So they accept any value.
         for swaps in (plan.candidate, plan.reference):
             swaps[1:] = [swap._replace(found="") for swap in swaps[1:]]
         if not plan.candidate and not plan.problems and not depth:
@@ -599,10 +636,11 @@ class _Readers:
         return _checked(plan)
 
     def _where_shown(self, index: int) -> tuple[list[Swap], list[Swap]]:
-        """Exchanges for the records that show the output of a missing call, such as a gradient's sum over ranks.
+        """Exchanges for the records that show a missing call's output, such as a gradient's sum over ranks.
 
-        Without the call they show its input, and the call that computed it here returns the missing output instead.
-        Empty if a call of the reference reads this input, too, or if it is wrong: then an earlier call is.
+        In the candidate, such a record shows the missing call's input. So the call that computed this input here
+        returns the missing output instead. Empty if a call of the reference also reads this input, or if the input is
+        wrong, since then an earlier call is wrong.
         """
         call, found = self.log.reference.log[index], (list[Swap](), list[Swap]())
         for wanted, held in self.pairs:
@@ -627,7 +665,7 @@ class _Readers:
         return _Draft(problems=[f"{call} also reads another value that is wrong"])
 
     def _counterpart_here(self, reader: int) -> int | None:
-        """The candidate's counterpart of a call of the reference."""
+        """The index of the candidate's counterpart of a call of the reference; None if there is none."""
         reference = self.log.reference
         if (there := reference.counterpart(reader, self.log)) is not None:
             return there

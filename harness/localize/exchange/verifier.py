@@ -72,7 +72,7 @@ Differing = Mapping[int, Sequence[tuple[str, str]]]
 
 @dataclass
 class Cause:
-    """A cause: its first wrong call, and the exchanges for all calls with the same defect.
+    """A cause: its first wrong call, that call's wrong arguments, and the exchanges for all calls with this defect.
 
     `accounts` is the number of tensors that these exchanges make equal.
     """
@@ -86,7 +86,7 @@ class Cause:
         """Whether a call that is found later has the same defect: the same wrong argument, module or source line.
 
         For example, the backward call of a module belongs to the wrong forward call of that module. Calls of an update
-        have the same defect if a wrong setting of the optimizer is in both, and never for their place.
+        with a wrong setting of the optimizer have the same defect only if they share such a setting, wherever they are.
         """
         if settings := of_setting(wrong):
             return bool(settings & of_setting(self.wrong))
@@ -105,9 +105,10 @@ class Cause:
         return is_there or is_one_line
 
     def _takes_place_of(self, culprit: Culprit) -> bool:
-        """Whether one of these calls is extra, the other is missing, and both read one value: it goes another way.
+        """Whether `culprit` and a call of this cause are an extra and a missing call that read the same value.
 
-        For example, a gradient is added to another one first, and only their sum is reduced over the ranks.
+        Then that value takes another path. For example, a gradient is first added to another gradient, and only their
+        sum is reduced over the ranks.
         """
         direction = culprit.call.place.direction
         if {self.culprit.how, culprit.how} != {"adds", "lacks"} or self.culprit.call.place.direction != direction:
@@ -125,7 +126,7 @@ class Cause:
 
     @property
     def others(self) -> list[str]:
-        """Its other calls, with the ranks of each: `mul of layers.0 (backward) on ranks 0, 1`."""
+        """The cause's other calls, with the ranks of each: `mul of layers.0 (backward) on ranks 0, 1`."""
         ranks: dict[str, set[int]] = {}
         for group in self.groups:
             ranks.setdefault(str(group.call), set()).add(group.rank)
@@ -140,7 +141,7 @@ class Cause:
 class _Run:
     """The result of a run with exchanged values: its calls, its records, and the outcome of each exchange.
 
-    `ready` are its calls, compared with the reference's, once they are searched.
+    `ready` has these calls as `ready_logs` returns them, as soon as a search needs them.
     """
 
     calls: Sequence[Sequence[Call]]
@@ -153,8 +154,8 @@ class _Run:
 class Verifier:
     """Verifies causes of a step. `logs` has the calls of the first replays, whose archives are in `folder`.
 
-    `ready` are these logs, compared, if a search has done that already. `settings` are the optimizer settings that
-    differ.
+    `ready` has the same logs as `ready_logs` returns them, if a search has called it already. `settings` are the
+    optimizer settings that differ.
     """
 
     recordings: Mapping[Role, Recording]
@@ -177,7 +178,7 @@ class Verifier:
     def verify(self, culprit: Culprit) -> tuple[Culprit, Verification]:
         """The cause and its verification.
 
-        The cause is `culprit`, unless the step becomes right without its exchange and with that of a later call.
+        The cause is `culprit`, unless the exchange of a later call makes the step right by itself.
         """
         causes, reason, run = list[Cause](), "", _Run(self.logs["candidate"], self.recordings["candidate"], {})
         try:
@@ -189,6 +190,8 @@ class Verifier:
             reason, reverse = f"a run with exchanged values failed: {error.what}", None
         found, told = culprit, self._told(causes, run, reason, reverse)
         if causes and told.remaining == 0 and causes[0].culprit is not culprit:
+            # This cause was found in the log of a run with exchanged values. The first run, which the report describes,
+            # need not have the same call at this index.
             found = causes[0].culprit
             known = self.logs["candidate" if found.candidate is not None else "reference"][found.rank]
             if found.index >= len(known) or known[found.index].operator != found.call.operator:
@@ -198,7 +201,10 @@ class Verifier:
         return found, told
 
     def _search(self, culprit: Culprit) -> tuple[list[Cause], str, _Run]:
-        """Exchange cause after cause. Returns the causes, the reason for an early end, and the last valid run."""
+        """Exchange cause after cause. Returns the causes, the reason for an early end, and the last valid run.
+
+        The reason is empty if the step is right in the end.
+        """
         causes = list[Cause]()
         run = _Run(self.logs["candidate"], self.recordings["candidate"], {}, self.ready)
         current: Culprit | None = culprit
@@ -215,12 +221,14 @@ class Verifier:
             if not any(group.is_lead for group in planned.groups):
                 return causes, refused or _joined(planned.problems), run
             wrong = self._arguments.of_culprit(current, logs)
+            # A call with the defect of an earlier cause belongs to that cause: only the exchanges are new.
             cause = next((each for each in causes if each.has(current, wrong)), None)
             tried = [*causes] if cause else [*causes, Cause(current, wrong)]
             cause = cause or tried[-1]
             known = {swap.site for each in tried for group in each.groups for swap in group.candidate}
             cause.groups += [group for group in planned.groups if group.is_lead or group.candidate[0].site not in known]
             after = self._exchanged("candidate", _swaps(tried, "candidate"))
+            # Some values have another dtype or shape: plan again, with these sites blocked.
             if others := {made.site for made in after.made.values() if OTHER_TYPE in made.not_done} - blocked:
                 blocked |= others
                 refused = self._trouble(planned, run, after, tried)
@@ -244,7 +252,7 @@ class Verifier:
         return None if rank is None else culprit_in(logs, pairs, (rank, pairs[rank][0]))
 
     def _told_twice(self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], run: _Run) -> str:
-        """The problem if all planned values were exchanged already; empty if there are new ones."""
+        """The problem if all planned values were exchanged already; empty if some of the values are new."""
         leads = [swap.site for group in planned.groups if group.is_lead for swap in group.candidate]
         is_done = bool(leads) and all(site in run.made and run.made[site].done for site in leads)
         return f"{culprit.call} is still wrong, though its values were exchanged" if is_done else ""
@@ -269,7 +277,7 @@ class Verifier:
         return ""
 
     def _needed(self, causes: list[Cause]) -> list[Cause]:
-        """The causes that the step needs: without their exchange it stays wrong."""
+        """The causes that are needed. A cause is dropped if the step is right without its exchanges, too."""
         for cause in [*causes] if len(causes) > 1 else ():
             others = [each for each in causes if each is not cause]
             swaps = [swap._replace(found="") for swap in _swaps(others, "candidate")]  # what stands there follows
@@ -278,7 +286,10 @@ class Verifier:
         return causes
 
     def _reversed(self, causes: Sequence[Cause]) -> bool | None:
-        """Whether the reference computes the candidate's records with its values; None if some cannot be exchanged."""
+        """Whether the reference, with the candidate's values, computes the candidate's records.
+
+        None if some of these values cannot be exchanged.
+        """
         swaps = [self._at_first(swap) for swap in _swaps(causes, "reference")]
         known = [swap for swap in swaps if swap is not None]
         run = self._exchanged("reference", known)
@@ -378,7 +389,7 @@ class Verifier:
 
 
 def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
-    """The reason why an earlier call must be wrong: the blamed call reads a wrong value. Else empty."""
+    """The reason why an earlier call must be wrong: the blamed call reads a wrong value. Empty if it reads none."""
     log = logs[culprit.rank]
     if culprit.candidate is None:
         call = log.reference.log[culprit.index]
@@ -390,6 +401,7 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
     theirs = log.reference.log[culprit.reference].inputs if culprit.reference is not None else ()
     if mine.collective and (told := _wrong_peer(culprit, logs)):
         return told
+    # An input that the counterpart has as well, or that is from before the step, is not due to an earlier call.
     for position, (value, giver) in enumerate(zip(mine.inputs, log.given(culprit.candidate), strict=False)):
         if giver is None or theirs[position : position + 1] == (value,):
             continue
@@ -415,7 +427,7 @@ def _has_inputs(log: CandidateLog, index: int) -> bool:
 
 
 def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
-    """The reason why a collective is not to blame: another rank sends a wrong value. Else empty."""
+    """The reason why a collective is not to blame: another rank passes a wrong value to it. Empty if none does."""
     assert culprit.candidate is not None
     joined = JoinedLogs([log.log for log in logs])
     for rank, index in joined.together((culprit.rank, culprit.candidate)):
@@ -452,6 +464,7 @@ def unrepeated(calls: Sequence[Call], again: Sequence[Call], exchanged: Collecti
     None if there is none before the first call with an exchanged value, or before a collective, which may receive an
     exchanged value. Views and inputs do not count: they may show freed or uninitialized memory that no call reads.
     """
+    # Calls after an exchanged value differ because of it, so only the calls before it are compared.
     for index, (first, second) in enumerate(zip(calls, again, strict=False)):
         is_other = first.operator != second.operator or first.outputs != second.outputs
         if index in exchanged and (is_other or first.inputs != second.inputs):
@@ -481,7 +494,10 @@ def _other(cause: Cause) -> OtherCause:
 
 
 def _swaps(causes: Sequence[Cause], role: Role) -> list[Swap]:
-    """A side's exchanges for some causes, once per site: an unconditional exchange wins over a conditional one."""
+    """A side's exchanges for some causes, once per site.
+
+    If several are planned at a site, an exchange of a blamed call comes before those of other calls with its defect.
+    """
     groups = sorted((group for cause in causes for group in cause.groups), key=lambda group: not group.is_lead)
     found: dict[ValueSite, Swap] = {}
     for group in groups:

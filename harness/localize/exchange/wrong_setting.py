@@ -1,11 +1,11 @@
-"""The optimizer settings that a wrong call of an update has its numbers from.
+"""Find the wrong optimizer settings that explain the wrong numbers of a call of an update.
 
-An optimizer's setting reaches several calls, as another number in each: with AdamW's beta1, `lerp` gets `1 - beta1`,
-and `addcdiv` gets `-lr / (1 - beta1**t)`. They are one defect, whose name is the setting.
+A setting reaches several calls, as another number in each: with AdamW's beta1, `lerp` gets `1 - beta1`, and `addcdiv`
+gets `-lr / (1 - beta1**t)`. These wrong numbers are a single defect, named by the setting.
 
-A call is wrong for a setting if, by a formula of `_formulas`, the candidate's settings make a number of the call, the
-reference's settings make the other side's number, and this setting changes the result. A number that no formula
-explains is a defect of its own: another setting that differs must not hide it.
+A setting explains a call's wrong number by a formula of `_formulas`: the candidate's settings result in the call's
+number, the reference's settings in the other side's number, and the result changes with this setting. A number that no
+formula explains is a defect of its own: a differing setting must not hide it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def wrong_settings(
 ) -> tuple[DifferingSetting, ...]:
     """The differing settings that make a call of an update differ from the reference's `partner`; empty if none does.
 
-    None for a side that lacks the call: a decay of 0.1 in place of 0.0 makes SGD call `add`.
+    `call` or `partner` is None if that side lacks the call: a decay of 0.1 in place of 0.0 makes SGD call `add`.
     """
     known = call or partner
     if known is None or known.place.direction != "update":
@@ -46,7 +46,11 @@ def wrong_settings(
 def _changing(
     pair: tuple[str | None, str | None], setting: DifferingSetting, own: Sequence[DifferingSetting], step: int
 ) -> Collection[str]:
-    """The names of the settings that, by a formula with the numbers of a pair, change its result."""
+    """The names of the settings that explain why the two sides have different numbers, such as -0.01 and -0.1.
+
+    `pair` has the candidate's and the reference's number as text, None if a side lacks the call. A formula must result
+    in each side's number with that side's settings. A setting counts if the result changes with it.
+    """
     names = {other.name for other in own}
     sides = _formulas(setting.mine, step), _formulas(setting.theirs, step)
     found = set[str]()
@@ -55,6 +59,7 @@ def _changing(
             continue
         if not all(_has(text, side[formula]) for text, side in zip(pair, sides, strict=True)):
             continue
+        # Put the reference's value of each setting, alone, into the candidate's settings: does the result change?
         for name in names & setting.mine.keys() & setting.theirs.keys():
             other = _formulas({**setting.mine, name: setting.theirs[name]}, step).get(formula)
             if other is None or not isclose(other, number, rel_tol=1e-12):
@@ -63,7 +68,7 @@ def _changing(
 
 
 def _has(text: str | None, number: float) -> bool:
-    """Whether a text has a number; a side without the call agrees with any."""
+    """Whether a text contains a number. None, for a side without the call, counts as containing any number."""
     if text is None:
         return True
     for match in _NUMBER.finditer(text[:_MAX_LENGTH]):
@@ -74,7 +79,7 @@ def _has(text: str | None, number: float) -> bool:
 
 
 def _formulas(settings: Mapping[str, float], step: int) -> dict[str, float]:
-    """The numbers that torch's optimizers make of their settings, by formula; `t` is the number of this update."""
+    """The numbers that torch's optimizers compute from their settings, by formula; `t` counts updates from 1."""
     return dict(_computed(settings, step + 1))
 
 

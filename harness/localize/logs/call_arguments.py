@@ -17,6 +17,7 @@ from bitproof.harness.torch_operators import schema_of
 
 def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
     """The arguments that a call writes in place."""
+    # Schemas do not mark the running statistics of a batch norm as written, and it writes them only in training.
     unsaid = named(name_of(function)).counts_in
     names = in_place_results(function) or written_names(function) or unsaid
     given = given_to(function, args, kwargs) if names else {}
@@ -35,6 +36,7 @@ def read_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
 @functools.cache
 def _only_written(function: Any) -> frozenset[str]:
     schema = schema_of(function)
+    # Schemas of c10d do not mark outputs, so their names decide. `tensors`, as of an all-reduce, is read as well.
     outs = [argument.name for argument in schema.arguments if argument.is_out] if schema else []
     return frozenset(outs) | {name for name in in_place_results(function) if name.startswith("output")}
 
@@ -47,7 +49,7 @@ def scalars_of(function: Any, args: Any, kwargs: Any) -> tuple[tuple[str, str], 
 
 @functools.cache
 def _defaults(function: Any) -> dict[str, object]:
-    """An operator's arguments with their defaults, in order."""
+    """An operator's argument names with their default values, in the schema's order."""
     return {argument.name: argument.default_value for argument in schema_of(function).arguments}
 
 

@@ -56,7 +56,7 @@ GENERATORS = 0
 
 
 class _Inputs(NamedTuple):
-    """The digests and producers of a call's inputs, and which of them no call wrote, as in `Call`."""
+    """A call's inputs: their digests and producers, and the positions of those that no call wrote, as in `Call`."""
 
     digests: tuple[str, ...]
     producers: tuple[int | None, ...]
@@ -65,7 +65,10 @@ class _Inputs(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """A call before it runs: for each of its `lanes` its inputs; its generator and state."""
+    """The inputs of a call that is about to run, once for each of its `lanes`; its generator, and the state's digest.
+
+    A call that is not split into lanes has 0 lanes, and its inputs once.
+    """
 
     lanes: int
     inputs: list[_Inputs]
@@ -78,9 +81,10 @@ class CallRecorder(TorchDispatchMode):
     """A dispatch mode that logs calls into `calls`.
 
     - `place` finds the place of the running call and, in a graph, its node.
-    - `keep`: inputs and outputs to copy into `kept`. `spare`: bytes of other outputs to copy, the first that fit.
+    - `keep`: inputs and outputs to copy into `kept`. `spare`: a budget in bytes for copies of other outputs; each
+      output that still fits is copied.
     - `only_keeps`: copy values and count calls, without digests and places.
-    - `exchanges`: values of the other system to insert before or after a call; the log has the calls with them.
+    - `exchanges`: values of the other system to insert before or after a call; the log shows the inserted values.
 
     A higher-order operator is one call. A call over lists of tensors is logged as a call for each index (`lanes`). A
     random call has its generator's state as its last input, and the next state as its last output. Calls that bitproof
@@ -121,13 +125,14 @@ class CallRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a call and log it."""
-        # A DTensor dispatches first, and calls operators on its local shards, which are logged, and collectives.
+        # A DTensor dispatches first. It then calls operators on its local shards, and collectives: these are logged.
         if any(is_wrapper_subclass(each) for each in types):
             return NotImplemented
         kwargs = kwargs or {}
         name = name_of(function)
         if name in NOT_LOGGED or name.startswith("_record_function") or _is_own(sys._getframe(1)):
             result = function(*args, **kwargs)
+            # `empty` is no call of a log. But a later read of its memory must be recognized as uninitialized.
             if row_of(function).uninitialized is Uninitialized.WHOLE and not self._only_keeps:
                 self._see(tensors_in(result), is_fresh=True)
             return result
@@ -136,6 +141,7 @@ class CallRecorder(TorchDispatchMode):
                 return self._wait(function, args)
             if self.exchanges or self._kept_inputs:
                 args, kwargs = self._given(function, args, kwargs)
+            # Inputs are digested before the call runs, since it may overwrite them.
             reading = self._reading(function, args, kwargs)
             result = theirs(function, *args, **kwargs)
             tensors = tensors_in((args, kwargs, result))
@@ -147,16 +153,20 @@ class CallRecorder(TorchDispatchMode):
             return result
 
     def _see(self, tensors: Sequence[Tensor], *, is_fresh: bool = False) -> None:
-        """Remember tensors by their storage, and whether nothing has written it yet."""
+        """Remember tensors by their storage. `is_fresh`: the storage was just allocated, and no call wrote it yet."""
         for tensor in tensors:
             storage = _storage(tensor)
+            # A new storage may have the key of a freed one, so tensors remembered under this key are forgotten.
             if is_fresh:
                 self._seen[storage] = {}
                 self._fresh[storage] = _has_bytes(tensor) and not plain(tensor).any()
             self._seen.setdefault(storage, {})[id(tensor)] = weakref.ref(tensor)
 
     def _given(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """A call's arguments, with the exchanged values of the other system; copies requested inputs to `kept`."""
+        """A call's arguments, with the other system's values where an exchange is planned.
+
+        Also copies requested inputs into `kept`.
+        """
         lanes, others = num_lanes(function, args, kwargs), dict[int, Any]()
         read, written = read_by(function, args, kwargs), written_by(function, args, kwargs)
         for number in range(lanes or 1):
@@ -165,6 +175,7 @@ class CallRecorder(TorchDispatchMode):
             others |= self.exchanges.of_inputs(index, _full_name(function), inputs, tensors_in(written))
             self._give_state(index, len(inputs), function, _generator(function, args, kwargs))
             for site in self._kept_inputs.get(index, ()):
+                # The position after the tensors is that of the generator's state, as in the log.
                 if site.position < len(inputs):
                     self.kept[site] = plain(inputs[site.position]).clone()
                 elif (generator := _generator(function, args, kwargs)) is not None:
@@ -249,7 +260,7 @@ class CallRecorder(TorchDispatchMode):
         return number
 
     def _told(self, function: Any, args: Any, kwargs: Any, reading: _Reading, draws: bool) -> Call:
-        """A call that has run, without inputs and outputs."""
+        """A log entry for a call that has run, still without its inputs and outputs."""
         read_here = [number for each in reading.inputs for number in each.producers if number is not None]
         follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)
         place, node, source = self._place(name_of(function), tensors_in((args, kwargs)), follows)
@@ -271,13 +282,14 @@ class CallRecorder(TorchDispatchMode):
         )
 
     def _with_state(self, read: _Inputs, state: str) -> _Inputs:
-        """The inputs of a random call with its generator's state, whose producer is the draw before it."""
+        """A random call's inputs, followed by its generator's state. The state's producer is the draw before it."""
+        # `producers` may go on after those of the inputs, with writers of parts: the state's comes before these.
         own, more = read.producers[: len(read.digests)], read.producers[len(read.digests) :]
         producers = (*own, self._producers.get((GENERATORS, state)), *more)
         return read._replace(digests=(*read.digests, state), producers=producers)
 
     def _give(self, function: Any, written: Any, result: Any) -> None:
-        """Add the outputs of the last call, or note them as in flight until their wait."""
+        """Add the outputs of the call that was logged last. Outputs that need a wait are noted as in flight instead."""
         index, namespace = len(self.calls) - 1, getattr(function, "namespace", None)
         in_place = namespace == IN_PLACE_COLLECTIVES
         if (self.calls[index].collective and not in_place) or function in offload_operators.COPIES:
@@ -296,7 +308,7 @@ class CallRecorder(TorchDispatchMode):
         return tensors_in(written if in_place else (result, written))
 
     def _held(self, function: Any, written: list[Tensor], result: Any) -> Any:
-        """The result of a c10d collective, with async handles that add the call's outputs when they are waited for."""
+        """A c10d collective's result with wrapped async handles: a wait for a handle adds the call's outputs."""
         index = len(self.calls)
 
         def arrived() -> None:
@@ -306,10 +318,11 @@ class CallRecorder(TorchDispatchMode):
         return self._works.held(function, result, written, index, arrived)
 
     def _inputs(self, values: Any) -> _Inputs:
-        """The digest of each input of a call, and the logged call that wrote this value into its storage.
+        """The digest of each input of a call, and the logged call that wrote this value into the input's storage.
 
         If a collective or copy is still filling the storage, its launch is the producer: the call races with it. If
-        no call wrote the value as a whole, the writers of its parts follow, the last of them as its producer.
+        no call wrote the value as a whole, the writers of its parts follow at the end, and the last of them counts as
+        its producer.
         """
         found: list[tuple[str, int | None]] = []
         more: list[int] = []
@@ -334,7 +347,7 @@ class CallRecorder(TorchDispatchMode):
         return is_written and any(tensor() is not None for tensor in self._seen.get(storage, {}).values())
 
     def _aliases(self, written: list[Tensor]) -> list[tuple[int, str]]:
-        """Storage and digest of the other tensors over the storages that a call has just written."""
+        """The storage and digest of each other living tensor that shares a storage with the `written` tensors."""
         same = [(_storage(x), tensor()) for x in written for tensor in self._seen.get(_storage(x), {}).values()]
         return [(storage, _digest(x)) for storage, x in same if x is not None and all(x is not y for y in written)]
 
@@ -342,13 +355,14 @@ class CallRecorder(TorchDispatchMode):
         """Wait for a collective or a copy; the result becomes an output of the launch."""
         result = theirs(function, *args)
         offload_operators.land(result)
+        # A second wait for the same collective finds nothing in flight, and adds no output.
         index = self._in_flight.pop(_storage(args[0]), None)
         if index is not None:
             self._add_output(index, self._exchanged(index, result))
         return result
 
     def _exchanged(self, index: int, tensor: Tensor) -> Tensor:
-        """The next output of a call, which has just arrived, overwritten if its value is to be exchanged."""
+        """The next output of a call, which has just arrived. If its exchange is planned, it is overwritten first."""
         call = self.calls[index]
         return self.exchanges.put(index, len(call.outputs), tensor, call.operator, call.inputs)
 
@@ -381,12 +395,16 @@ class CallRecorder(TorchDispatchMode):
         return result
 
     def forget_abandoned(self) -> None:
-        """Remove the outputs of c10d collectives without a wait, as functional collectives have none."""
+        """Remove the outputs of c10d collectives that were never waited for.
+
+        The log of a functional collective without a wait has no outputs either.
+        """
         for index in self._works.abandoned():
             self.calls[index] = self.calls[index]._replace(outputs=())
 
     def _add_output(self, index: int, tensor: Tensor) -> None:
         call = self.calls[index]
+        # A view shows bytes that are kept with its tensor already, so the spare budget is not spent on it.
         site, size = ValueSite(self._rank, index, len(call.outputs)), tensor.numel() * tensor.element_size()
         is_spare = 0 < size <= self._spare and not call.view and tensor.layout is torch.strided and _has_bytes(tensor)
         self._spare -= size if is_spare else 0
@@ -407,10 +425,10 @@ class CallRecorder(TorchDispatchMode):
 
 
 def _is_own(frame: FrameType | None) -> bool:
-    """Whether bitproof's recording called an operator: the nearest frame outside torch is in its files.
+    """Whether bitproof's recording called an operator: the nearest frame outside torch is in the recording's files.
 
-    Calls that `watch` makes to record a step's tensors are not part of the step. The sum of a loop's losses is: it
-    leads from the loss to its inputs.
+    Calls that `watch` makes to record a step's tensors are not part of the step. The sum of a loop's losses is logged
+    all the same: it connects the recorded loss with the losses that the loop computed.
     """
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
         frame = frame.f_back
@@ -427,6 +445,8 @@ def _full_name(function: Any) -> str:
 def _peers(function: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
     """The ranks of a collective's group; for a message, sender and receiver. Empty if the group is unknown."""
     given = given_to(function, args, kwargs)
+    # A functional collective names its group; a c10d collective takes the group itself, and `dst` and `src` are ranks
+    # within it.
     try:
         named = given.get("group_name")
         group = group_named(named) if isinstance(named, str) else group_of(given["process_group"])
@@ -440,7 +460,7 @@ def _peers(function: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
 
 
 def _digest(tensor: Tensor) -> str:
-    """A tensor's digest. Tensors without a digest, such as sparse tensors, are all opaque and thus count as equal."""
+    """A tensor's digest. Tensors that cannot be digested, such as sparse ones, are all `OPAQUE`, and count as equal."""
     try:
         return digest(tensor)
     except (RecordingError, RuntimeError):
@@ -448,7 +468,10 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _is_filled(tensor: Tensor, *, with_zeros: bool) -> bool:
-    """Whether a tensor only has the value that new memory is filled with: NaN, the largest integer, True; or zero."""
+    """Whether all elements have the value that new memory is filled with.
+
+    It is NaN, the largest integer or True; with `with_zeros`, zero.
+    """
     local = plain(tensor)
     if with_zeros:
         return not local.any()
@@ -505,9 +528,9 @@ def logged(
     `CallRecorder`.
 
     Places come from the attributes that a system may have: `model`, the function `gradients` that computes loss and
-    gradients, the step's `graph`, whole or in stages, `running_chunk` and `running_half`. Without any, calls have no
-    place. `captured` has the graphs of a system that bitproof compiles. In other systems compiled code is cut where
-    modules begin, so that its calls have places, unless it `stays_whole`.
+    gradients, the step's `graph`, whole or in stages, `running_chunk` and `running_half`. Without any of these, calls
+    have no place. `captured` has the graphs of a system that bitproof compiles. In other systems, torch.compile's code
+    is split where modules begin, so that its calls have places; with `stays_whole` it is not split.
     """
     model = getattr(system, "model", None)
     shown = system if isinstance(system, WatchedStep) else model  # which may have several

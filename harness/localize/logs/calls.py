@@ -36,11 +36,12 @@ class Call(NamedTuple):
     """An operator call. Tensors are digests, as in records: over dtype, shape and every byte in order.
 
     - `outputs`: the results after the call, or after a collective's wait, including tensors written in place.
-    - `aliases`: other tensors over a storage that the call wrote, with their values after it, if it changed them.
+    - `aliases`: other living tensors that share a storage with a tensor that the call wrote, if this changed their
+      values; the digests are those after the call.
     - `view`: the operator returns a view, and computes nothing.
-    - `producers`: for each input, the index of the call that wrote it into its memory, None if unknown; or empty. Two
-      tensors of equal value thus have separate histories. The writers of parts of an input follow, if no call wrote
-      it as a whole.
+    - `producers`: for each input, the index of the call that wrote the value into the input's memory, None if unknown.
+      So two tensors of equal value have separate histories. If no call wrote an input as a whole, the writers of its
+      parts follow at the end. Empty if the log does not state producers.
     - `scalars`: the arguments that are numbers, words, dtypes or lists of these, by name, defaults included.
     - `peers`: the ranks of a collective in the order of its group; for a message, sender and receiver; or empty.
     - `micro_batch`: counted from 1, if a step calls its model more than once.
@@ -98,6 +99,8 @@ def maker_of(
     The input is at `position` of the call at `index`. `given` returns the producers of a call's inputs.
     """
     while True:
+        # A view computes nothing, so go on to its tensor, which is its first input. But a view of a value from before
+        # the step has no producer to go on to: then the view itself is the answer.
         made_by = given(index)[position]
         if made_by is None:
             return None
@@ -121,6 +124,7 @@ def calls_from_text(text: str, where: str) -> list[Call]:
 
 def _call(values: list[Any]) -> Call:
     place, operator, inputs, outputs, *told = values
+    # JSON has lists for tuples. `scalars` is a tuple of pairs, so its entries are converted as well.
     others: list[Any] = [tuple(each) if isinstance(each, list) else each for each in told]
     call = Call(Place(*place), operator, tuple(inputs), tuple(outputs), *others)
     scalars = tuple((str(name), str(value)) for name, value in call.scalars)

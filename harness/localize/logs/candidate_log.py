@@ -52,7 +52,10 @@ class CandidateLog(IndexedLog):
                 self._num_givers[value] += 1
 
     def _judge(self, index: int, call: Call) -> None:
-        """Find a call's producers, and correct its judgement by theirs; earlier calls are judged already."""
+        """Find a call's producers, and correct the call's judgement by whether they are right.
+
+        Earlier calls are judged already.
+        """
         given = self._givers(call)
         found = [giver for giver in given if giver is not None]
         self._given.append(given)
@@ -72,7 +75,7 @@ class CandidateLog(IndexedLog):
             self._read_out = index
 
     def _givers(self, call: Call) -> tuple[int | None, ...]:
-        """The producer of each input: the call that wrote it into its memory, or else the last with such an output.
+        """The producer of each input: the call that wrote it into memory, or else the last call with an equal output.
 
         A right value that no call wrote into its memory has no producer: it is from before the step.
         """
@@ -85,10 +88,11 @@ class CandidateLog(IndexedLog):
         return (*own, *producers[len(call.inputs) :])
 
     def _numbers(self, call: Call) -> tuple[int, ...]:
-        """The last call that read a number out of a wrong tensor, for a call of the update with different numbers.
+        """The last call that read a number out of a wrong tensor, if this call may have got that number; else empty.
 
-        Numbers pass through Python, which no log shows. Example: a wrong step count reaches Adam's bias correction.
-        Only the update is considered, as a forward reads many numbers, such as counts of rows.
+        Both must be calls of the update, and this call's numbers must differ from the reference's. Numbers pass through
+        Python, which no log shows. Example: a wrong step count reaches Adam's bias correction. Forward and backward
+        are left out, as a forward reads many numbers, such as counts of rows.
         """
         read_out = self._read_out
         if read_out is None or {self.log[read_out].place.direction, call.place.direction} != {"update"}:
@@ -97,7 +101,7 @@ class CandidateLog(IndexedLog):
         return (read_out,) if is_given_others else ()
 
     def is_proven(self, index: int) -> bool:
-        """Whether a call is certainly wrong: the reference has a call with the same inputs, and nowhere this output.
+        """Whether a call is certainly wrong: the reference has a call with the same inputs, but this output nowhere.
 
         - A `clone` needs no such call: the copy of a right value must be right.
         - If the numbers differ, an extra call, or a call in another module, may just happen to have the same inputs:
@@ -128,13 +132,19 @@ class CandidateLog(IndexedLog):
         return None if index is None or (self._agrees[index] and not self.bad_producers(index)) else index
 
     def new_constant(self, index: int, partner: int | None) -> int | None:
-        """A new call, such as `zeros`, whose constant is an input that a call's partner does not have; None if none."""
+        """The new call that made a constant, such as `zeros`, which a call reads and its partner does not.
+
+        None if no input of the call is such a constant.
+        """
         call, theirs = self.log[index], self.reference.log[partner].inputs if partner is not None else ()
         odd = [i for x, i in zip(call.inputs, call.producers, strict=False) if x not in theirs and i is not None]
         return next((i for i in odd if self.is_new(i) and name_of(self.log[i]) in CONSTANTS), None)
 
     def bad_producers(self, index: int) -> set[int]:
-        """The wrong producers of a call's inputs, with views passed over if the reference need not have them."""
+        """The wrong producers of a call's inputs. A view that the reference need not have is passed over.
+
+        The wrong producers of the view's own input take its place.
+        """
         found, pending = set(), self._bad_inputs(index)
         while pending:
             producer = pending.pop()
@@ -157,8 +167,9 @@ class CandidateLog(IndexedLog):
         return is_there and self.shows_left(view)
 
     def _bad_inputs(self, index: int) -> list[int]:
-        """The wrong producers of a call's inputs, views included. While `trusts_parts`, a bucket with right parts is
-        not wrong.
+        """The wrong producers of a call's inputs, views included.
+
+        While `trusts_parts`, a bucket is not wrong if the parts that the call takes from it are right.
         """
         unpacked = self._unpacked[index] if self.trusts_parts else ()
         return [producer for producer in self._bad[index] if producer not in unpacked]
@@ -173,9 +184,10 @@ class CandidateLog(IndexedLog):
         return "inherits" if self._reads_left(index) else "reads"
 
     def how_it_came(self, index: int, known: Sequence[str] = ()) -> Literal["unwritten", "outside"] | None:
-        """How an input that is none of the `known` values came, directly or through views, if no call wrote it.
+        """The defect of a call that reads, directly or through views, an input that no call wrote.
 
-        "unwritten" if it is uninitialized memory, "outside" if something else wrote memory of this step.
+        It is "unwritten" if the input is uninitialized memory, and "outside" if something else than a call wrote memory
+        of this step. Inputs with a value among `known` do not count. None if a call wrote every other input.
         """
         for position, (value, giver) in enumerate(zip(self.log[index].inputs, self._given[index], strict=False)):
             if value in known:
@@ -208,13 +220,16 @@ class CandidateLog(IndexedLog):
         return self.log[index].view and self._reads_left(index)
 
     def giver(self, wanted: str, digest: str) -> int | None:
-        """The producer of a record's value `digest`; among several, the call at the place where `wanted` was produced.
+        """The call that produced a record's value `digest`; None if no call did.
 
-        If none is there, it is the last producer. For example, gradients of zeros come from every expert without rows.
+        Several calls may have produced that value: every expert without rows has gradients of zeros. Then it is the
+        last of them at the place where the reference produced the record's value `wanted`, or else the last anywhere.
         """
         known = self.reference.producer(wanted)
         if known is not None and self._num_givers[digest] > 1:
             due = self.reference.log[known]
+            # The reference may make several calls there. A call here with the inputs of another of them is that other
+            # call's counterpart, and not the producer of this record.
             own = {each.inputs for each in map(self.reference.log.__getitem__, self.reference.there(due))}
             there = [i for i in self.there(due) if digest in self.log[i].outputs]
             there = [i for i in there if self.log[i].inputs not in own or self.log[i].inputs == due.inputs]
@@ -231,8 +246,9 @@ class CandidateLog(IndexedLog):
         return [giver for giver in self._given[index] if giver is not None]
 
     def wired_alike(self, index: int, partner: int) -> Iterator[tuple[int, int]]:
-        """Pairs of producers (here, reference) of the inputs in which a call differs from its partner, if they are the
-        same occurrence of an operator at a place.
+        """For each input that differs from the partner's: the producers, here and in the reference.
+
+        Left out are pairs that are not the same occurrence of the same operator at the same place.
         """
         sides = zip(self.log[index].inputs, self._given[index], strict=False)
         theirs = zip(self.reference.log[partner].inputs, self.reference.given(partner), strict=False)
@@ -277,7 +293,8 @@ class CandidateLog(IndexedLog):
         return self.packs(index) and self.bucket_of(index) is not None
 
     def _shows_what_is_wrong(self, index: int, given: Sequence[int]) -> bool:
-        """Whether a call is a view of a wrong computed tensor: a right part of that is right by chance."""
+        """Whether a call is a view of a wrong computed tensor. If such a view has a right value, this is by chance."""
+        # Go back over wrong producers, as long as these are views, to a call that computes or is wrong itself.
         is_own = self.log[index].view and self.reference.values.isdisjoint(self.log[index].inputs)
         pending = [i for i in given if not self._agrees[i]] if is_own and self.bucket_of(index) is None else []
         for i in pending:
@@ -291,6 +308,7 @@ class CandidateLog(IndexedLog):
 
         A bucket is the result of a collective of packed values that the reference does not have.
         """
+        # Go back over packing to the calls that computed the packed values. A bucket has a single one: its collective.
         launches, pending, seen = set[int | None](), list(self._packed_by(index)), set[int | None]()
         while pending:
             number = pending.pop()
@@ -386,8 +404,8 @@ class CandidateLog(IndexedLog):
     def _may_stand_for_another(self, call: Call) -> bool:
         """Whether a call that returns an input may replace a call of the reference.
 
-        The reference has a call of its operator with the same inputs; or a call at its place that also returns an
-        input, or whose output is missing here.
+        It may if the reference has a call of this operator with the same inputs. It also may if the reference has a
+        call of this operator at this place that returns an input as well, or whose output is missing here.
         """
         due = [(index, self.reference.log[index]) for index in self.reference.could_be(call)]
         kept = (set(known.outputs) <= set(known.inputs) for _, known in due)
@@ -395,13 +413,15 @@ class CandidateLog(IndexedLog):
         return bool(self.reference.alike(call)) or any(kept) or any(lost)
 
     def _comes_to_what_is_due(self, call: Call) -> bool:
-        """Whether a call has the outputs of a missing call of the reference there, of any operator.
+        """Whether a call has the outputs of a missing call, of any operator, that the reference makes at this place.
 
         For example, `mul h 0.5` for the reference's `div h 2`.
         """
         if call.collective or not call.inputs:
             return False
         values = values_of(call)
+        # Count calls with these outputs at all places of the reference's calls, and without a place. If there are as
+        # many as in the reference, none is missing, and this call replaces none.
         return any(
             sum(self._num_giving[operator, values, place] for place in {*places, Place(None, None)}) < num
             for operator, places, num in self.reference.giving(call)

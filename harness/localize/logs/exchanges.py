@@ -1,11 +1,12 @@
-"""Replace outputs and inputs of calls by values of the other system, while a rank's calls are logged.
+"""Replace outputs and inputs of calls with values of the other system, while a rank's calls are logged.
 
 1. An output is overwritten in its memory: after the call, or after a collective's wait.
 2. An output that shares memory with an argument, such as a view, is returned in new memory of the same strides: the
    shared memory stays unchanged.
 3. An input is replaced for this call alone, by new memory, or overwritten in its memory, for all later readers.
 
-A value of another dtype or shape, of another call, or one that cannot be read is not exchanged; `made` says why.
+No exchange is made if the value has another dtype or shape or cannot be read, or if another call is at the site;
+`made` has the reason.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bitproof.harness.torch_operators import storage_key
 
 
 class Exchanges:
-    """The exchanges of one rank's step; `digest` names a tensor's value."""
+    """Makes the planned exchanges in a rank's step; `made` has the outcomes. `digest` returns a tensor's digest."""
 
     def __init__(self, digest: Callable[[Tensor], str], planned: Iterable[ValueExchange] = ()) -> None:
         self.made: list[Exchanged] = []
@@ -37,9 +38,10 @@ class Exchanges:
         return bool(self._planned)
 
     def of_inputs(self, call: int, operator: str, read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[int, Any]:
-        """Replacements for the inputs of a call that is about to run, by the identity of the replaced tensors."""
+        """Replacements for the inputs of a call that is about to run, by the `id` of the replaced tensors."""
         if (call, True) not in self._calls:
             return {}
+        # An argument that the call writes must stay the same tensor: its other readers expect the result there.
         owned = {id(tensor) for tensor in written}
         digests, found = [*map(self._digest, read)], list[tuple[Tensor, Tensor]]()
         planned = [p for p in range(len(read)) if (call, True, p) in self._planned]
@@ -60,9 +62,11 @@ class Exchanges:
         written: Sequence[Tensor],
         reads: tuple[str, ...],
     ) -> dict[int, Any]:
-        """Replacements for the outputs of a call that has run, by the identity of the replaced tensors."""
+        """Replacements for the outputs of a call that has run, by the `id` of the replaced tensors."""
         if (call, False) not in self._calls:
             return {}
+        # An output that shares memory with an argument that the call only reads, such as a view: writing into it would
+        # change the argument, too.
         owned = {id(tensor) for tensor in written}
         shared = {storage_key(x) for x in given if x.layout is torch.strided and id(x) not in owned}
         found = dict[int, Any]()
@@ -86,7 +90,8 @@ class Exchanges:
     ) -> Tensor:
         """Make the planned exchange of a call's input or output; returns the tensor with the value.
 
-        With `keeps`, the tensor's own memory stays as it is, unless the exchange is one in place.
+        Without a plan for this site, returns `tensor`. With `keeps`, the value goes into new memory, and the memory of
+        `tensor` stays unchanged, unless the planned exchange is in place.
         """
         planned = self._planned.get((call, is_input, position))
         if planned is None:
@@ -118,6 +123,8 @@ class Exchanges:
 
     def _may(self, planned: ValueExchange, held: str, operator: str, reads: tuple[str, ...] | None) -> bool:
         """Whether the exchange of `held`, the digest at the site, may be made; notes the reason if not."""
+        # The site may have the wanted value already: an earlier exchange may have corrected this one's input. Then
+        # nothing needs to be written, and the exchange counts as made.
         is_right = held == planned.wanted
         if operator != planned.operator:
             self._note(planned, held, f"another call stands there: {operator}, not {planned.operator}")
@@ -137,7 +144,7 @@ class Exchanges:
             self._written.add(planned.wanted)
 
     def _exchanged(self, planned: ValueExchange, tensor: Tensor, beside: bool) -> Tensor:
-        """The tensor with the other system's value written into it, or new memory with the value."""
+        """The tensor with the other system's value written into it; with `beside`, new memory with the value."""
         value = read_value(archive_of(planned.archives, planned.site.rank), planned.name)
         types = type_of(plain(tensor)), type_of(value)
         if types[0] != types[1]:
@@ -150,7 +157,7 @@ class Exchanges:
         return other if self._digest(other) == planned.wanted else value.to(tensor.device)
 
     def left_out(self) -> list[Exchanged]:
-        """The planned exchanges whose calls did not run."""
+        """The outcomes, not done, of the planned exchanges whose calls did not run."""
         come = {(each.site.call, each.site.is_input, each.site.position) for each in self.made}
         missing = [planned.site for key, planned in self._planned.items() if key not in come]
         return [Exchanged(site, False, "the call did not come again") for site in missing]
@@ -172,7 +179,7 @@ def type_of(tensor: Tensor) -> str:
 
 
 def replaced(values: Any, others: dict[int, Any]) -> Any:
-    """Nested values with tensors replaced, by the identity of the replaced tensors."""
+    """Nested values with some tensors replaced; `others` has the replacements by the `id` of the replaced tensors."""
     if isinstance(values, Tensor):
         return others.get(id(values), values)
     if isinstance(values, dict):
@@ -201,12 +208,12 @@ def _beside(tensor: Tensor, value: Tensor) -> Tensor:
 
 
 def _is_apart(tensor: Tensor) -> bool:
-    """Whether no two elements share memory, as those of an expanded tensor do."""
+    """Whether each element has memory of its own; those of an expanded tensor share it."""
     return all(step or size < 2 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def sites_of(sites: Iterable[ValueSite]) -> dict[int, list[ValueSite]]:
-    """The input sites among some sites, by call."""
+    """The input sites among `sites`, grouped by the index of their call."""
     found: dict[int, list[ValueSite]] = {}
     for site in sites:
         if site.is_input:

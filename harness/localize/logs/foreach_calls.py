@@ -1,7 +1,7 @@
 """Calls over lists of tensors, such as `_foreach_mul_` and fused optimizers, split into a call for each index.
 
-Such a call computes each index independently, for example a parameter's update. Logged as a single call, it
-would join their histories, and lead from a differing parameter to the inputs of all others.
+Such a call computes each index independently, for example a parameter's update. As a single call in a log, it would
+join the histories of all parameters: a differing parameter would lead to the inputs of all others.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def num_lanes(function: Any, args: Any, kwargs: Any) -> int:
         return 0
     if any(not str(returned.type).startswith("List") for returned in schema.returns):
         return 0
+    # Lists of different lengths are not paired index by index.
     lengths = {len(value) for value in given.values() if _is_list(value)}
     return lengths.pop() if len(lengths) == 1 else 0
 

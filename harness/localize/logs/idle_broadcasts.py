@@ -5,8 +5,9 @@ the broadcast changes nothing, and later calls read the value from before it. Ex
 
     broadcast_ p -> p    slice p -> q    embedding w q -> e        slice reads the value at the beginning of the step
 
-So an idle broadcast loses its outputs, and its readers get its own producers instead. Several buffers are joined, sent
-and copied back (`cat`, `broadcast_`, `copy_`): a copy that writes back an unchanged part loses its outputs as well.
+So an idle broadcast loses its outputs, and a call that read such an output gets the broadcast's producer instead.
+Several buffers are joined, sent and copied back (`cat`, `broadcast_`, `copy_`): a copy that writes back an unchanged
+part loses its outputs as well.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ def _idle(rank: int, calls: Sequence[Call], joined: JoinedLogs) -> set[int]:
 def _rewritten(calls: Sequence[Call], idle: set[int]) -> Sequence[Call]:
     if not idle:
         return calls
+    # In log order, so that the entry of a removed call, to which a reader is connected, is rewritten before the reader.
     gone, found = set(idle), list[Call]()
     for index, call in enumerate(calls):
         back = _copied_back(calls, index, idle)
         gone |= back
+        # Views that cut the part out of the bucket come before the copy, so they are in `found` already.
         for number in sorted(back - {index}):
             found[number] = _blank(found[number])
         producers = tuple(
@@ -55,7 +58,10 @@ def _rewritten(calls: Sequence[Call], idle: set[int]) -> Sequence[Call]:
 
 
 def _copied_back(calls: Sequence[Call], index: int, idle: set[int]) -> set[int]:
-    """If a call copies a part of an idle bucket over the same value: its index, and those of the views of that part."""
+    """The indices of a call that copies a part of an idle bucket over an equal value, and of the views of that part.
+
+    Empty for any other call.
+    """
     call = calls[index]
     if name_of(call) != "copy_" or len(call.producers) < 2 or call.outputs[:1] != call.inputs[:1]:
         return set()
@@ -71,5 +77,5 @@ def _blank(call: Call) -> Call:
 
 
 def _before(call: Call, value: str) -> int | None:
-    """The producer of a value among an idle call's inputs."""
+    """The producer of the input of an idle call that has this value; None if it has none."""
     return next((p for x, p in zip(call.inputs, call.producers, strict=False) if x == value), None)

@@ -58,7 +58,7 @@ class JoinedLogs:
         return found or [site]
 
     def turn(self, site: Site) -> int:
-        """The number of collectives of the group that the rank launched earlier."""
+        """The number of collectives that the call's rank launched earlier in the call's group."""
         return self._turns[site[0]][site[1]]
 
     def when(self, site: Site) -> tuple[int, int, int]:
@@ -69,7 +69,7 @@ class JoinedLogs:
         return self._rounds[rank][index], rank, index
 
     def before(self, sites: Iterable[Site], givers: Callable[[Site], Iterable[int]]) -> set[Site]:
-        """These calls, and every call from which a path of values leads here. `givers` returns a call's producers."""
+        """These calls, and every call from which a path of values leads to any. `givers` returns a call's producers."""
         pending, seen = list(sites), set[Site]()
         while pending:
             if (site := pending.pop()) in seen:
@@ -80,7 +80,9 @@ class JoinedLogs:
         return seen
 
     def first_of(self, sites: Collection[Site]) -> Site:
-        """Any of these calls to which no path of values leads from another."""
+        """A call of `sites` to which no path of values leads from another call of `sites`."""
+        # Go from call to call against the paths. Logs that contradict each other may have cycles, so no call is passed
+        # twice.
         first, passed = min(sites, key=self.when), set[Site]()
         while True:
             passed.update(self.together(first))
@@ -93,6 +95,8 @@ class JoinedLogs:
         return [index for index in self.logs[site[0]][site[1]].producers if index is not None]
 
     def _is_one(self, call: Call, other: Call) -> bool:
+        # With a known group, the n-th launch is the same collective on all of its ranks, even if they call different
+        # operators, such as a send and its receive.
         if call.peers:
             return True
         return (call.operator, call.place) == (other.operator, other.place)
@@ -100,8 +104,8 @@ class JoinedLogs:
     def _count_rounds(self) -> list[list[int]]:
         """For each call, the length of the longest sequence of collectives before it, as in a Lamport clock.
 
-        It is at least that of the rank's call before, and 1 more than that of each collective whose result the call
-        reads.
+        It is at least the length for the rank's previous call, and at least 1 more than the length for each collective
+        whose result the call reads.
         """
         rounds: list[list[int]] = [[] for _ in self.logs]
         stuck = False

@@ -7,7 +7,7 @@ Graphs of this package carry an `Origin` and a chunk. A user's graph states them
 All of these are optional, and so is "part"; `harness.systems.registry` documents them for users. Torch's own
 annotations, which `origin` reads, state the part as well.
 
-A node that a user's pass added has no place of its own. It gets that of, in this order:
+A node that a user's pass added has no place of its own. It gets the place of, in this order:
 
 1. another node that writes the same buffer in place,
 2. the nearest nodes among its inputs and their inputs,
@@ -34,7 +34,7 @@ _TYPES: Mapping[str, Any] = {"module": str, "direction": str, "chunk": int, "sou
 
 
 def place_of(node: Node) -> tuple[Place, str | None]:
-    """A node's place and the user's line; unknown parts are None.
+    """A node's place and the user's line. Unknown fields of the place are None, and so is an unknown line.
 
     Raises UsageError for a user's metadata in another form than `harness.systems.registry` documents.
     """
@@ -70,6 +70,7 @@ def _other_writers(node: Node) -> list[Node]:
 def _nearest(node: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
     """The nodes with an origin that are the fewest steps away, in breadth-first order."""
     seen, reached = {node}, [node]
+    # `reached` has all nodes at the same distance, and then those that are a step further away.
     while reached:
         reached = list(dict.fromkeys(near for far in reached for near in step(far) if near not in seen))
         if known := [near for near in reached if near.meta.get(META_KEY, UNKNOWN) != UNKNOWN]:
@@ -79,7 +80,10 @@ def _nearest(node: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
 
 
 def _common(nodes: list[Node], chunk: int | None) -> Place:
-    """A common place of nodes: of the first backward node, or else of the first. The chunk is None unless all agree."""
+    """A place for several nodes: that of the first backward node, or else of the first node.
+
+    The chunk is `chunk` or, if that is None, the chunk of all nodes; None if they differ.
+    """
     if not nodes:
         return Place(None, None, chunk)
     first = next((node for node in nodes if node.meta[META_KEY].direction == "backward"), nodes[0])
@@ -105,7 +109,7 @@ def _checked(node: Node) -> Mapping[str, Any]:
 
 
 class ToldNodes(Protocol):
-    """A listener: `node` is set to the running node."""
+    """An object whose `node` a `GraphRunner` sets to the running node."""
 
     node: Node | None
 

@@ -34,19 +34,20 @@ class Parts:
         self._left: dict[int, dict[_Geometry, tuple[str, int]]] = defaultdict(dict)
 
     def leave(self, storage: int, tensor: Tensor, value: str, index: int) -> None:
-        """Note the value that call `index` wrote into a tensor, unless the tensor is its whole storage."""
+        """Note the value that call `index` wrote into a tensor, if the tensor is only a part of its storage."""
         if tensor.layout is torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes:
             geometry = _Geometry(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
             self._left[storage][geometry] = value, index
 
     def inside(self, storage: int, tensor: Tensor) -> list[int]:
-        """The calls that wrote parts of a tensor which are still unchanged.
+        """The indices of the calls that wrote a part of a tensor, for each part that still has the value from then.
 
-        Their digests are checked again: an address may have been reused, or a part overwritten.
+        Values are compared again: the storage's address may have been reused, or the part overwritten.
         """
         known = self._left.get(storage, {})
         if not known or not tensor.is_contiguous():
             return []
+        # A contiguous tensor covers a range of its storage, so a part is inside if its first and last elements are.
         begin = int(tensor.storage_offset())
         parts = [part for part in known if begin <= part.offset and part.end <= begin + tensor.numel()]
         return [known[part][1] for part in parts if self._digest(tensor.as_strided(*part)) == known[part][0]]

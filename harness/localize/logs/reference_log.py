@@ -38,7 +38,7 @@ class IndexedLog:
         return there[turn] if turn < len(there) else None
 
     def given(self, index: int) -> Sequence[int | None]:
-        """The call that gave each of a call's inputs; None for what was there before the step."""
+        """The producer of each input of a call; None for a value from before the step."""
         raise NotImplementedError
 
     @cached_property
@@ -59,9 +59,10 @@ class IndexedLog:
         return {value: index for index, call in reversed([*enumerate(self.log)]) for value in call.outputs}
 
     def first_with(self, value: str) -> int | None:
-        """The first call with this output; None if there is none.
+        """The first call with this value among its outputs; None if there is none.
 
-        Not one that wrote it beside its output: each entry of a call over lists has what the whole call wrote.
+        Aliases do not count: a call over lists has run whole when its first entry is logged, so aliases of this entry
+        may have values that a later entry computes.
         """
         return self._first.get(value)
 
@@ -114,6 +115,7 @@ class ReferenceLog(IndexedLog):
         if not self.calls(call):
             return all(value in self.values for value in call.outputs)
         places = set(self._places.get((call.operator, call.outputs), ()))
+        # Another view of a right tensor may show the same elements: a `slice` for a `select` and an `unsqueeze`.
         if call.view and self.values.issuperset(call.inputs):
             places |= self._views.get(call.outputs, set())
         # Draws of several calls may begin from one state, so equal outputs only count in the same module.
@@ -190,9 +192,9 @@ class ReferenceLog(IndexedLog):
         return (None if by_turn is None else self._nearest(indices, call, by_turn)), None
 
     def _nearest(self, indices: Sequence[int], call: Call, otherwise: int | None = None) -> int | None:
-        """The call that shares the most inputs with `call`: in case of a tie `otherwise` before the first.
+        """The call of `indices` that shares the most inputs with `call`; `otherwise` if none shares an input.
 
-        It is `otherwise` if no call shares an input.
+        In case of a tie, it is `otherwise` if that is among the nearest, or else the first.
         """
         shared = {index: len(set(self.log[index].inputs) & set(call.inputs)) for index in indices}
         best = max(shared, key=lambda index: (shared[index], index == otherwise, -index), default=None)
@@ -221,7 +223,7 @@ def _told(call: Call) -> tuple[str | None, None]:
 
 
 def fits(first: Place, second: Place) -> bool:
-    """Whether direction and chunk of two places agree; None matches any."""
+    """Whether two places agree in direction and chunk; None matches any. Modules may differ."""
     _, direction, chunk = first
     _, other_direction, other_chunk = second
     if direction is not None and other_direction is not None and direction != other_direction:

@@ -29,13 +29,16 @@ EXCHANGED = "exchanged.json"
 _MAX_CALLS_BYTES = 4 << 30
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 SPARE_BYTES = 32 << 20
-"""Bytes of calls' outputs that a run which logs a step keeps on each rank: a small step then needs no second replay."""
+"""The most bytes of outputs that each rank keeps while it logs a step, so that a small step needs no second replay."""
 RECORD = "record"
 """The name of a recorded tensor in an archive; `name_of_value` has the names of calls' values."""
 
 
 class ValueSite(NamedTuple):
-    """An output, or an input, of a rank's operator call: `call` is its index in the step, `position` the value's."""
+    """An output of a rank's operator call, or with `is_input` an input.
+
+    `call` is the call's index in the step, `position` the value's index among the call's outputs or inputs.
+    """
 
     rank: int
     call: int
@@ -45,12 +48,12 @@ class ValueSite(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ValueExchange:
-    """A value of the other system, put in place of what a call computed or is about to read.
+    """A value of the other system that replaces an output of a call, or an input before the call runs.
 
     The value is in the other system's archive in the folder `archives`, under `name`, and has the digest `wanted`.
-    `operator` is the call's, `found` the digest of what stands at the site without the exchange, "" for any. With
-    `reads`, the exchange only takes place if the call reads inputs of these digests. An input is written `in_place` if
-    a call that writes in place is missing before it; otherwise only this call reads the value.
+    `operator` is the call's, `found` the digest of the value that it replaces, "" for any value. With `reads`, the
+    exchange only takes place if the call reads inputs of these digests. With `in_place`, an input is overwritten in its
+    memory, for all later readers, as if a call that writes in place came before it. Otherwise only this call reads it.
     """
 
     site: ValueSite
@@ -123,7 +126,7 @@ class LoggedStep:
 class StepTrace:
     """The content of a rank's archive: logged calls, the records of all steps, requested and spare values by name.
 
-    `steps` has the number and the number of calls of each logged step, in order.
+    `steps` has a pair for each logged step, in order: its number, and how many calls it has.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -149,7 +152,7 @@ def archive_of(folder: Path, rank: int) -> Path:
 
 
 def archives_of(folder: Path, role: Role, number: int = 1) -> Path:
-    """The folder of the archives of a search's replay, the `number`-th of a side."""
+    """The folder for the archives of a side's `number`-th replay. `folder` is that of the search."""
     return folder / f"{role}.archives{number}"
 
 
@@ -171,9 +174,9 @@ def write_archive(path: Path, step_trace: StepTrace) -> None:
 
 
 def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
-    """Write the archives of a replay for these values into `target`, from the spare values of the archives in `source`.
+    """Write the archives that a replay for the values at `sites` would write, from spare values in `source`.
 
-    Returns False if any is not there, so that the replay must run.
+    Returns whether `source` had all of them. If not, nothing is written, and the replay must run.
     """
     found: dict[int, dict[str, memoryview]] = {}
     try:
@@ -193,8 +196,9 @@ def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
 
 
 def packed_calls(path: Path) -> bytes:
-    """The bytes of an archive with only the calls of the archive `path`, as a baseline keeps it."""
+    """The bytes of an archive that has only the calls of the archive at `path`. A baseline stores such archives."""
     packed = io.BytesIO()
+    # A `ZipInfo` of its own has a fixed time, so that equal calls become equal bytes.
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo(CALLS), _read(path, CALLS), zipfile.ZIP_DEFLATED)
     return packed.getvalue()
@@ -210,7 +214,7 @@ def read_log(path: Path) -> list[Call]:
 
 
 def read_steps(path: Path) -> list[tuple[int, int]]:
-    """The number of each logged step, and the number of its calls. Raises RecordingError if missing or damaged."""
+    """A pair for each logged step: its number, and how many calls it has. Raises RecordingError if that is damaged."""
     try:
         return [(int(step), int(count)) for step, count in json.loads(_read(path, STEPS))]
     except (ValueError, TypeError, RecursionError) as error:
@@ -253,10 +257,10 @@ def read_value(path: Path, name: str) -> Tensor:
 
 
 def _write_spare(archive: zipfile.ZipFile, values: Mapping[str, bytes]) -> None:
-    """Write many small values into a member: a line of JSON with the size of each by name, then their bytes.
+    """Write many small values into a member of the archive: a line of JSON with each value's size by name, then bytes.
 
-    A member of its own would take longer to write and to find than most of these values. Requested values may be large,
-    and have their own.
+    A member for each would take longer to write and to find than most of these values themselves. Requested values may
+    be large, so each of them has a member.
     """
     with archive.open(SPARE, "w") as member:
         member.write(json.dumps({name: len(value) for name, value in values.items()}).encode() + b"\n")

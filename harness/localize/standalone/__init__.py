@@ -4,10 +4,11 @@
 2. Walk back from a differing output in both graphs, and stop at every value that the other graph has too, bit for bit,
    on all ranks. Such values become inputs, stored with their bytes, so the remaining calls compute the same as in the
    whole graphs. For example, of a wrong `sum` behind 500 equal calls only the `sum` remains.
-3. Choose the output that needs the fewest calls. A value that is too large to store is computed: walk further there.
+3. Choose the output that needs the fewest calls. A value that is too large to store is computed instead: the walk goes
+   on behind it.
 4. Run the file. It must exit with 1, or no file is written.
 
-The whole graphs read the tokens of a step of the case, and parameters and buffers drawn at random.
+The whole graphs read the tokens of a step of the case. Their parameters and buffers are drawn at random.
 
 `reading` has the content of a file, `statements` writes a graph as Python, `rendering` assembles the file, and
 `shortening` finds the file with the fewest calls. The functions of `template` and `probe` are copied into files.
@@ -82,7 +83,7 @@ def run_plain(text: str, folder: Path, timeout: float, *arguments: str) -> tuple
 
 
 def _probe(scene: Scene, folder: Path, run: Run) -> list[str]:
-    """Run both graphs whole, keep all values in `scene.seen`, and return the outputs that differ on any rank."""
+    """Run both graphs whole, keep all values in `scene.seen`, and return the names of outputs that differ."""
     outputs = {name: list(side.outputs) for name, side in scene.sides.items()}
     text = render(scene, outputs["reference"], lambda side, node: False, True)[0]
     status, printed = run(text, folder, scene.timeout, str(folder))

@@ -2,10 +2,10 @@
 
 `alone_text` assembles it from the user's files, the functions below and, if those files import `watch`, `simple_watch`.
 So the functions below use only torch, the standard library and functions of `template`. A system that needs more of the
-case or of bitproof fails in such a file, and gets another one (`commands/shrink`).
+case or of bitproof fails in such a file. Then another kind of file is written (`commands/shrink`).
 
-The ranks of each side are processes, joined by gloo, with the seeds and settings of a run. Each saves the tensors that
-its system shows at every step. Then both sides are compared, bit for bit.
+The ranks of each side are processes, joined by gloo, with the seeds and settings of a run. Each rank saves the tensors
+that its system shows at every step. Then both sides are compared, bit for bit.
 """
 
 from __future__ import annotations

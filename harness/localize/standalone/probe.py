@@ -1,4 +1,4 @@
-"""Functions that a self-contained file has while it is being made: they save every value instead of comparing.
+"""Functions that a self-contained file contains only while it is being made: they save values instead of comparing.
 
 `rendering` adds them to a file whose two functions call `see` after each line. Each rank writes JSON into the folder
 that the command line names: every value's digest, and the bytes of small values.

@@ -25,13 +25,13 @@ _SECONDS = 240.0
 
 
 class NoFileError(BitproofError):
-    """No file can show the difference, for the reason `what`."""
+    """No file can show the difference; `what` is the reason."""
 
 
 class Input(NamedTuple):
     """An input of both sides: dtype, shape, strides, and its content on each rank, or a single content for all ranks.
 
-    Without contents it is drawn at random. `origin` becomes a comment.
+    Without contents, the input is drawn at random. `origin`, in words, becomes a comment in the file.
     """
 
     name: str
@@ -49,7 +49,11 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """A graph, its outputs and placeholders by name, and the calls that write into a storage, by its owner."""
+    """A graph, with its outputs and placeholders by name.
+
+    `owners` has the node that owns each node's storage, and `writers` the calls that write into a storage, by its
+    owner.
+    """
 
     graph: StepGraph
     outputs: dict[str, Node]
@@ -76,10 +80,11 @@ class Side:
         return Side(graph, outputs, by_node, owners, writers)
 
     def walk(self, outputs: Sequence[Node], is_known: Callable[[Node], bool]) -> tuple[list[Node], list[Node]]:
-        """The calls that `outputs` need, in order, and the inputs of those: placeholders, and nodes with `is_known`.
+        """The calls that `outputs` need, and the inputs of these calls, each in order.
 
-        A storage that is written in place is followed to its placeholder, with every call that writes into it: its
-        value changes, so no single value could become an input.
+        Inputs are placeholders, and nodes for which `is_known` returns True. A storage that is written in place is
+        followed to its placeholder, with every call that writes into it: its value changes, so no single value could
+        become an input.
         """
         calls, inputs, pending = set(), set(), list(outputs)
         while pending:
@@ -126,12 +131,14 @@ def place_of(node: Node) -> str:
 
 
 def content_of(scene: Scene, side: str, node: Node) -> Input | None:
-    """A value of the probe as an input; None if it is too large, its layout depends on the rank, or it overlaps
-    itself.
+    """A value that the probe saved, as an input.
+
+    None if the value is too large, if its dtype, shape or strides depend on the rank, or if its elements share memory.
     """
     found = [rank["values"][side][node.name] for rank in scene.seen]
     types = [tuple(map(str, value[1:4])) for value in found]
     _, dtype, shape, stride, _ = found[0]
+    # A file states dtype, shape and strides once for all ranks, and fills an input element by element.
     overlaps = any(step == 0 and size > 1 for size, step in zip(shape, stride, strict=True))
     contents = tuple(value[4] for value in found)
     if len(set(types)) > 1 or overlaps or None in contents:
@@ -142,18 +149,22 @@ def content_of(scene: Scene, side: str, node: Node) -> Input | None:
 
 
 def _readable(content: str, dtype: str) -> Any:
-    """Packed bytes as a list of numbers, if they are few and reproduce every bit; else unchanged."""
+    """Packed bytes as a list of numbers, if the numbers are few and reproduce every bit; else the bytes, unchanged."""
     data = zlib.decompress(base64.b64decode(content))
     type_ = getattr(torch, dtype)
     if not 0 < len(data) <= _FEW * type_.itemsize or type_.is_complex:
         return content
     numbers = torch.frombuffer(bytearray(data), dtype=type_).tolist()
+    # NaN and infinity are no literals of Python.
     back = torch.tensor(numbers, dtype=type_).view(torch.uint8).tolist()
     return numbers if bytes(back) == data and all(map(math.isfinite, numbers)) else content
 
 
 def input_of(scene: Scene, side: str, node: Node, number: int) -> Input:
-    """A node as an input: a placeholder with the case's tokens, or drawn at random; another node with its bytes."""
+    """A node as the input number `number` of a file.
+
+    A placeholder has the tokens of the case, or is drawn at random. Another node has the bytes that the probe saved.
+    """
     given = scene.sides[side].placeholders.get(node)
     if given is None:
         found = content_of(scene, side, node)

@@ -23,7 +23,8 @@ def render(
 ) -> tuple[str, dict[str, int]]:
     """The text of the file that computes these outputs, and the number of calls of each side.
 
-    Nodes with `is_known` become inputs. With `probing`, the file saves all values instead of comparing.
+    Nodes for which `is_known` returns True become inputs. With `probing`, the file saves all values instead of
+    comparing.
     """
     inputs: dict[Any, Input] = {}
     functions, num_calls, collectives = [], {}, []
@@ -33,6 +34,7 @@ def render(
         calls, given = side.walk(list(wanted.values()), lambda node, name=name: is_known(name, node))  # type: ignore[misc]
         names = {node: node.name for node in calls}
         for node in given:
+            # Both sides share an input if it is the same placeholder, or has the same digests on all ranks.
             key = side.placeholders.get(node) or tuple(rank["values"][name][node.name][0] for rank in scene.seen)
             if key not in inputs:
                 inputs[key] = input_of(scene, name, node, len(inputs))
@@ -46,13 +48,15 @@ def render(
 
 
 def _file(scene: Scene, inputs: Sequence[Input], functions: str, collectives: Sequence[Node], probing: bool) -> str:
-    """Assemble the file: tables and both sides' functions first, then the functions that are the same in every file."""
+    """The file's text: tables and both sides' functions first, then the functions that are the same in every file."""
     groups = {group_name(node): scene.partitions[group_name(node)] for node in collectives}
     tables = [f"WORLD_SIZE = {scene.world_size}", _INPUTS_ARE]
     tables += ["INPUTS = {", *(entry.line for entry in inputs), "}"]
     parts: list[Callable[..., Any]] = [*_FUNCTIONS, template.tell]
     compare: Callable[[], int] = template.compare_alone
     imports, names = _IMPORTS, _NAMES
+    # Without collectives, a single process can compute all ranks, one after another. The probe always uses a process
+    # for each rank, as each writes a file.
     if groups or probing:
         tables += ["GROUPS = {", *(f"    {name!r}: {[list(p) for p in parts]}," for name, parts in groups.items()), "}"]
         tables += ["", "", _wrap_group(scene, groups, collectives)]
@@ -76,7 +80,10 @@ def _file(scene: Scene, inputs: Sequence[Input], functions: str, collectives: Se
 
 
 def _wrap_group(scene: Scene, groups: Mapping[str, Any], collectives: Sequence[Node]) -> str:
-    """The source of `wrap_group`: gloo's groups, or groups that sum in rank order if more than two ranks are summed."""
+    """The source of `wrap_group`. If more than two ranks are summed, it returns a group that sums in rank order.
+
+    Otherwise it returns gloo's group: the sum of two numbers does not depend on their order.
+    """
     sums = [group_name(node) for node in collectives if base_name_of(node.target) in _SUMS]
     if any(len(groups[name][0]) > 2 for name in sums):
         return f"{scene.ordered_group}\n\nwrap_group = RankOrderGroup"

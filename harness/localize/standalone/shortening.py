@@ -10,7 +10,7 @@ from bitproof.harness.localize.standalone.reading import Scene, content_of
 from bitproof.harness.localize.standalone.rendering import render
 
 LARGEST_CONTENT = 1 << 17
-"""The most characters of a file that a reader can be expected to look through."""
+"""The most characters of a file that a reader may be expected to look through; shorter files are preferred."""
 
 
 def shortest(scene: Scene, differing: Sequence[str], is_short: bool) -> tuple[str, dict[str, int]]:
@@ -31,6 +31,6 @@ def shortest(scene: Scene, differing: Sequence[str], is_short: bool) -> tuple[st
 
 
 def _values(scene: Scene, side: str) -> dict[str, tuple[str, ...]]:
-    """For each node whose value every rank has saved, the digests on all ranks."""
+    """For each node whose value every rank has saved, by name: the value's digest on each rank."""
     seen = [rank["values"][side] for rank in scene.seen]
     return {name: tuple(rank[name][0] for rank in seen) for name in seen[0] if all(name in rank for rank in seen)}

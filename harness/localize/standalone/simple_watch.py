@@ -1,8 +1,8 @@
 """`watch` for files that run without bitproof, where this file is the package `bitproof`.
 
-It passes on the values that a plain hook of torch sees: gradients as an optimizer's `step` begins, and parameters,
-buffers and the optimizer's state after it. If two systems differ in something else, such as a setting of an optimizer,
-no difference is found, and the file that is written needs bitproof.
+It shows the values that a plain hook of torch sees: gradients when an optimizer's `step` begins, and parameters,
+buffers and the optimizer's state afterwards. If two systems differ in something else, such as a setting of an
+optimizer, such a file finds no difference. Then a file that needs bitproof is written instead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def watch(
     names: Any = None,
     **others: Any,
 ) -> SimpleStep:
-    """A system of a function that trains once, `step`, or of a whole loop, `train`."""
+    """A system made from a function that trains once, `step`, or from a whole training loop, `train`."""
     models: list[Any] = list(model) if isinstance(model, (list, tuple)) else [model]
     optimizers: list[Any] = (
         list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer] if optimizer else []
@@ -59,14 +59,14 @@ class SimpleStep:
                 yield prefix + name.replace("_orig_mod.", "").removeprefix("module."), tensor
 
     def show_gradients(self, optimizer: Optimizer, keep: Keep) -> None:
-        """Pass on the gradients that an optimizer is about to read."""
+        """Pass to `keep` the gradients that an optimizer is about to read."""
         held = {id(each) for group in optimizer.param_groups for each in group["params"]}
         for name, parameter in self.named(nn.Module.named_parameters):
             if id(parameter) in held and parameter.grad is not None:
                 keep("grad", name, parameter.grad)
 
     def show_rest(self, keep: Keep) -> None:
-        """Pass on buffers, parameters and the optimizers' state."""
+        """Pass to `keep` the buffers, the parameters and the optimizers' state."""
         for name, buffer in self.named(nn.Module.named_buffers):
             keep("buffer", f"{name}@after_optimizer", buffer)
         for name, parameter in self.named(nn.Module.named_parameters):
@@ -89,13 +89,15 @@ class SimpleStep:
 
 
 class SimpleLoop(SimpleStep):
-    """The models that a loop trains. A step ends when every optimizer has taken one."""
+    """The models that a loop trains. A step ends when every optimizer has taken a step."""
 
     def take_steps(self, number: int, keep_of: Callable[[int], AbstractContextManager[Keep]]) -> None:
         """Run the loop, and leave it after `number` steps."""
         index, left = 0, set[int]()
         own = {id(each) for _, each in self.named(nn.Module.named_parameters)}
 
+        # `left` has the optimizers that have not taken this step yet. Optimizers that the loop makes itself become
+        # known when they first take a step.
         def before(optimizer: Optimizer, *_: Any) -> None:
             if any(id(each) in own for group in optimizer.param_groups for each in group["params"]):
                 if not any(optimizer is each for each in self.optimizers):

@@ -33,6 +33,7 @@ def _line(objection: Objection) -> str:
 
 
 def _text(value: str) -> str:
+    # Runners decode `%0A` and `%0D`, so a percent sign of the text is escaped. `one_line` has removed line breaks.
     return one_line(value).replace("%", "%25")
 
 

@@ -1,7 +1,7 @@
 """A pull request's comment in Markdown: changes since another run, or since the baselines.
 
-With another run's report, it has a row for each case that is new, gone, or changed in outcome or cause. Without, it has
-a row for each case that is unexpected or drifted. Unchanged cases are counted.
+With another run's report, it has a row for each case that is new, gone, or changed in outcome or cause. Without such a
+report, it has a row for each case that is not as expected.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def render(report: Report, against: Report | None = None) -> str:
     since = f"since run {against.run_id}" if against else "of baselines and verdicts"
     head = [f"### bitproof: {inline(title)}", f"{inline(text.tally(report))}. Run {inline(report.run_id)}."]
     same = f"Nothing changed {inline(since)}." if not rows else ""
+    # Escaping makes the size of a row unknown before it is rendered: render, and halve the rows until the page fits.
     while True:
         table = table_of(HEADERS, rows) if rows else ""
         replays = [text.replay_command(report, result) for result in bad[: len(rows) or 1]]

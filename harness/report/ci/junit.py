@@ -1,9 +1,9 @@
 """junit.xml for CI systems, with a test case per case.
 
 An unexpected case is a failure, and a case that could not be judged is an error. A case that this machine cannot run is
-skipped, unless it was selected by name. The output of a CLOSE case states how close it is. XML 1.0 cannot represent
-most control characters, so they appear as `\\x1b`. Elements and attributes follow junit-10.xsd of Jenkins' xunit
-plugin, which allows no total of `skipped` for all suites.
+skipped, unless it was selected by name. The output of a CLOSE case states the largest error. XML 1.0 cannot represent
+most control characters, so these appear as `\\x1b`. Elements and attributes follow junit-10.xsd of Jenkins' xunit
+plugin. This schema allows no total of `skipped` for all suites.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def render(report: Report) -> str:
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in [("run_id", report.run_id), ("verdicts", text.tally(report)), *text.flatten(report.environment)]:
         ElementTree.SubElement(properties, "property", {"name": printable(str(name)), "value": printable(str(value))})
+    # In the order of the schema: properties first, then test cases.
     for result in report.cases:
         _add_case(suite, report, result)
     for name, reason in report.not_run.items():

@@ -1,7 +1,7 @@
 """The objections of a report, for forms that CI systems read: SARIF and annotations.
 
-An objection is an unexpected case, a side that differs from its baseline, or the objection of a check. It has the file
-and line of the blamed call, if known.
+An objection is an unexpected case, a side that differs from its baseline or has none, or the objection of a check. It
+has the file and line of the blamed call, if known.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ _SOURCE = re.compile(r"(.+):([1-9]\d{0,8})")
 
 @dataclass(frozen=True, kw_only=True)
 class Objection:
-    """An unexpected result. `rule` is a key of RULES; `path` and `line` are those of the blamed call.
+    """An unexpected result. `rule` is a key of RULES; `path` and `line` are those of the blamed call's source.
 
-    `fingerprint` identifies the same finding in all runs, so it contains no lines, paths of the machine or run ids.
+    `fingerprint` is the same for the same finding in any run, so that a code host recognizes it. It does not depend on
+    line numbers, folders or run ids.
     """
 
     rule: str
@@ -103,8 +104,8 @@ def _objection(rule: str, result: CaseResult, message: str, call: BlamedCall | N
 def place_of(source: str | None) -> tuple[str | None, int | None]:
     """The path in the working tree and the line of a source such as `a/b/mine.py:9`.
 
-    Reports only keep a path's last three parts, but code hosts need paths from the root. If no file, or more than one,
-    has this ending, the path stays as it is.
+    Reports only keep a path's last three parts, but code hosts need paths from the root. So the path of the file in the
+    working tree that ends with these parts is returned. If there is no such file, or several, the path stays unchanged.
     """
     found = _SOURCE.fullmatch(source or "")
     if not found:
@@ -113,7 +114,7 @@ def place_of(source: str | None) -> tuple[str | None, int | None]:
     # The source comes from a report, so it must not lead out of the working tree.
     if ".." in parts or parts[0] == "/" or len(found[1]) > _MAX_PATH or not found[1].isprintable():
         return None, None
-    # The longest ending that is a file here.
+    # The longest ending of the path that is a file, relative to the working directory.
     inner = next((_in_tree(Path(*parts[at:])) for at in range(len(parts)) if Path(*parts[at:]).is_file()), None)
     return inner or _below("/".join(parts)) or "/".join(parts), int(found[2])
 

@@ -63,7 +63,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Apart:
-    """The difference between the two sides of a tensor. `bars` has bucket, count and length in percent."""
+    """The difference between the two sides of the tensor `of`. `bars` has a bucket, a count and a length in percent."""
 
     of: str
     extent: str
@@ -73,7 +73,7 @@ class Apart:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DivergenceBlock:
-    """The first differing tensor and the blamed call, each with the difference between the sides."""
+    """The first differing tensor and the blamed call. `apart` has the difference between the sides for both of them."""
 
     where: str
     sides: tuple[str, ...]
@@ -138,6 +138,7 @@ def render(report: Report) -> str:
     """The page as HTML. Unexpected cases come first, and are expanded."""
     # `sorted` is stable: within both groups cases keep the order of the run.
     results = sorted(report.cases, key=lambda result: result.as_expected)
+    # A page of hundreds of cases must stay small, so the limits are shared: a small case leaves its share to others.
     num_passes = sum(len(result.passes) for result in results)
     limits = Limits(
         cells=fair_share(map(heatmaps.wanted_cells, results), MAX_CELLS),
@@ -183,7 +184,7 @@ def fair_share(wanted: Iterable[int], total: int) -> int:
     For example, with a total of 10 the sizes [1, 4, 9] are limited to 5 each.
     """
     waiting = sorted(wanted)
-    # In ascending order: each size below its share leaves the rest of it to the larger sizes.
+    # In ascending order: a size below an equal share of the rest leaves more to each larger size.
     for number, wants in enumerate(waiting):
         share = total // (len(waiting) - number)
         if wants > share:
@@ -234,7 +235,7 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
 
 
 def _stated(case: Case) -> list[tuple[str, str]]:
-    """The settings stated by a case of a user's systems. Whether the systems follow them is unknown."""
+    """The settings stated by a case of a user's systems. It is unknown whether the systems use these settings."""
     settings = ("model", "parallelism", "batch", "precision", "optimizer")
     stated = case.stated()
     told = dict(text.leaves({name: stated[name] for name in settings if stated.get(name)}))
@@ -255,6 +256,7 @@ def _values(value: Any, limit: int = MAX_VALUES) -> list[tuple[str, str]]:
 
 def _divergence(result: CaseResult, first: Divergence) -> DivergenceBlock:
     tensor, call = first.tensor, first.call
+    # If a system differs from itself, its two runs are the sides.
     types = [tensor.reference_type, tensor.candidate_type]
     ranks = (call and call.ranks) or ""
     sides = ("first run", "second run") if first.between else ROLES
@@ -286,9 +288,9 @@ def _divergence(result: CaseResult, first: Divergence) -> DivergenceBlock:
 
 
 def _bars(histogram: dict[str, int] | None) -> list[tuple[str, int, int]]:
-    """Bucket, count and bar length in percent of the longest.
+    """The bars of a histogram: bucket, count, and length in percent of the longest bar.
 
-    Lengths are logarithmic, so a single element is visible.
+    Lengths are logarithmic, so that the bar of a single element is visible.
     """
     counts = [(bucket, histogram[bucket]) for bucket in BUCKETS if histogram and histogram.get(bucket)]
     longest = max((count for _, count in counts), default=0)
@@ -338,5 +340,6 @@ def _logs(paths: list[str]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _shown(value: Any) -> Any:
-    """Printable text, which jinja2 then escapes; markup and numbers unchanged."""
+    """A text made printable, before jinja2 escapes it; markup and numbers unchanged."""
+    # `type` instead of `isinstance`: markup is a subclass of `str`.
     return printable(value) if type(value) is str else value

@@ -17,9 +17,9 @@ Cell = tuple[str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class KindHeat:
-    """A row per kind: the records compared, the records that differ, and their number at each step.
+    """A row per kind: how many records were compared, how many differ, and how many differ at each step.
 
-    `left_out` records are not listed by step.
+    `left_out` is the number of differing records that the report does not list by step.
     """
 
     steps: list[str]
@@ -31,7 +31,10 @@ class KindHeat:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorHeat:
-    """By kind, a row per tensor: name, cells, and the ranks where it differs. `hidden` more tensors differ."""
+    """For each kind, a row per tensor: name, cells, and the ranks on which it differs.
+
+    `hidden` is the number of differing tensors without a row.
+    """
 
     steps: list[str]
     groups: list[tuple[str, list[tuple[str, list[Cell], str]]]]
@@ -53,7 +56,8 @@ class _Columns:
         self._agrees = "x" if result.verdict == Verdict.UNVERIFIED else "0"
 
     def cell(self, column: int, count: int, share: float, tooltip: str = "") -> Cell:
-        """A column's cell for this number of differences."""
+        """A column's cell for this number of differences. `share` is their share of the records, for the shade."""
+        # More records may differ than the report lists, so the count is only a lower bound, and 0 means nothing.
         if self.ranges[column][-1] >= self._unsure:
             return f"{count}+" if count else "?", shade_of(share) if count else "x", tooltip
         return str(count), shade_of(share) if count else self._agrees, tooltip
@@ -65,7 +69,7 @@ def shade_of(share: float) -> str:
 
 
 def by_kind(result: CaseResult) -> KindHeat | None:
-    """The records of each kind by step; None if none were compared."""
+    """The heatmap of the kinds of records; None if no record was compared."""
     if not any(result.compared.values()):
         return None
     columns = _Columns(result)
@@ -77,6 +81,7 @@ def by_kind(result: CaseResult) -> KindHeat | None:
             sum(len(ranks) for steps in found.values() for step, ranks in steps.items() if int(step) in steps_of)
             for steps_of in columns.ranges
         ]
+        # The number of records of this kind in a step, on all ranks, if every step has equally many.
         a_step = max(1, compared / len(result.case.compared_steps))
         cells = [
             columns.cell(i, count, count / (a_step * len(columns.ranges[i]))) if compared else ("", "", "")
@@ -99,7 +104,7 @@ def wanted_cells(result: CaseResult) -> int:
 
 
 def by_tensor(result: CaseResult, max_cells: int) -> TensorHeat | None:
-    """Differing tensors by step, in the order of their first difference; None if no such record is known."""
+    """The heatmap of the differing tensors, in the order of their first difference; None if none is known."""
     if not result.differing:
         return None
     columns = _Columns(result)
@@ -115,7 +120,7 @@ def by_tensor(result: CaseResult, max_cells: int) -> TensorHeat | None:
 
 
 def _tensor_row(steps: dict[str, list[int]], columns: _Columns, result: CaseResult) -> tuple[list[Cell], str]:
-    """The cells of a tensor's row, and the ranks where it differs."""
+    """The cells of a tensor's row, and the ranks on which it differs."""
     cells = []
     for column, steps_of in enumerate(columns.ranges):
         ranks = {rank for step in steps_of for rank in steps.get(str(step), ())}

@@ -19,7 +19,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 320, 96, 6, 6
 class Chart:
     """Both sides as polylines in a box.
 
-    `low` and `high` are losses; `apart` is the x coordinate of the first difference.
+    `low` and `high` are the lowest and the highest loss; `apart` is the x coordinate of the first difference.
     """
 
     width: int
@@ -35,11 +35,11 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class LossBlock:
-    """A sentence, a chart if there is one, and a row per step: the step, its loss, both sides' bits, whether they
-    agree.
+    """The losses of rank 0: a sentence, a chart if possible, and rows.
 
-    `growth` has a row for each step from the first difference on: step, distance in ULPs of float32, bar length in
-    percent.
+    `rows` has for each step: its number, its loss, the bits on both sides, and whether these agree. `growth` has for
+    each step from the first difference on: its number, the distance in ULPs of float32, and a bar's length in percent.
+    `left_out` is the number of steps without a row.
     """
 
     sentence: str
@@ -70,7 +70,7 @@ def losses(result: CaseResult) -> LossBlock | None:
 
 
 def _growth(rows: Sequence[tuple[int, str, str]], apart: list[int]) -> list[tuple[int, str, int]]:
-    """The growing difference of losses, from the first differing step on; empty if fewer than two steps have one."""
+    """The rows of `LossBlock.growth`; empty unless at least two steps have a distance above 0."""
     since = [row for row in rows if apart and row[0] >= apart[0]][:MAX_LOSSES]
     found = [(step, *told) for (step, _, _), told in zip(since, _ulps_by_step([row[1:] for row in since]), strict=True)]
     return found if sum(bool(ulps) for _, ulps, _ in found) > 1 else []
@@ -89,13 +89,14 @@ def _tell_losses(apart: list[tuple[int, str, str]], num_steps: int) -> str:
 
 
 def _chart(reference: list[str], candidate: list[str], apart: list[int], first: int) -> Chart | None:
-    """Both sides as lines in a box of _WIDTH x _HEIGHT; values that are not finite leave a gap."""
+    """Both sides as lines in a box of _WIDTH x _HEIGHT; a loss that is not finite leaves a gap in its line."""
     sides = [[float.fromhex(loss) for loss in losses] for losses in (reference, candidate)]
     finite = [value for side in sides for value in side if math.isfinite(value)]
     num_steps = max(map(len, sides))
     if num_steps < 2 or not finite:
         return None
     low, high = min(finite), max(finite)
+    # A constant loss would otherwise divide by zero below.
     span = (high - low) or 1.0
 
     def x(step: int) -> float:
@@ -123,7 +124,7 @@ def _chart(reference: list[str], candidate: list[str], apart: list[int], first: 
 
 
 def _finite_runs(losses: list[float], stride: int) -> Iterator[list[tuple[int, float]]]:
-    """Uninterrupted runs of finite losses, sampled at every stride-th step."""
+    """Sample every stride-th step, and yield each uninterrupted sequence of finite losses, with their steps."""
     run: list[tuple[int, float]] = []
     for step in range(0, len(losses), stride):
         if math.isfinite(losses[step]):
@@ -136,7 +137,7 @@ def _finite_runs(losses: list[float], stride: int) -> Iterator[list[tuple[int, f
 
 
 def _ulps_by_step(losses: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
-    """For each step the distance of the losses in ULPs of float32, or "", and the bar length in percent."""
+    """For each step: the distance of the losses in ULPs of float32, or "" if unknown, and a bar's length in percent."""
     apart = [_ulps(*pair) for pair in losses]
     longest = max((number.bit_length() for number in apart if number), default=0)
     return [
@@ -152,6 +153,7 @@ def _ulps(reference: str, candidate: str) -> int | None:
     values = [float.fromhex(text) for text in (reference, candidate)]
     if not all(map(math.isfinite, values)) or any(abs(value) > 3.4e38 for value in values):
         return None
+    # A loss may have another dtype, such as float64 for a sum of losses. Then ULPs of float32 mean nothing.
     if any(struct.unpack("<f", struct.pack("<f", value))[0] != value for value in values):
         return None
     left, right = (struct.unpack("<i", struct.pack("<f", value))[0] for value in values)

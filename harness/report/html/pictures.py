@@ -17,11 +17,11 @@ _STEP, _LANE, _LEFT, _TOP, _LABEL = 96, 46, 96, 30, 17
 
 @dataclass(frozen=True, kw_only=True)
 class RankLanes:
-    """A picture of a chain of calls: a lane per rank, and a line through the calls.
+    """A picture of a chain of calls: a lane per rank, and a line through the calls. Positions are in pixels.
 
-    `lanes` has each lane's name and height; `calls` has each call's position, operator and module, the blamed call
-    first; `points` is the line. `alike` are the positions of the blamed call on other ranks. `left_out` ranks have no
-    lane.
+    `lanes` has each lane's name and y coordinate. `calls` has x, y, operator and module of each call, the blamed call
+    first; `points` is the line through these calls. `alike` has the positions of the blamed call on other ranks.
+    `left_out` is the number of ranks without a lane.
     """
 
     width: int
@@ -35,7 +35,10 @@ class RankLanes:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleMap:
-    """A row per module, a cell per direction: differing calls out of all. `left_out` modules have no row."""
+    """A row per module with a cell per direction, which shows how many of the calls differ.
+
+    `left_out` is the number of modules without a row.
+    """
 
     directions: list[str]
     rows: list[tuple[str, list[Cell]]]
@@ -73,10 +76,11 @@ def _end_of(module: str) -> str:
 
 
 def module_map(call: BlamedCall | None) -> ModuleMap | None:
-    """The modules with differing calls, darker for earlier first differences; None if unknown."""
+    """The map of a blamed call's modules, darker if a module's first difference is earlier; None if it is unknown."""
     found = (call.modules if call else None) or []
     if not found:
         return None
+    # If there are too many modules, those that agree are left out first.
     names = dict.fromkeys(each.module for each in found)
     differing = {each.module for each in sorted(found, key=_turn) if each.differing}
     shown = [name for name in names if name in differing][:MAX_MODULES]
@@ -108,5 +112,6 @@ def _cell(calls: ModuleCalls | None, last: int) -> Cell:
         return "", "", ""
     if not calls.turn:
         return "agrees", "0", f"{calls.calls} calls"
+    # From 4, the darkest, for the first module that differs, to 1 for the last.
     shade = 4 - (4 * (calls.turn - 1)) // max(1, last)
     return f"{calls.differing} of {calls.calls}", str(max(1, shade)), f"differs as number {calls.turn}"

@@ -161,11 +161,6 @@ class CandidateLog(IndexedLog):
                 found.add(producer)
         return found
 
-    def _shows_for(self, view: int, index: int) -> bool:
-        """Whether a call reads a value from before the step through a view at its place, or an extra view."""
-        is_there = self.log[view].place == self.log[index].place or self.is_extra(view)
-        return is_there and self.shows_left(view)
-
     def _bad_inputs(self, index: int) -> list[int]:
         """The wrong producers of a call's inputs, views included.
 

@@ -391,6 +391,18 @@ def test_a_value_that_goes_another_way_is_one_cause(how: Any, inputs: str, is_on
     assert cause.has(culprit("chunk_cat", how, inputs), frozenset()) is is_one
 
 
+def test_calls_of_one_operator_at_two_lines_of_an_update_are_two_causes() -> None:
+    """Clipping multiplies all gradients, and a line behind it multiplies one of them: neither has a module."""
+
+    def multiplied(line: int, direction: str = "update") -> Culprit:
+        call = Call(Place(None, direction), "mul.Tensor", ("g",), ("h",), source=f"train.py:{line}")
+        return Culprit(how="computes", call=call, ranks=(0,), candidate=0, reference=0)
+
+    clipped = Cause(multiplied(140), frozenset())
+    assert clipped.has(multiplied(140), frozenset()) and not clipped.has(multiplied(141), frozenset())
+    assert Cause(multiplied(140, "forward"), frozenset()).has(multiplied(141, "forward"), frozenset())
+
+
 def halved_in_place(factor: float | None) -> Mapping[str, Tensor]:
     """A gradient that no call reads."""
     w, x = weights((4, 4), (5, 4))

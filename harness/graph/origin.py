@@ -52,6 +52,8 @@ CALLS_KEY = "calls"
 """The metadata key of the module calls around a forward node: see `calls_of`."""
 
 _NOT_THE_USERS = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, harness.__file__))
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = "site-packages", "dist-packages"
 
 
 class Origin(NamedTuple):
@@ -221,12 +223,18 @@ def innermost_user_line(frame: FrameType | None) -> str | None:
 
 
 def user_line(path: str, line: int) -> str | None:
-    """A line outside torch, this package and generated code, as folder/folder/file.py:line; else None."""
+    """A line outside torch, this package, the standard library and generated code, as folder/folder/file.py:line.
+
+    None for other lines, such as those of `contextlib`, which call a fault that is injected at the end of a step.
+    """
     return f"{file}:{line}" if (file := _user_file(path)) else None
 
 
 @functools.cache  # called for each frame around each node
 def _user_file(path: str) -> str | None:
     if path.startswith((*_NOT_THE_USERS, "<")):
+        return None
+    # Without a virtual environment, installed packages lie in the folder of the standard library.
+    if path.startswith(_STANDARD_LIBRARY) and not path.removeprefix(_STANDARD_LIBRARY).startswith(_INSTALLED):
         return None
     return "/".join([part for part in path.split("/") if part][-3:])

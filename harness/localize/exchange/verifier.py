@@ -41,6 +41,7 @@ from bitproof.harness.localize.logs.calls import READS_OUT, Call, maker_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.exchanges import OTHER_TYPE, UNSTEADY
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
+from bitproof.harness.localize.logs.packing import name_of
 from bitproof.harness.localize.logs.replay import (
     Exchanged,
     Replay,
@@ -411,12 +412,26 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
         maker = maker_of(log.log, log.given, culprit.candidate, position)
         if maker is None or (log.log[maker].view and not log.givers(maker)):
             continue  # it was there before the step
-        if value not in log.reference.values:
+        if value not in log.reference.values and not (culprit.how == "adds" and _only_moves(log, giver)):
             return f"it reads what {log.log[giver]} gives, which the reference does not have"
         other = counterpart(log, giver)
         if other is not None and value in log.log[giver].outputs and value not in log.reference.log[other].outputs:
             return f"it reads what {log.log[giver]} gives, which differs from what its counterpart gives"
     return ""
+
+
+def _only_moves(log: CandidateLog, index: int) -> bool:
+    """Whether a call of the candidate alone only shows or copies right values, such as one element or a bucket.
+
+    Its output may be nowhere in the reference without being wrong. For example, a pass inserts `select g 0` before an
+    extra `xor_`: the extra call reads an element of the right gradient `g`.
+    """
+    call = log.log[index]
+    if counterpart(log, index) is not None or not (call.view or log.packs(index) or name_of(call) == "copy_"):
+        return False
+    sides = [*zip(call.inputs, log.given(index), strict=False)]
+    sides = sides[1:] if name_of(call) == "copy_" else sides  # copy_ overwrites its first input
+    return all(value in log.reference.values or (by is not None and _only_moves(log, by)) for value, by in sides)
 
 
 def _has_inputs(log: CandidateLog, index: int) -> bool:

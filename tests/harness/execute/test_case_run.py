@@ -137,10 +137,10 @@ def watched(case, folder, *, logs_calls=False, **options):
 
 
 def test_second_runs_of_a_search_tell_as_much_of_a_difference_as_replays_do(tmp_path, one_host):
-    replayed, arms = watched(toy("one_bit_off"), tmp_path / "a", control="when_different")
+    replayed, arms = watched(toy("one_bit_off"), tmp_path / "a", control="when_different", verify=False)
     assert arms == ["first"] * 2 + ["control"] * 2 + ["replay1"] * 2
     for control in ("up_to_difference", "logged"):
-        logged, arms = watched(toy("one_bit_off"), tmp_path / control, control=control)
+        logged, arms = watched(toy("one_bit_off"), tmp_path / control, control=control, verify=False)
         assert arms == ["first"] * 2 + ["control"] * 2
         assert logged.first_divergence == replayed.first_divergence
     assert (logged.first_divergence.call.operator, logged.first_divergence.tensor.max_ulp) == ("bitwise_xor_.Scalar", 1)
@@ -148,7 +148,7 @@ def test_second_runs_of_a_search_tell_as_much_of_a_difference_as_replays_do(tmp_
 
 def test_first_runs_that_log_their_step_tell_the_call_and_no_bits(tmp_path, one_host):
     case, fault = replace(toy(), steps=1), "flip-bit:rank=1,step=0,grad=weight"
-    replayed, arms = watched(case, tmp_path / "a", control="never", inject=fault)
+    replayed, arms = watched(case, tmp_path / "a", control="never", inject=fault, verify=False)
     assert arms == ["first"] * 2 + ["replay1"] * 2
     logged, arms = watched(case, tmp_path / "b", control="never", inject=fault, logs_calls=True)
     assert arms == ["first"] * 2

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
@@ -84,6 +87,11 @@ def test_a_line_of_torch_or_of_the_tracer_is_not_the_users() -> None:
     assert user_line(torch.__file__, 1) is None
     assert user_line(trace.__globals__["trace_joint_step"].__code__.co_filename, 1) is None
     assert user_line("<string>", 1) is None
+    assert user_line(contextlib.__file__, 81) is None
+    assert (
+        user_line(f"{Path(contextlib.__file__).parent}/site-packages/trl/trainer.py", 7)
+        == "site-packages/trl/trainer.py:7"
+    )
     assert user_line("/home/me/torch/harness/graph/model.py", 7) == "harness/graph/model.py:7"
 
 

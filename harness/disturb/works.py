@@ -110,6 +110,7 @@ def in_place_results(function: Any) -> tuple[str, ...]:
     """The names of the arguments that a c10d collective writes. Its schema does not mark them, so names decide."""
     if getattr(function, "namespace", None) != IN_PLACE_COLLECTIVES or name_of(function) == "send":
         return ()
+    # Results are `tensors` or begin with `output`; `output_split_sizes` are numbers.
     names = [argument.name for argument in schema_of(function).arguments]
     return tuple(name for name in names if name == "tensors" or (name.startswith("output") and "split" not in name))
 

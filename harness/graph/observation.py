@@ -195,6 +195,7 @@ def put_in(graph: Graph, shows: Sequence[Show]) -> None:
     first = next((node for node in order if node.op not in ("placeholder", "get_attr")), None)
     for name, parts, dim, piece in shows:
         last = max(parts, key=order.__getitem__)
+        # Graph inputs stay together at the beginning, so a call that reads only inputs goes after all of them.
         after_inputs = first is not None and order[last] < order[first]
         with graph.inserting_before(first) if after_inputs else graph.inserting_after(last):
             call = graph.call_function(observed, (name, parts, dim, piece))

@@ -142,6 +142,7 @@ class GraphWriter:
         return node
 
     def _evaluate(self, target: Any, args: Any, kwargs: Any) -> Any:
+        # Equal data-dependent calls have different results, so each needs its own symbols.
         if operators.reads_data(target):
             return self._run(target, args, kwargs, _without_memory)
         key = target, self._argument_key(args), self._argument_key(tuple(kwargs.items()))

@@ -53,11 +53,14 @@ def _view(call: RuleCall) -> Answer:
     before, after = sizes_of(call.first), sizes_of(call.node)
     if rows.share and rows.share.form.startswith("cut"):
         return joined(rows, before, after)
+    # Rearranged rows are followed only through views that leave their dim whole: its size and the number of elements
+    # before it must stay.
     if rows.outer is None or rows.order:
         left, size = math.prod(before[: rows.dim]), before[rows.dim]
         return next(
             (replace(rows, dim=j) for j, n in enumerate(after) if n == size and math.prod(after[:j]) == left), None
         )
+    # For example, (B, n, D) viewed as (B * n, D): `left` is B, and dim 0 has the symbol, so `outer` is B and `inner` 1.
     left = math.prod(before[: rows.dim]) * rows.outer
     carrying = [j for j, size in enumerate(after) if call.symbol in getattr(size, "free_symbols", ())]
     if len(carrying) != 1:
@@ -225,6 +228,7 @@ def _index(call: RuleCall) -> Answer:
     source, indices = call.of(call.first), call.node.args[1]
     places = [i for i, x in enumerate(indices) if x is not None]  # type: ignore[arg-type]
     used: list[Node] = [indices[i] for i in places]  # type: ignore[index, misc]
+    # torch moves indexed dims to the front if they are not adjacent.
     if not places or places != list(range(places[0], places[-1] + 1)):
         return None
     found = [x for x in used if call.of(x)]

@@ -136,6 +136,7 @@ def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any
         for path, content in files.items():
             Path(folder, path).parent.mkdir(exist_ok=True)
             Path(folder, path).write_bytes(content)
+        # Before the files are loaded: loading executes them.
         if (found := hash_generated(Path(folder))) != facts["generated_hash"]:
             raise ValueError(f"code of another hash than was compiled: {found}, not {facts['generated_hash']}")
         with settings_in(folder):

@@ -157,6 +157,7 @@ def _effects_of_overload(node: Node, plan: _Plan) -> Effects:
         returned = [x for x in node.all_input_nodes if not _copied(node, x)] if plan.may_return_argument else []
         return replace(plan.plain, shares=returned) if returned else plan.plain
     given = _given(node) if plan.row.counts_in or plan.row.adopts else {}
+    # `batch_norm` writes its running statistics only in training, which its schema does not state.
     counted = [given.get(name) for name in plan.row.counts_in if given.get("training", True)]
     own, other = given.get("self"), given.get(plan.row.adopts or "")
     shares = _nodes(node, plan.shares)

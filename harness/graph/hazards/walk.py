@@ -129,6 +129,7 @@ class GraphWalk:
                 on_host = [held[x] for x in node.all_input_nodes if device_of(x.meta.get("val")) == "cpu"]
                 races += self._order.call(At(node, where), _flat(on_host), (), HOST)
             self._found(At(node, where), races)
+            # Launches without a wait, except those that a race names already.
             known = {race.first for _, _, race in self.races}
             left = [] if where else self._order.unfinished(self._kept)
             self._found(At(node, where), [race for race in left if race.first not in known])

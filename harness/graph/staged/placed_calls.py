@@ -123,6 +123,7 @@ class PlacedCalls:
     def _by_stage(self, parameter: Node, gradient: Node) -> dict[int, Node]:
         """A parameter's gradient in each stage. Raises PassError unless it is the gradient of a single stage, or the
         sum of two."""
+        # Go back through the additions that join gradients of different stages; each part then belongs to one stage.
         joins, parts, waiting = [], list[Node](), [gradient]
         while waiting:
             node = waiting.pop()

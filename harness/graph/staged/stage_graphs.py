@@ -105,6 +105,7 @@ def _stage_graph(placed: PlacedCalls, stage: int, also_read: list[Node]) -> Stag
     outputs = [loss if placed.stages[loss] == stage else None, *gradients.values(), tuple(sent)]
     module = written(placed.module, [*gradients, *others, *received], placed.with_numbers(calls), outputs)
     for node in module.graph.find_nodes(op="placeholder")[len(gradients) + len(others) :]:
+        # A received value is an input here. Its other metadata (origin, half, marks) belongs to the call in its stage.
         node.meta = {"val": node.meta["val"]}
     return StageGraph(
         module=module,
@@ -201,6 +202,7 @@ class _Joined:
         stage = self._stages.graphs[index]
         outputs: Any = stage.module.graph.output_node().args[0]
         _, *gradients, sent = outputs
+        # After forward, only forward's values are known; the others are noted after backward.
         known: Any = lambda node: node.op == "placeholder" or (index, node) in self._env  # noqa: E731
         self._sent |= {name: self._read(index, x) for name, x in zip(stage.sent, sent, strict=True) if known(x)}
         pairs = zip(stage.parameters, gradients, strict=True)

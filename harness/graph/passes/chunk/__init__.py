@@ -92,6 +92,8 @@ class _Chunker:
         self.half = self.whole // 2
         self.graph = module.graph
         self.writer = GraphWriter(module, self.symbol, self.whole)
+        # `env` maps a node to its new node or pair. `joined` and `split` have the other form of values that are read in
+        # both. `held_back` has the nodes whose chunk 1 is not written yet; all belong to the module `running`.
         self.env: dict[Node, Node | Pair] = {}
         self.joined: dict[Node, Node] = {}
         self.split: dict[Node, tuple[Node, Node]] = {}
@@ -314,6 +316,8 @@ class _Chunker:
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
             return False
         dim = symbols.require_chunk_dim(node, value, self.symbol, "hand from module to module")
+        # Eager splits a gradient by views: along dim 0 a half is contiguous, along any other dim it has the whole's
+        # strides.
         is_forward = origin_of(node).direction == "forward"
         return pair.first.meta["val"].is_contiguous() and (is_forward or dim == 0)
 

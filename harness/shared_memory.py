@@ -145,6 +145,8 @@ class SharedMemory:
             number = ctypes.get_errno()
             if number == errno.ETIMEDOUT:
                 limit = limit or time.monotonic() + timeout
+                # A rank may arrive and then end: only if the counter is still wrong after this look was the rank
+                # missing.
                 ended = self._ended(ranks)
                 if words[index] == target:
                     break

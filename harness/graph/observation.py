@@ -125,7 +125,7 @@ def hand_on_marks(node: Node, to: Node) -> None:
 
 
 class Marked(NamedTuple):
-    """A marked node and its readers: by name, the indices of the node among a reader's inputs."""
+    """A marked node. `readers` maps the name of each reader to the indices of the node among that reader's inputs."""
 
     node: Node
     readers: dict[str, list[int]]
@@ -203,8 +203,7 @@ def put_in(graph: Graph, shows: Sequence[Show]) -> None:
 
 
 def take_out(graph: Graph) -> list[Show]:
-    """Remove the observing calls, and return the arguments of `put_in`, for code that reads and changes the other
-    calls."""
+    """Remove the observing calls, so that other code can change the graph. Returns them as `put_in` takes them."""
     shows: list[Show] = []
     for node in graph.find_nodes(op="call_function", target=observed):
         name, parts, dim, piece = node.args

@@ -186,6 +186,7 @@ class _Exchange(Work):
 
     def _are_headers_mine(self, first: int) -> bool:
         """Whether all ranks call the same collective as this rank, with the same number of bytes for every rank."""
+        # In an all-to-all ranks send different sizes, so their headers differ.
         if self._kind == _EXCHANGE:
             return False
         memory, header, length = self._group.memory.map, self._header, len(self._header)

@@ -26,7 +26,7 @@ Rule = Callable[["RuleCall"], Answer]
 
 
 def _common(found: Iterable[Rows]) -> Rows | None:
-    """The rows that several arguments agree on."""
+    """The rows of several arguments if they all agree, else None."""
     distinct = set(found)
     return distinct.pop() if len(distinct) == 1 else None
 

@@ -75,7 +75,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled step with the graph's signature. It calls `step`, which takes a list and empties it while reading.
+    """A compiled step with the graph's signature. A call passes its inputs to `step` as a list, which `step` empties.
 
     `folder` holds its files; `facts` are for the report.
     """

@@ -60,8 +60,7 @@ class Turn:
 
 
 class GraphWalk:
-    """Follows a graph on creation. `races` has, for each race, its time (the call's number), its second call and
-    itself.
+    """Follows a graph on creation. `races` has a tuple for each race: its second call's number and node, and the race.
 
     With `last_use`, from an earlier walk of the same graph, memory is freed after its last use.
     """

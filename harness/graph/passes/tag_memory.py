@@ -126,9 +126,9 @@ class _Tagger:
         return not (touches_written or operators.is_random(node) or operators.reads_data(node.target))
 
     def _smaller_than_their_source(self) -> set[Node]:
-        """The values that are smaller than the saved value from which each would be recomputed.
+        """Values that are smaller than their source: the saved value from which each would be recomputed.
 
-        Only if nothing else needs that saved value: for example, a bfloat16 copy of a saved float32 product.
+        Nothing else may need the source. Example: a bfloat16 copy of a float32 product that only this copy needs.
         """
         needs = first_needs(self.graph, self._is_recomputed)
         found = set()

@@ -126,6 +126,7 @@ class HeldWork(Work):
     def __init__(self, results: Sequence[Tensor], arrive: Callable[[], Any] | None = None) -> None:
         super().__init__()
         self.is_asked = False
+        # Weak, so that a handle that a caller keeps does not keep the tensors' memory.
         self._results = [weakref.ref(tensor) for tensor in results]
         self._arrive = arrive
 

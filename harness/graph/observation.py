@@ -218,6 +218,7 @@ def _shows(mark: Mark, nodes: dict[int | None, Node], chunking: Chunking | None)
     boundary, dim = mark.boundary, mark.dim
     root = chunking.root_of(boundary.module) if chunking else None
     whole = nodes.get(None)
+    # Outside of chunks, and at the boundary of a chunked module, eager has one value.
     if root is None or root == boundary.module:
         if whole is not None:
             yield boundary.name, [whole], None, None
@@ -228,6 +229,7 @@ def _shows(mark: Mark, nodes: dict[int | None, Node], chunking: Chunking | None)
         elif 0 in nodes and 1 in nodes:
             yield boundary.name, [nodes[0], nodes[1]], dim, None
         return
+    # Within a chunked module, eager has a value for each chunk.
     for chunk in (0, 1):
         name = boundary._replace(chunk=chunk).name
         if chunk in nodes:

@@ -148,6 +148,7 @@ def run_pipeline(
         enter(f"in {'extra ' * isinstance(run_pass, ExtraPass)}pass {name}")
         report = _of_all_stages([run.run(run_pass) for run in runs])
         _refuse_idle(name, runs)
+        # Before the checks, so that a dump also has a graph that they refuse.
         if observe is not None:
             observe(name, stages.joined())
         for run in runs:

@@ -182,6 +182,7 @@ def _without_memory(node: Node) -> Any:
 def _shape_env_without(symbol: Any) -> ShapeEnv:
     """A new ShapeEnv that does not reuse the chunk symbol's name for a data-dependent size."""
     shape_env = ShapeEnv()
+    # Symbols are numbered in sequence: take all numbers up to the chunk symbol's.
     while shape_env.create_unbacked_symint().node.expr != symbol:
         pass
     shape_env.pending_fresh_unbacked_symbols.clear()

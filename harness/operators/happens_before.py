@@ -121,6 +121,7 @@ class Order:
             if uses is None:
                 uses = self._uses[key] = _Uses(stream)
             is_write = key in writes
+            # Any use must come after another stream's write; a write must also come after other streams' reads.
             earlier = [(*uses.write, "writes")] if uses.write and uses.write[0] != stream else []
             earlier += [(other, *read, "reads") for other, read in uses.reads.items() if is_write]
             for other, at, first, did in earlier:

@@ -162,6 +162,7 @@ class _Exchange(Work):
             return
         sent_by = self._read_headers(first)
         is_inline = [self._fits(sent) for sent in sent_by]
+        # In a gather each message is for all ranks; otherwise the parts for lower ranks come first in it.
         if any(is_inline):
             at = first + group.header_bytes
             skipped = 0 if self._kind == _GATHER else group.index

@@ -205,6 +205,7 @@ class _Follower:
         if written not in self.states:
             return
         self.states[written] = state
+        # All values in the same memory may now have mixed elements.
         if isinstance(state, Mixed):
             owner = self.owners[written]
             self.states.update(dict.fromkeys((x for x in self.states if self.owners[x] is owner), state))

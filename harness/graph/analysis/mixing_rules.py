@@ -92,6 +92,7 @@ def _squeeze(call: RuleCall) -> Answer:
 
 def _unsqueeze(call: RuleCall) -> Answer:
     rows = call.rows[call.first]
+    # A new dim at the position of the rows, or before it, moves them by one.
     return replace(rows, dim=rows.dim + (call.given["dim"] % call.result_rank <= rows.dim))
 
 
@@ -109,6 +110,7 @@ def _split(call: RuleCall) -> Answer:
         return (rows,) * len(parts)
     if not rows.order:
         return None
+    # Each part is marked, with the sizes of the whole. `_join` removes the marks if it joins all parts in order.
     tokens = [("part", call.node, i, len(parts), rows.outer, rows.inner) for i in parts]
     return tuple(replace(rows, outer=None, inner=None, order=(*rows.order, token)) for token in tokens)
 
@@ -274,6 +276,7 @@ def _all_to_all(call: RuleCall) -> Answer:
     if len(received) == 1:
         # With one rank, rows stay in place.
         return rows
+    # The way back is recognized by the swapped sizes, and restores the sizes of the rows from this token.
     token = ("all-to-all", received, sent, group, rows.outer, rows.inner)
     return replace(rows, outer=None, inner=None, order=(*rows.order, token))
 

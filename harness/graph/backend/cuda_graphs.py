@@ -203,6 +203,7 @@ class StaticStep:
         inputs = [*state, *self._static]
         kept = {place: inputs[place].clone() for place in self._written}
         try:
+            # torch asks for a warm-up on a side stream before a capture (notes on CUDA semantics, "CUDA graphs").
             beside = torch.cuda.Stream()
             beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(beside):

@@ -251,6 +251,7 @@ class GraphWalk:
             return self._new(At(node, where))
         taken = (user.args[1] for user in node.users if user.target is operator.getitem)
         places = [place for place in taken if isinstance(place, int)]
+        # None stands for all results that no call takes by index.
         return {place: self._new(At(node, where)) for place in dict.fromkeys([*places, None])}
 
     def _behind_token(self, node: Node, effects: Effects, held: Mapping[Node, Held], where: str) -> Held:

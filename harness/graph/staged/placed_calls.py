@@ -64,6 +64,7 @@ class PlacedCalls:
         self.stages = self._placed()
         self.joins: dict[Node, None] = {}
         self.gradients = {x: self._by_stage(x, y) for x, y in zip(self.inputs, self.results[1:], strict=False)}
+        # A join runs once per step and not per micro-batch, so it is in no stage.
         for node in self.joins:
             del self.stages[node]
         self._own: dict[tuple[int, Half], list[Node]] = {}

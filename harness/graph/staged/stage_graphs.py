@@ -67,6 +67,7 @@ class StageGraphs:
         for node in placed.calls:
             node.meta[HALF_KEY] = placed.half(node)
         read = {node for node in placed.inputs if node.users}
+        # Inputs that no call reads go to the first stage, so that the joined graph has all inputs.
         unread = [node for node in placed.inputs if node not in read]
         stages = range(cuts.num_stages)
         graphs = [_stage_graph(placed, stage, unread if stage == 0 else []) for stage in stages]
@@ -156,6 +157,7 @@ class _Joined:
 
     def module(self) -> GraphModule:
         graphs = [stage.module for stage in self._stages.graphs]
+        # Reversed, so that an input has its metadata from the first stage that reads it.
         own = {node.name: node for module in reversed(graphs) for node in module.graph.find_nodes(op="placeholder")}
         for node in self._placed.inputs:
             self._inputs[node.name] = self._graph.placeholder(node.name)

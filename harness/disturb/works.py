@@ -116,11 +116,10 @@ def in_place_results(function: Any) -> tuple[str, ...]:
 
 
 class HeldWork(Work):
-    """An async handle whose `results` are written when it is waited for. A call of any of its methods counts as a
-    wait.
+    """An async handle whose `results` are written when it is waited for. A call of any of its methods counts as a wait.
 
-    `arrive` is called once, at the first of these calls. C++ code, such as DistributedDataParallel, may keep the handle
-    too. It keeps only its own part, and would wait forever without this object, so the caller must keep it alive.
+    `arrive` is called once, at the first of these calls. The caller must keep the handle alive: C++ code, such as
+    DistributedDataParallel, keeps only the C++ part of it, and would wait forever without this Python object.
     """
 
     def __init__(self, results: Sequence[Tensor], arrive: Callable[[], Any] | None = None) -> None:

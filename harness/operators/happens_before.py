@@ -37,7 +37,7 @@ HOST: Stream = "host"
 class Race:
     """A race of a call with `first`, an earlier call that uses the memory `key`, without an order between them.
 
-    `does` describes it, with a gap for the later call's name; `work` is the launch of `first`, None for a call on
+    `does` describes the race, with a gap for the later call's name; `work` is the launch of `first`, None for a call on
     another stream. `is_let_go`: the memory was freed before the wait.
     """
 

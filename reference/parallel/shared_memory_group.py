@@ -224,8 +224,8 @@ class _Exchange(Work):
         )
 
     def _exchange_pieces(self, sent_by: list[Sequence[int]], is_inline: list[bool]) -> None:
-        """Exchange the large messages of the ranks in `sent_by` in pieces. The other ranks post empty pieces, to stay
-        in step."""
+        """Exchange the large messages of the ranks in `sent_by` in pieces. The other ranks post empty pieces, so that
+        all ranks use the same slots."""
         group, ring, me = self._group, self._group.bulk, self._group.index
         num_parts, mine = (1, 0) if self._kind == _GATHER else (group.num_ranks, me)
         piece = BULK_BYTES // num_parts // _LINE * _LINE

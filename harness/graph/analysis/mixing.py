@@ -128,8 +128,8 @@ class _Follower:
         )
 
     def _state(self, node: Node, reader: Node) -> State:
-        """The rows of `node`, an input of `reader`. A value from outside the reader's module has them in its chunked
-        dim."""
+        """The rows of `node` for its reader `reader`. If `node` is outside the reader's module, they are in the chunked
+        dim of its value."""
         if node in self.states and self.roots[node] == self.roots[reader]:
             return self.states[node]
         value = node.meta.get("val")

@@ -190,7 +190,8 @@ def _normalized(call: RuleCall) -> Answer:
 
 
 def _of_batch(call: RuleCall) -> Answer:
-    """Attention treats batch rows and heads independently; all arguments must be cut along the same of these dims."""
+    """Attention treats batch rows and heads independently: all arguments must hold their rows in the batch dim, or all
+    in the dim of heads."""
     rows = _common(call.rows.values())
     return rows if rows and rows.dim < 2 and call.of(call.first) else None
 

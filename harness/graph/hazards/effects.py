@@ -200,7 +200,7 @@ def _nodes_of(args: Sequence[Any], kwargs: Mapping[str, Any], places: Places) ->
 
 
 def _effects_by_name(node: Node, name: str) -> Effects:
-    """The effects of a torch method or function: those of the operator with the same name, for any overload."""
+    """The effects of a torch method or function: those of all overloads of the operator with the same name."""
     if isinstance(node.target, HigherOrderOperator):
         return _effects_of_higher(node, known(f"higher_order.{name}"))
     row = operators.row_of(node.target)

@@ -49,9 +49,9 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A collective that a rank launches, or, with `waits`, waits for.
+    """A rank's launch of the collective `call`, or, if `waits` is given, the call `waits` that waits for this launch.
 
-    `choice` is the data-dependent call (e.g. `cond`) whose branch contains it.
+    `choice` is the data-dependent call (e.g. `cond`) whose branch contains the launch or the wait.
     """
 
     call: At
@@ -60,7 +60,8 @@ class Turn:
 
 
 class GraphWalk:
-    """Follows a graph on creation. `races` has a tuple for each race: its second call's number and node, and the race.
+    """Follows a graph on creation. `races` has for each race a tuple: the number of the second call, that call, the
+    race.
 
     With `last_use`, from an earlier walk of the same graph, memory is freed after its last use.
     """

@@ -88,7 +88,7 @@ class PlacedCalls:
         return self._in_order({*own, *(node for node in self._needed(own) if node in self._free)})
 
     def received(self, stage: int, half: Half, given: Iterable[Node]) -> list[Node]:
-        """The values sent to a half with these inputs, in the order of their computation.
+        """The values that other stages send to a half with the inputs `given`, in the order of their computation.
 
         Forward also receives values that only backward reads. Raises PassError if there are more values than message
         tags.

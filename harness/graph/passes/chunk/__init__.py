@@ -283,7 +283,7 @@ class _Chunker:
     # -- reading --------------------------------------------------------------------------------
 
     def _whole(self, node: Node) -> Any:
-        """A value for a reader that is written once: a number for a size, otherwise the whole value."""
+        """A node as an argument of a call that is written once: a number for a size, otherwise the whole value."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.whole)
@@ -293,8 +293,8 @@ class _Chunker:
         return stored if isinstance(stored, Node) else self._join(node, stored)
 
     def _part(self, node: Node, root: str, index: int, reader: Node) -> Any:
-        """A value for chunk `index` of `reader`: a number for a size, the chunk of a chunked value, otherwise the whole
-        value."""
+        """A node as an argument of chunk `index` of `reader`: a number for a size, the chunk of a chunked value,
+        otherwise the whole value."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.half)

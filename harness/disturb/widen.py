@@ -96,7 +96,7 @@ def computed_in_float64(found: Widened | None) -> Iterator[None]:
 
 
 def _again(mode: Any, function: Any, asked: tuple[Any, Any]) -> Any:
-    # A mode is off within its own dispatch. On again, it sees the plain calls that DTensor makes.
+    # A mode is off within its own dispatch. It is entered again to see the plain calls that DTensor makes.
     with mode:
         return theirs(function, *asked[0], **asked[1])
 

@@ -295,7 +295,8 @@ def _case_of(reference: str | None, candidate: str | None) -> Case:
 
 
 def _files_of(case: Case | str, names: Mapping[str, str], folder: Path) -> tuple[dict[str, str], list[str]]:
-    """More of a replay command: texts of files, by their names in `folder`, and the options that name these files."""
+    """The rest of a replay command: the texts of files, by their names in `folder`, and the options that name these
+    files."""
     from bitproof.harness.case.case_file import case_text
     from bitproof.harness.report.text import CASE_FILE
     from bitproof.harness.user_code.names import NamesInFile

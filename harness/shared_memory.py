@@ -75,6 +75,7 @@ class SharedMemory:
         self._areas_left = list(range(num_areas))
         self._ring_words = 2 * (INLINE_SLOTS + BULK_SLOTS) * _LINE
         self._area_bytes = world_size * (INLINE_SLOTS * INLINE_BYTES + BULK_SLOTS * BULK_BYTES)
+        # A line for each rank's process id, then the counters of each area; the larger of both sizes bounds every part.
         head = world_size * (1 + num_areas) * max(_LINE, self._ring_words)
         self._areas_at = -(-head // mmap.PAGESIZE) * mmap.PAGESIZE
         size = self._areas_at + num_areas * self._area_bytes
@@ -145,6 +146,8 @@ class SharedMemory:
             number = ctypes.get_errno()
             if number == errno.ETIMEDOUT:
                 limit = limit or time.monotonic() + timeout
+                # A rank may arrive and then end: only if the counter is still wrong after this look was the rank
+                # missing.
                 ended = self._ended(ranks)
                 if words[index] == target:
                     break

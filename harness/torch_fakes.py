@@ -202,6 +202,8 @@ class _Call:
 
     def _read_size(self, size: Any) -> None:
         node = size.node
+        # Tracers compare sizes by identity, so two arguments with the same size object are another call than two
+        # arguments whose sizes are equal.
         place = self._place.get(id(node))
         if place is None:
             place = self._place[id(node)] = len(self._nodes)

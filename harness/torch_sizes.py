@@ -39,7 +39,7 @@ def _remembering(operator: str, own: Callable[[Any, Any], Any]) -> Callable[[Any
     @functools.wraps(own)
     def computed(one: Any, other: Any) -> Any:
         kept: dict[Hashable, dict[str, Any]] | None = getattr(one.shape_env, _KEPT, None)
-        # while a tracer records, torch's own function records the operator and returns here without the tracer
+        # While a tracer records, torch's own function notes the operator, and then calls this one without the tracer.
         if kept is None or type(other) is not SymNode or get_proxy_mode() is not None:
             return own(one, other)
         key = operator, _told(one), _told(other), _version(one.shape_env)

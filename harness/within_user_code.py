@@ -77,6 +77,7 @@ def refusals_raised(tell: Callable[[BaseException], None] = lambda error: None) 
     try:
         yield
     except BaseException:
+        # After a refusal, the exception of the user's code is dropped: the refusal is raised below.
         if scope.first is None:
             raise
     finally:

@@ -198,6 +198,7 @@ class _ChunkedForward:
             )
         arguments = self.signature.bind(*args, **kwargs).arguments
         extent = self._checked_extent(arguments[self.activation])
+        # Once, before the first chunk runs: the check may trace the whole forward.
         if self.inspect is not None:
             self.inspect(self.forward, arguments)
             self.inspect = None

@@ -112,6 +112,7 @@ class TextStream:
         """Return the rank's input at a step, counted from 0. The same step always has the same tensors."""
         rows, seq_len = self.batch.sequences, self.batch.seq_len
         size = rows * seq_len
+        # One token more than the input has: each label is the next token.
         where = (step * size + torch.arange(size + 1)) % len(self.tokens_N)
         window = self.tokens_N[where]
         positions_BS = torch.arange(seq_len).repeat(rows, 1)
@@ -122,6 +123,7 @@ class TextStream:
 
 def _tokens_of(documents: Sequence[bytes]) -> Tensor:
     """The documents' bytes as tokens, a DOCUMENT_START before each: int64, (N,)."""
+    # A zero byte before each document makes room for its DOCUMENT_START, which is no byte.
     tokens_N = torch.frombuffer(
         bytearray(b"".join(b"\0" + document for document in documents)), dtype=torch.uint8
     ).long()

@@ -98,10 +98,13 @@ def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
     pairs_K = (ends.square().unsqueeze(1) + ends.square()).flatten()
     rest_V = whole_VD[:, 2:].double().square().sum(1)
     means_VK = (rest_V.unsqueeze(1) + pairs_K) * (scales_V.square() / whole_VD.shape[1]).unsqueeze(1)
+    # As in the model's norm: eps is a float32 number, and the sum is rounded to float32.
     means_VK = (means_VK + torch.tensor(1e-6, device="cpu").double()).float().double()
     roots_VK = means_VK.sqrt()
     ulps_VK = torch.exp2(roots_VK.log2().floor()) * 2.0**-23
     middles_VK = ((roots_VK / ulps_VK).floor() + 0.5) * ulps_VK
+    # Twice the distance of the root from the midpoint in ULPs, since root^2 - middle^2 is about 2 middle (root -
+    # middle).
     distances_VK = (means_VK - middles_VK.square()).abs() / (middles_VK * ulps_VK)
     nearest_VK = distances_VK == distances_VK.min(1, keepdim=True).values
     places_K = torch.arange(len(pairs_K), device="cpu")

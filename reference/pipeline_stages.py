@@ -108,6 +108,7 @@ class StagedGradients:
             """A stage's input on the meta device."""
             if stage == 0:
                 return torch.empty(rows, case.batch.seq_len, dtype=torch.int64, device="meta")
+            # The last stage's output is described as the input of a stage behind it: logits.
             width = config.vocab_size if stage == self._num_stages else config.dim
             shape = (rows, case.batch.seq_len, width)
             return torch.empty(shape, dtype=compute, device="meta", requires_grad=True)
@@ -124,6 +125,7 @@ class StagedGradients:
             )
             for stage in self._own
         ]
+        # torch must not scale gradients: `_loss` already gives each micro-batch its weight.
         settings: Any = {"n_microbatches": case.micro_batches, "loss_fn": self._loss, "scale_grads": False}
         if len(stages) > 1:
             self._schedule: Any = pipelining.ScheduleInterleaved1F1B(stages, **settings)

@@ -92,6 +92,7 @@ def build_sharded_model(
                 ExpertExchange(size, EXPERT) if capacity is None else CapacityExchange(size, EXPERT, capacity)
             )
     spread = case.batch.data == ADVERSARIAL
+    # The tokens in a call of a layer: those of a micro-batch, or of a chunk.
     num_tokens = case.batch.sequences // case.micro_batches * case.batch.seq_len // (2 if case.chunking else 1)
     plan = case.autoplace.plan if case.autoplace else None
     if case.autoplace and plan is None:
@@ -100,6 +101,7 @@ def build_sharded_model(
             expected="a plan: commands that run cases have one solved first, and a case may state its own",
             found="autoplace.plan=None",
         )
+    # Tensor parallelism comes first: `fully_shard` shards each rank's part of a split parameter.
     dims = split_layers(model, mesh, num_tokens, plan.split if plan else None)
     replicated = plan.replicated if plan else ()
     values_of = copies_of(case, [name for name, _ in model.named_parameters(remove_duplicate=not shares)])

@@ -111,8 +111,10 @@ class JoinTied:
         return found
 
     def _exchanged(self, copies: _Copies, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of the first copy and of the second, of this rank's shard. The rank of the first copy
-        sends first."""
+        """Return this rank's shard of both copies' gradients, the first copy's first.
+
+        The rank of the first copy sends first: two ranks that both send first could wait for each other.
+        """
         own = own.contiguous()
         other = torch.empty_like(own)
         first, last = copies.coordinates

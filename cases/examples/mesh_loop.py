@@ -238,7 +238,8 @@ class UnevenLoop(MeshLoop):
         """The contribution of these rows to the mean loss over `tokens` tokens."""
         logits = self.model(rows[:, :-1].clamp(min=0)).flatten(0, 1)
         loss = cross_entropy(logits, rows[:, 1:].flatten(), ignore_index=NOTHING, reduction="sum")
-        return loss * self.world / tokens  # DistributedDataParallel divides gradients by the ranks
+        # DistributedDataParallel divides gradients by the number of ranks, so the loss is multiplied by it.
+        return loss * self.world / tokens
 
     def backward(self) -> Tensor:
         """Accumulate the gradients of the mean loss over all ranks' tokens."""

@@ -112,6 +112,7 @@ class RingAttention(torch.autograd.Function):
                 continue  # the causal mask excludes all of these keys
             scores = scores_of(q, k_part, owner, ring.rank)
             part = scores.logsumexp(-1, keepdim=True)
+            # `total` and `part` are logarithms of sums of exponentials. Both results are rescaled to the merged sum.
             merged = torch.logaddexp(total, part)
             out = out * (total - merged).exp() + ((scores - part).exp() @ v_part) * (part - merged).exp()
             total = merged

@@ -273,6 +273,7 @@ class Case:
         kept = {name: value for name, value in values.items() if name not in plain or name in _ALWAYS_SO}
         for name in plain.keys() - _ALWAYS_SO:
             if isinstance(value := values[name], dict) and isinstance(default := plain[name], dict):
+                # The number of ranks is stated even if it is the default: it holds for every system.
                 changed = {
                     part: each for part, each in value.items() if each != default.get(part) or part == "world_size"
                 }

@@ -35,6 +35,7 @@ def check_patterns(patterns: str, what: str) -> None:
     each = patterns.split(",")
     for pattern in each:
         check_pattern(pattern, what)
+    # In both orders, since either may be the outer pattern, which has fewer components.
     for first, second in itertools.permutations(each, 2):
         if _agree(first.split("."), second.split(".")) and first.count(".") <= second.count("."):
             raise CaseError(

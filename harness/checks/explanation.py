@@ -1,7 +1,7 @@
-"""Explanations of a drift: a certificate says why two recordings differ. The power that wrote it reads it.
+"""Explanations of a drift: a certificate says why two recordings differ.
 
 For example, `bitproof moved` certifies that some operator calls account for the whole difference of two environments.
-Loads a power only if a certificate is given.
+The power that writes certificates of a format also reads them; it is loaded only if a certificate is given.
 """
 
 from __future__ import annotations

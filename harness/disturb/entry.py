@@ -147,6 +147,7 @@ class Entry:
     @property
     def all_needs(self) -> tuple[Need, ...]:
         """The conditions that a case must meet for the fault to apply."""
+        # Pipeline ranks run different stages, so the wrong rank might not run the changed call at all.
         of_one_rank = (ONE_STAGE,) if self.rank is not None else ()
         return (GRAPH, PLAIN, *of_one_rank, *self.needs) if self.edit else self.needs
 

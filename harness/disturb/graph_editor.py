@@ -41,6 +41,7 @@ class GraphEditor:
         self.case = case
         self.rank = rank
         self.ranks = case.parallelism.world_size
+        # The node that replaced each node so far: observations of a replaced node move to it.
         self._stand_ins: dict[Node, Node] = {}
 
     @property

@@ -91,6 +91,7 @@ def _is_product(args: Sequence[Any], kwargs: Any, at: int) -> bool:
     import torch
 
     factors = args[at : at + 2]
+    # Sums of two products are the same in either order, so longer inner dims are needed.
     are_matrices = len(args) == at + 2 and all(isinstance(x, torch.Tensor) and x.is_floating_point() for x in factors)
     return are_matrices and not kwargs and factors[0].shape[-1] > 2
 

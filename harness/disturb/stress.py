@@ -86,6 +86,7 @@ def _zero_grown(function: Any, args: Any, kwargs: Any) -> Any:
     if is_strided and isinstance(result, torch.Tensor):
         storage = result.untyped_storage()
         whole = torch.empty(0, dtype=torch.uint8, device=result.device).set_(storage)
+        # `resize_` in place keeps the whole old storage; a functional resize copies only the tensor's own bytes.
         whole[room if result is args[0] else held :].zero_()
     return result
 

@@ -67,6 +67,7 @@ def computed_in_float64(found: Widened | None) -> Iterator[None]:
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             given = (args, kwargs or {})
+            # `x.view(dtype)` reinterprets the bits of x, so its dtype is not a request to compute in another.
             if function is torch.ops.aten.view.dtype or not isinstance(function, OpOverload):
                 return function(*given[0], **given[1])
             with refusing():
@@ -95,6 +96,7 @@ def computed_in_float64(found: Widened | None) -> Iterator[None]:
 
 
 def _again(mode: Any, function: Any, asked: tuple[Any, Any]) -> Any:
+    # A mode is off within its own dispatch. It is entered again to see the plain calls that DTensor makes.
     with mode:
         return theirs(function, *asked[0], **asked[1])
 
@@ -118,6 +120,7 @@ def _is_rounded(x: Any) -> bool:
         return False
     if x.dtype != torch.float32:
         return (x.is_floating_point() or x.is_complex()) and x.dtype not in (torch.float64, torch.complex128)
+    # A float32 number that bfloat16 can also hold, such as 0.5, has few digits, so it is not the result of rounding.
     return not torch.equal(x.to(torch.bfloat16).to(x.dtype).nan_to_num(), x.nan_to_num())
 
 
@@ -156,6 +159,7 @@ def _draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if first.dtype != torch.float64:
             return theirs(function, *args, **kwargs)
         return first.copy_(theirs(function, torch.empty_like(first, dtype=torch.float32), *args[1:], **kwargs))
+    # These compare random numbers with probabilities. In float64 they would choose other elements than the plain run.
     if schema_of(function).name in ("aten::bernoulli", "aten::multinomial"):
         found = theirs(function, args[0].float(), *args[1:], **kwargs)
         return found.double() if found.is_floating_point() else found

@@ -110,21 +110,22 @@ def in_place_results(function: Any) -> tuple[str, ...]:
     """The names of the arguments that a c10d collective writes. Its schema does not mark them, so names decide."""
     if getattr(function, "namespace", None) != IN_PLACE_COLLECTIVES or name_of(function) == "send":
         return ()
+    # Results are `tensors` or begin with `output`; `output_split_sizes` are numbers.
     names = [argument.name for argument in schema_of(function).arguments]
     return tuple(name for name in names if name == "tensors" or (name.startswith("output") and "split" not in name))
 
 
 class HeldWork(Work):
-    """An async handle whose `results` are written when it is waited for. A call of any of its methods counts as a
-    wait.
+    """An async handle whose `results` are written when it is waited for. A call of any of its methods counts as a wait.
 
-    `arrive` is called once, at the first of these calls. C++ code, such as DistributedDataParallel, may keep the handle
-    too. It keeps only its own part, and would wait forever without this object, so the caller must keep it alive.
+    `arrive` is called once, at the first of these calls. The caller must keep the handle alive: C++ code, such as
+    DistributedDataParallel, keeps only the C++ part of it, and would wait forever without this Python object.
     """
 
     def __init__(self, results: Sequence[Tensor], arrive: Callable[[], Any] | None = None) -> None:
         super().__init__()
         self.is_asked = False
+        # Weak, so that a handle that a caller keeps does not keep the tensors' memory.
         self._results = [weakref.ref(tensor) for tensor in results]
         self._arrive = arrive
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def collector_paused() -> Iterator[None]:
     """Pause the collector in this context.
 
-    Code in it creates many objects that stay alive: searching them for garbage would cost n log n.
+    Its code creates many objects that stay alive. Searching them for garbage again and again would take n log n.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -10,6 +10,7 @@ from bitproof.harness.graph import operators
 def drop_dead_code(module: GraphModule) -> None:
     """Erase calls without readers and without effects, last first."""
     num_nodes = len(module.graph.nodes)
+    # Last first: once a reader is erased, its inputs may have no reader left.
     for node in reversed(module.graph.nodes):
         if node.op in ("call_function", "get_attr") and not node.users and not operators.has_effects(node):
             module.graph.erase_node(node)

@@ -57,6 +57,7 @@ class GraphDump:
 
     def __call__(self, name: str, module: GraphModule) -> None:
         """Write the next graph, and its differences from the previous graph."""
+        # `_tell` begins each part with an empty line; the file does not begin with it.
         label, lines = f"{self._count:02d}-{file_name(name)}", list(self._tell(module))[1:]
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / f"{label}.txt").write_text("\n".join(lines) + "\n")

@@ -117,6 +117,7 @@ def insert(pass_list: Sequence[Callable[..., Any]], extras: Sequence[ExtraPass])
                 fix="rename the function",
             )
         place = names.index(spec.anchor) + (spec.side == "after")
+        # Passes before an anchor keep their order without this: each is inserted directly before the anchor.
         while spec.side == "after" and place < len(pass_list) and _stands_at(pass_list[place], spec):
             place += 1
         pass_list.insert(place, extra)
@@ -146,6 +147,7 @@ def _propagate(module: GraphModule, before: dict[str, str]) -> None:
             continue
         key = layout_key(node.meta.get("val"))
         node.meta["val"] = _evaluate(node, module, mode)
+        # Only another layout matters to readers: fake values have no elements.
         if layout_key(node.meta["val"]) != key:
             changed.add(node)
 

@@ -125,7 +125,7 @@ def hand_on_marks(node: Node, to: Node) -> None:
 
 
 class Marked(NamedTuple):
-    """A marked node and its readers: by name, the indices of the node among a reader's inputs."""
+    """A marked node. `readers` maps the name of each reader to the indices of the node among that reader's inputs."""
 
     node: Node
     readers: dict[str, list[int]]
@@ -195,6 +195,7 @@ def put_in(graph: Graph, shows: Sequence[Show]) -> None:
     first = next((node for node in order if node.op not in ("placeholder", "get_attr")), None)
     for name, parts, dim, piece in shows:
         last = max(parts, key=order.__getitem__)
+        # Graph inputs stay together at the beginning, so a call that reads only inputs goes after all of them.
         after_inputs = first is not None and order[last] < order[first]
         with graph.inserting_before(first) if after_inputs else graph.inserting_after(last):
             call = graph.call_function(observed, (name, parts, dim, piece))
@@ -202,8 +203,7 @@ def put_in(graph: Graph, shows: Sequence[Show]) -> None:
 
 
 def take_out(graph: Graph) -> list[Show]:
-    """Remove the observing calls, and return the arguments of `put_in`, for code that reads and changes the other
-    calls."""
+    """Remove the observing calls, so that other code can change the graph. Returns them as `put_in` takes them."""
     shows: list[Show] = []
     for node in graph.find_nodes(op="call_function", target=observed):
         name, parts, dim, piece = node.args
@@ -218,6 +218,7 @@ def _shows(mark: Mark, nodes: dict[int | None, Node], chunking: Chunking | None)
     boundary, dim = mark.boundary, mark.dim
     root = chunking.root_of(boundary.module) if chunking else None
     whole = nodes.get(None)
+    # Outside of chunks, and at the boundary of a chunked module, eager has one value.
     if root is None or root == boundary.module:
         if whole is not None:
             yield boundary.name, [whole], None, None
@@ -228,6 +229,7 @@ def _shows(mark: Mark, nodes: dict[int | None, Node], chunking: Chunking | None)
         elif 0 in nodes and 1 in nodes:
             yield boundary.name, [nodes[0], nodes[1]], dim, None
         return
+    # Within a chunked module, eager has a value for each chunk.
     for chunk in (0, 1):
         name = boundary._replace(chunk=chunk).name
         if chunk in nodes:

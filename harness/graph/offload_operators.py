@@ -65,6 +65,7 @@ def begin_copy(source: Tensor, target: Tensor, device: torch.device) -> None:
     with torch.cuda.stream(stream):
         target.copy_(source, non_blocking=True)
         cast(Any, target).copied = stream.record_event()
+    # The allocator must not reuse the memory on the GPU before the copy stream is done with it.
     (source if source.is_cuda else target).record_stream(stream)
 
 

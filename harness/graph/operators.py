@@ -58,7 +58,7 @@ def name_of(target: Any) -> str:
 
 @functools.cache
 def row_of(target: Any) -> Operator:
-    """The row of an operator, of another function, or of a method by its name."""
+    """The table's row for an operator, or, by its name, for another function or a method."""
     packet = getattr(target, "overloadpacket", target)
     if isinstance(packet, OpOverloadPacket):
         return known(str(packet))

@@ -191,6 +191,7 @@ class OriginRecorder:
         return set_origin
 
     def _enter(self, module: nn.Module, _: Any) -> None:
+        # A module outside the model, such as one of the loss, counts as part of the module that calls it.
         name = self._names.get(module)
         self._running.append(name if name is not None else self._running[-1] if self._running else self._name)
         call = (ModuleCall(name, self.num_calls[name]),) if name else ()

@@ -56,8 +56,8 @@ class PassRow:
     """A row of the pass list: a pass and its properties.
 
     `is_wanted` says whether the case needs the pass. `follows` are the case's settings that the pass reads in its
-    context; `bound` are settings from the pass list. A recording's manifest has both. `leaves` is the graph's stage
-    afterwards, None if it stays the same.
+    context; `bound` are settings from the pass list. A recording's manifest has the settings of both fields. `leaves`
+    is the graph's stage after the pass, None if the pass does not change the stage.
     """
 
     run: Callable[..., GraphModule]
@@ -148,6 +148,7 @@ def run_pipeline(
         enter(f"in {'extra ' * isinstance(run_pass, ExtraPass)}pass {name}")
         report = _of_all_stages([run.run(run_pass) for run in runs])
         _refuse_idle(name, runs)
+        # Before the checks, so that a dump also has a graph that they refuse.
         if observe is not None:
             observe(name, stages.joined())
         for run in runs:

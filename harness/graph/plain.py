@@ -157,7 +157,7 @@ def _read(plain: Json) -> GraphModule:
     for op, name, target, place, args, kwargs in plain["nodes"]:
         if op not in ("placeholder", "get_attr", "call_function", "output"):
             raise UnkeptError("not a valid graph file", found=f"unknown node op {op!r}")
-        # Torch writes it into code unchanged.
+        # torch writes a target into the generated code unchanged, so any other text could be code.
         if op != "call_function" and not _is_name(target):
             raise UnkeptError("not a valid graph file", found=f"invalid name {target!r}")
         if op == "get_attr" and target not in attributes:
@@ -188,7 +188,7 @@ def _value(plain: Json, nodes: Sequence[Node]) -> Any:
     [(kind, value)] = plain.items()
     match kind:
         case "node":
-            # No node comes before the first.
+            # A negative index would count from the end: read a later node than written. Make it an IndexError.
             return nodes[value if value >= 0 else len(nodes)]
         case "slice":
             return slice(*(_value(part, nodes) for part in value))

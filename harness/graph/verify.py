@@ -39,6 +39,7 @@ class Facts(NamedTuple):
         """Read a graph, before a pass may change it in place."""
         outputs = [argument for node in module.graph.find_nodes(op="output") for argument in node.args]
         num_outputs = sum(len(values) if isinstance(values, (list, tuple)) else 1 for values in outputs)
+        # A set, since a pass may repeat a check, once for each chunk.
         checks = frozenset(
             " ".join([operators.operator_name(node), *(repr(x) for x in node.args if isinstance(x, str))])
             for _, nested in _graphs(module)

@@ -142,6 +142,7 @@ class GraphWriter:
         return node
 
     def _evaluate(self, target: Any, args: Any, kwargs: Any) -> Any:
+        # Equal data-dependent calls have different results, so each needs its own symbols.
         if operators.reads_data(target):
             return self._run(target, args, kwargs, _without_memory)
         key = target, self._argument_key(args), self._argument_key(tuple(kwargs.items()))
@@ -181,6 +182,7 @@ def _without_memory(node: Node) -> Any:
 def _shape_env_without(symbol: Any) -> ShapeEnv:
     """A new ShapeEnv that does not reuse the chunk symbol's name for a data-dependent size."""
     shape_env = ShapeEnv()
+    # Symbols are numbered in sequence: take all numbers up to the chunk symbol's.
     while shape_env.create_unbacked_symint().node.expr != symbol:
         pass
     shape_env.pending_fresh_unbacked_symbols.clear()

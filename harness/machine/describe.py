@@ -65,6 +65,7 @@ def gpu_models() -> list[str]:
 
 def commit() -> str | None:
     """The commit of the working directory, with "-dirty" if a file has changed since. None outside of git."""
+    # Excluding all tags leaves the commit. Without optional locks this does not disturb a git command that runs now.
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     try:

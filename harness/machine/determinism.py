@@ -232,6 +232,7 @@ class Switches:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for name, change in _setters().items():
+                # Read again for each switch, since setting a switch may change another.
                 if read_switches()[name] != self.switches[name]:
                     change(self.switches[name])
         torch.set_autocast_dtype("cpu", getattr(torch, str(self.switches["autocast_dtype_cpu"])))

@@ -37,7 +37,7 @@ HOST: Stream = "host"
 class Race:
     """A race of a call with `first`, an earlier call that uses the memory `key`, without an order between them.
 
-    `does` describes it, with a gap for the later call's name; `work` is the launch of `first`, None for a call on
+    `does` describes the race, with a gap for the later call's name; `work` is the launch of `first`, None for a call on
     another stream. `is_let_go`: the memory was freed before the wait.
     """
 
@@ -121,6 +121,7 @@ class Order:
             if uses is None:
                 uses = self._uses[key] = _Uses(stream)
             is_write = key in writes
+            # Any use must come after another stream's write; a write must also come after other streams' reads.
             earlier = [(*uses.write, "writes")] if uses.write and uses.write[0] != stream else []
             earlier += [(other, *read, "reads") for other, read in uses.reads.items() if is_write]
             for other, at, first, did in earlier:
@@ -206,8 +207,8 @@ class Order:
         return found
 
     def unfinished(self, keys: Iterable[Key]) -> list[Race]:
-        """Races with the caller of the graph: work that may still use memory that outlives the graph, at the computing
-        stream's end."""
+        """Races with the graph's caller: work that may still use these pieces of memory, which outlive the graph, when
+        the computing stream has ended."""
         found: dict[tuple[Hashable, str], Race] = {}
 
         def add(first: Hashable, does: str, key: Key, work: Launch | None = None) -> None:
@@ -270,6 +271,8 @@ class Order:
 
     def _forget(self, ended: _Work) -> None:
         """With a single stream, forget work that the stream has waited for."""
+        # The results of a launch share `taken`: a wait for any of them ends the reading, so no entry for memory that
+        # was only read is left. Entries for other results stay, since each needs its own wait.
         for key in ended.fills | ended.takes:
             left = [
                 work
@@ -322,6 +325,8 @@ class Order:
             last = [(stream, *read, "reads") for stream, read in uses.reads.items()]
             last += [(*uses.write, "writes")] if uses.write else []
             for stream, at, first, did in last:
+                # The owner's own calls come before its reuse, the host's calls have ended, and the allocator waits for
+                # streams that `keep_for` recorded.
                 is_known = stream in (uses.owner, HOST) or stream in uses.recorded
                 if uses.owner != HOST and not is_known and clock.get(stream, -1) < at:
                     told = f"{{who}} is the last to use what `{first}` {did} {_on(stream)}: {_on(uses.owner)} that"
@@ -334,6 +339,7 @@ class Order:
 
     def _tick(self, stream: Stream) -> int:
         clock = self._clock(stream)
+        # Rule 2: the host queued this call, so it comes after everything that the host has waited for.
         if stream != HOST:
             self._join(stream, self._clock(HOST))
         clock[stream] = clock.get(stream, 0) + 1

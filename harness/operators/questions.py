@@ -27,6 +27,7 @@ def named(name: str) -> Operator:
     a row states."""
     rows = [row for row in ROWS.values() if row.name.partition(".")[2] == name]
     columns = [field.name for field in fields(Operator)][1:]
+    # Reversed, so that the value of the first row that states the column is kept.
     told = {column: getattr(row, column) for column in columns for row in reversed(rows) if _is_told(row, column)}
     return Operator(name=name, **told)
 

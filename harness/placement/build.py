@@ -170,6 +170,7 @@ class _Builder:
         if on_tensor != REPLICATED:
             shape[int(on_tensor[1:])] //= self._size
         ranks, scene = parameter.data_ranks, self._scene
+        # FSDP pads dim 0 to a multiple of the ranks, and collectives carry the padding.
         rows = -(-shape[0] // ranks) if on_data == SHARDED else shape[0]
         padded = (-(-shape[0] // ranks) * ranks, *shape[1:])
         if on_data == SHARDED:
@@ -177,6 +178,7 @@ class _Builder:
             cost += redistribute_cost(padded, scene.reduce, ranks, PARTIAL, SHARDED)
         else:
             cost = redistribute_cost(tuple(shape), scene.reduce, ranks, PARTIAL, REPLICATED)
+        # A rank keeps the state of its own rows, and the whole parameter in the compute dtype.
         held = STATE_BYTES * rows * math.prod(shape[1:]) + scene.compute.itemsize * math.prod(shape)
         return Choice(f"{on_data} {on_tensor}", (cost if ranks > 1 else 0.0) * times, held * times)
 
@@ -221,6 +223,8 @@ class _Builder:
         ]
         self.program.add_node(node.name, choices)
         self._placements[node.name] = [strategy.outputs for strategy in strategies]
+        # A call that reads only parameters, such as a cast of a weight, keeps their placement: its result cannot be
+        # converted either.
         lies_as_it_is = bool(given) and all(source.is_parameter for _, source in given)
         self._sources[node] = {i: _Source(node.name, i, lies_as_it_is) for i in range(len(outputs))}
         for place, (x, source) in enumerate(given):

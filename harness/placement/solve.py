@@ -172,6 +172,7 @@ def _reduced(
         edges_of[b].append((a, matrix.T))
     forced: dict[str, int] = {}
     due = [name for name, left in kept.items() if len(left) == 1]
+    # Fixing a node may leave a neighbour with a single choice, which is then fixed, too.
     while due:
         name = due.pop(0)
         if name in forced:

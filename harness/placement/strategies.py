@@ -83,6 +83,7 @@ def redistribute_cost(shape: tuple[int, ...], dtype: torch.dtype, size: int, bef
     """
     if before == after:
         return 0.0
+    # Each rank already has the part that it keeps, so nothing is sent.
     if before == REPLICATED:
         return float("inf") if after == PARTIAL else 0.0
     meta = _rules().TensorMeta(torch.Size(shape), torch.empty(shape, device="meta").stride(), dtype)

@@ -126,6 +126,7 @@ def _first_difference(name: str, left: Any, right: Any) -> tuple[str, tuple[Any,
 def _describe(row: PassRow) -> Fields:
     """A pass: its name, settings, and the sha256 of its source files."""
     source = Path(inspect.getsourcefile(row.run) or "")
+    # A pass may be a package: then all of its files decide, such as a table of costs.
     files = sorted(source.parent.rglob("*")) if source.name == "__init__.py" else [source]
     told = hashlib.sha256()
     for file in files:

@@ -1,7 +1,7 @@
-"""Work in a separate process, which imports torch instead of the command line's process; one line per answer.
+"""Work in a separate process, so that the command line's own process need not import torch.
 
-It reads its task from standard input and answers on a pipe; its output goes to a log. If the process dies or is late,
-the caller continues, and the remaining answers are reported as lost.
+The separate process reads its task from standard input, and writes each answer as a line into a pipe; its output goes
+to a log. If it dies or is late, the caller continues, and the remaining answers are reported as lost.
 """
 
 from __future__ import annotations

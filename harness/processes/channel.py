@@ -23,6 +23,7 @@ class Inlet:
         self.lines: deque[bytes] = deque()
         """Received messages that no caller has read yet."""
         self.is_over = False
+        # The parts of a message whose end has not arrived yet.
         self._begun: list[bytes] = []
 
     def fileno(self) -> int:

@@ -85,7 +85,8 @@ def fork(body: Body | Callable[[Send, int], int | None], *, log: Path | None = N
 
 
 def fork_asked(body: Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
-    """As `fork`, for a child that receives requests: `body` also takes the descriptor that it reads them from."""
+    """As `fork`, for a child that receives requests: `body` also takes the descriptor from which it reads the
+    requests."""
     return _fork(body, log, adds, is_asked=True)
 
 

@@ -48,6 +48,7 @@ class Started:
         except BaseException:
             os.close(reader)
             raise
+        # The child has its own copy. The pipe must end with the child, so this copy is closed.
         finally:
             os.close(writer)
         self.inlet = Inlet(reader)

@@ -75,6 +75,8 @@ def do_not_wait_for_rank_0() -> None:
 def speaks_for_its_machine(environment: Mapping[str, str] | None = None) -> bool:
     """Whether this following rank reports an error in place of rank 0: a single rank does on every machine."""
     environment = os.environ if environment is None else environment
+    # On rank 0's machine local rank 0 is rank 0 itself, so local rank 1 reports; on any other machine local rank 0
+    # does.
     is_beside_rank_0 = environment.get("RANK") == environment.get("LOCAL_RANK")
     return environment.get("LOCAL_RANK", "0") == ("1" if is_beside_rank_0 else "0")
 

@@ -119,10 +119,9 @@ loaded_at_start: frozenset[str] = frozenset()
 
 
 def note(loaded: Iterable[str] | None = None) -> None:
-    """Read the sources: once, before any of them is imported. 50 ms.
+    """Read the sources, once, before any of them is imported. This takes 50 ms.
 
-    If some of them are among the modules `loaded` before, as in a process that patched a module, there are no valid
-    sources.
+    If the modules `loaded` before include any of them, as in a process that patched a module, no sources are valid.
     """
     global at_start, loaded_at_start
     known = ("bitproof.harness", "bitproof.harness.runtime", *(f"bitproof.harness.runtime.{name}" for name in _FIRST))
@@ -300,7 +299,7 @@ def place_of(name: str) -> str | None:
 
 
 def _files(folder: str, endings: tuple[str, ...] = ("",), but: str = "") -> list[Stat]:
-    """Every file below a folder with one of these endings, without compiled Python and folders named `but`."""
+    """Every file with one of these endings below a folder. Compiled Python and folders named `but` are left out."""
     found, folders = [], [folder]
     while folders:
         with os.scandir(folders.pop()) as entries:

@@ -56,7 +56,8 @@ def names_of(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """The mapping in a JSON file. Raises UsageError if there is none, or it contradicts itself."""
+    """The mapping in a JSON file. Raises UsageError for a file without a mapping, and for rules that contradict each
+    other."""
     try:
         values = json.loads(read_plain(path), object_pairs_hook=_refuse_twice)
     except OSError as error:

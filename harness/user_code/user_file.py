@@ -34,11 +34,11 @@ def is_loading() -> bool:
 
 
 def run_file(path: Path) -> tuple[types.ModuleType, str]:
-    """Run a file as a module of its own; also returns the sha256 of the text that ran: an import might run cached code.
+    """Run a file as a module of its own. Returns the module and the sha256 of the text that ran.
 
-    The file can import the modules beside it, as with `python FILE.py`. A file of a package can import the package's
-    modules, by relative and absolute names. The module stays in sys.modules, as dataclasses and torch.compile need it.
-    Errors of the file are passed on.
+    An import might run cached code of another text. The file can import the modules beside it, as with `python
+    FILE.py`. A file of a package can import the package's modules, by relative and absolute names. The module stays in
+    sys.modules, as dataclasses and torch.compile need it. Errors of the file are passed on.
     """
     code = read_plain(path)
     sha256 = hashlib.sha256(code).hexdigest()

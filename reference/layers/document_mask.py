@@ -67,6 +67,7 @@ def document_mask(starts_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
     sees_BPP = sees_BPP & exists_P[:, None] & exists_P
     sees_BNXMX = sees_BPP.view(rows, num_blocks, block_size, num_blocks, block_size)
     seen_B1NM = sees_BNXMX.sum((2, 4)).unsqueeze(1)
+    # FlexAttention computes full blocks without the mask, evaluates the mask in the partly visible, and skips the rest.
     full_B1NM = seen_B1NM == block_size * block_size
     part_B1NM = (seen_B1NM > 0) & ~full_B1NM
     return BlockMask(

@@ -83,6 +83,7 @@ class MoE(nn.Module):
             rows_RD = pairs_RD[by_expert_R]
         rows_RD = self.experts(rows_RD, routing.counts_E)
         with annotate(COMBINE):
+            # The inverse permutation: back to the order of (token, slot) pairs.
             by_pair_R = by_expert_R.argsort()
             y_TKD = rows_RD[by_pair_R].view(x_TD.shape[0], top_k, x_TD.shape[1])
             weighted_TKD = self.wide["weighted"](self.wide["rows"](y_TKD.float()) * routing.weights_TK.unsqueeze(-1))

@@ -35,6 +35,7 @@ def resize(config: Any, model: Model) -> Any:
     if "layers" in sizes:
         changes["num_layers"] = sizes["layers"]
     if "dense_layers" in known:
+        # Fewer layers than the flavor's dense layers: then all are dense.
         dense = min(known["dense_layers"], sizes.get("layers", known["layers"]))
         changes["num_dense_layers"] = sizes.get("dense_layers", dense)
     if "heads" in sizes:

@@ -70,6 +70,7 @@ class DeviceOrderGroup(RankOrderGroup):
 
     def _all_reduce_by_parts(self, x: Tensor) -> Work:
         """Let each rank sum a W-th of the tensor, and gather the sums."""
+        # Padded with zeros to W equal parts; the last parts' padding is left out of the result.
         sent_WN = x.new_zeros(self.size(), -(-x.numel() // self.size()))
         sent_WN.view(-1)[: x.numel()].copy_(x.reshape(-1))
         received_WN = torch.empty_like(sent_WN)

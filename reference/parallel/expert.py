@@ -65,6 +65,7 @@ class ExpertExchange:
         sent, received = splits[: self.size], splits[self.size :]
         rows_PD = AllToAll.apply(rows_RD, received, sent, self.group)  # type: ignore[no-untyped-call]
 
+        # Received rows are W * L runs, by sender and then expert. So a row's expert is the index of its run modulo L.
         ends_WL = counts_WL.flatten().cumsum(0)
         row_P = torch.arange(rows_PD.shape[0], device=rows_RD.device)
         expert_P = torch.searchsorted(ends_WL, row_P, right=True) % num_local

@@ -88,6 +88,7 @@ class Unshard(torch.autograd.Function):
         padding = sharding.rows_per_rank * sharding.size - sharding.rows
         grad = grad.to(sharding.reduce)
         if sharding.is_summed:
+            # Before the reduction over data ranks, which then sums whole gradients.
             grad = all_reduce(grad.contiguous(), TENSOR)
         if sharding.is_replicated:
             return all_reduce(grad.contiguous(), sharding.group).to(torch.float32), None
@@ -138,6 +139,7 @@ def fully_shard(
             sharding = _sharding(parameter.shape, part, mesh, precision, is_expert)
             if path in replicated:
                 sharding = replace(sharding, size=1, is_replicated=True)
+            # A parameter that no dim splits is on every rank of the tensor group.
             copies = mesh.size(TENSOR) if dim is None else 1
             sharding = replace(sharding, is_summed=path in dims and dim is None, copies=copies)
             first = tied.get(path, path)

@@ -143,6 +143,7 @@ def join_groups(
         memory.join(mesh.rank)
         shared_memories.append(memory)
     for name in GROUP_NAMES:
+        # With shared groups, the first of the names with the same ranks makes the object, and the others register it.
         first = mesh.object_of(name)
         if first == name:
             ensure_group(name, mesh.partition(name))

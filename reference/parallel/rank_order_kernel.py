@@ -50,6 +50,8 @@ def add_in_rank_order(
         if kind == _BFLOAT16:
             found += (part.to(tl.int32) << 16).to(tl.float32, bitcast=True)
             bits = found.to(tl.int32, bitcast=True)
+            # Round to nearest, ties to even: half a unit of the last kept bit, minus 1, plus that bit. NaN is the only
+            # number that does not equal itself; its bits would overflow.
             bits = tl.where(found == found, bits + 0x7FFF + ((bits >> 16) & 1), 0x7FC00000)
             found = (bits & -65536).to(tl.float32, bitcast=True)
         elif kind == _HALF:

@@ -162,6 +162,7 @@ class _Exchange(Work):
             return
         sent_by = self._read_headers(first)
         is_inline = [self._fits(sent) for sent in sent_by]
+        # In a gather each message is for all ranks; otherwise the parts for lower ranks come first in it.
         if any(is_inline):
             at = first + group.header_bytes
             skipped = 0 if self._kind == _GATHER else group.index
@@ -186,6 +187,7 @@ class _Exchange(Work):
 
     def _are_headers_mine(self, first: int) -> bool:
         """Whether all ranks call the same collective as this rank, with the same number of bytes for every rank."""
+        # In an all-to-all ranks send different sizes, so their headers differ.
         if self._kind == _EXCHANGE:
             return False
         memory, header, length = self._group.memory.map, self._header, len(self._header)
@@ -222,8 +224,8 @@ class _Exchange(Work):
         )
 
     def _exchange_pieces(self, sent_by: list[Sequence[int]], is_inline: list[bool]) -> None:
-        """Exchange the large messages of the ranks in `sent_by` in pieces. The other ranks post empty pieces, to stay
-        in step."""
+        """Exchange the large messages of the ranks in `sent_by` in pieces. The other ranks post empty pieces, so that
+        all ranks use the same slots."""
         group, ring, me = self._group, self._group.bulk, self._group.index
         num_parts, mine = (1, 0) if self._kind == _GATHER else (group.num_ranks, me)
         piece = BULK_BYTES // num_parts // _LINE * _LINE

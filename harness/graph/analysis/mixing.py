@@ -128,8 +128,8 @@ class _Follower:
         )
 
     def _state(self, node: Node, reader: Node) -> State:
-        """The rows of `node`, an input of `reader`. A value from outside the reader's module has them in its chunked
-        dim."""
+        """The rows of `node` for its reader `reader`. If `node` is outside the reader's module, they are in the chunked
+        dim of its value."""
         if node in self.states and self.roots[node] == self.roots[reader]:
             return self.states[node]
         value = node.meta.get("val")
@@ -144,6 +144,7 @@ class _Follower:
         if rule is None:
             refuse_calls([(node, str(self.roots[node]))], self.symbol)
         states = {x: self._state(x, node) for x in _elements(node, name)}
+        # A permutation only says where rows go: no element of the result is computed from it.
         if name.startswith(("index", "_index")) and any(isinstance(state, Rows) for state in states.values()):
             states = {x: state for x, state in states.items() if x not in self.permutations}
         if node.target is operator.getitem:
@@ -167,6 +168,7 @@ class _Follower:
             inner.states[placeholder] = self._state(given, node)
             if given in self.permutations:
                 inner.permutations[placeholder] = self.permutations[given]
+        # If the nested graph writes an operand in place, the operand has new rows after the call.
         read = dict(inner.states)
         for call in nested.graph.nodes:
             if call.op == "call_function":
@@ -203,6 +205,7 @@ class _Follower:
         if written not in self.states:
             return
         self.states[written] = state
+        # All values in the same memory may now have mixed elements.
         if isinstance(state, Mixed):
             owner = self.owners[written]
             self.states.update(dict.fromkeys((x for x in self.states if self.owners[x] is owner), state))
@@ -224,6 +227,7 @@ class _Follower:
         elif name != "argsort":
             return
         if isinstance(source, Node) and source.meta["val"].dim() == 1:
+            # The first sort is noted as (itself, False). Sorting that result is (first sort, True): its inverse.
             base, is_inverse = self.permutations.get(source, (node, True))
             self.permutations[node] = base, not is_inverse
 

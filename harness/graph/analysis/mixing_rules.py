@@ -26,7 +26,7 @@ Rule = Callable[["RuleCall"], Answer]
 
 
 def _common(found: Iterable[Rows]) -> Rows | None:
-    """The rows that several arguments agree on."""
+    """The rows of several arguments if they all agree, else None."""
     distinct = set(found)
     return distinct.pop() if len(distinct) == 1 else None
 
@@ -53,11 +53,14 @@ def _view(call: RuleCall) -> Answer:
     before, after = sizes_of(call.first), sizes_of(call.node)
     if rows.share and rows.share.form.startswith("cut"):
         return joined(rows, before, after)
+    # Rearranged rows are followed only through views that leave their dim whole: its size and the number of elements
+    # before it must stay.
     if rows.outer is None or rows.order:
         left, size = math.prod(before[: rows.dim]), before[rows.dim]
         return next(
             (replace(rows, dim=j) for j, n in enumerate(after) if n == size and math.prod(after[:j]) == left), None
         )
+    # For example, (B, n, D) viewed as (B * n, D): `left` is B, and dim 0 has the symbol, so `outer` is B and `inner` 1.
     left = math.prod(before[: rows.dim]) * rows.outer
     carrying = [j for j, size in enumerate(after) if call.symbol in getattr(size, "free_symbols", ())]
     if len(carrying) != 1:
@@ -89,6 +92,7 @@ def _squeeze(call: RuleCall) -> Answer:
 
 def _unsqueeze(call: RuleCall) -> Answer:
     rows = call.rows[call.first]
+    # A new dim at the position of the rows, or before it, moves them by one.
     return replace(rows, dim=rows.dim + (call.given["dim"] % call.result_rank <= rows.dim))
 
 
@@ -106,6 +110,7 @@ def _split(call: RuleCall) -> Answer:
         return (rows,) * len(parts)
     if not rows.order:
         return None
+    # Each part is marked, with the sizes of the whole. `_join` removes the marks if it joins all parts in order.
     tokens = [("part", call.node, i, len(parts), rows.outer, rows.inner) for i in parts]
     return tuple(replace(rows, outer=None, inner=None, order=(*rows.order, token)) for token in tokens)
 
@@ -185,7 +190,8 @@ def _normalized(call: RuleCall) -> Answer:
 
 
 def _of_batch(call: RuleCall) -> Answer:
-    """Attention treats batch rows and heads independently; all arguments must be cut along the same of these dims."""
+    """Attention treats batch rows and heads independently: all arguments must hold their rows in the batch dim, or all
+    in the dim of heads."""
     rows = _common(call.rows.values())
     return rows if rows and rows.dim < 2 and call.of(call.first) else None
 
@@ -225,6 +231,7 @@ def _index(call: RuleCall) -> Answer:
     source, indices = call.of(call.first), call.node.args[1]
     places = [i for i, x in enumerate(indices) if x is not None]  # type: ignore[arg-type]
     used: list[Node] = [indices[i] for i in places]  # type: ignore[index, misc]
+    # torch moves indexed dims to the front if they are not adjacent.
     if not places or places != list(range(places[0], places[-1] + 1)):
         return None
     found = [x for x in used if call.of(x)]
@@ -270,6 +277,7 @@ def _all_to_all(call: RuleCall) -> Answer:
     if len(received) == 1:
         # With one rank, rows stay in place.
         return rows
+    # The way back is recognized by the swapped sizes, and restores the sizes of the rows from this token.
     token = ("all-to-all", received, sent, group, rows.outer, rows.inner)
     return replace(rows, outer=None, inner=None, order=(*rows.order, token))
 

@@ -52,6 +52,7 @@ def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, 
     """The backward call that first needs each activation; `recomputed` returns whether an activation is recomputed."""
     needs: dict[Node, Node] = {}
     for reader in filter(is_backward, graph.nodes):
+        # A recomputed value is computed just before `reader`, so this reader also needs the inputs of that computation.
         waiting = list(reader.all_input_nodes)
         while waiting:
             node = waiting.pop()

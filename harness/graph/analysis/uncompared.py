@@ -13,7 +13,7 @@ from bitproof.harness.graph.observation import observed
 
 
 def count_uncompared(module: GraphModule) -> tuple[int, int]:
-    """The number of calls whose values are not compared, and of all calls with values."""
+    """Two numbers: of the calls whose values are not compared, and of all calls with values."""
     calls = {node for node in module.graph.nodes if node.op == "call_function" and not _is_no_call(node)}
     readers = [*module.graph.find_nodes(op="output"), *module.graph.find_nodes(op="call_function", target=observed)]
     compared = {_call_of(value) for reader in readers for value in reader.all_input_nodes}

@@ -75,7 +75,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled step with the graph's signature. It calls `step`, which takes a list and empties it while reading.
+    """A compiled step with the graph's signature. A call passes its inputs to `step` as a list, which `step` empties.
 
     `folder` holds its files; `facts` are for the report.
     """
@@ -136,6 +136,7 @@ def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any
         for path, content in files.items():
             Path(folder, path).parent.mkdir(exist_ok=True)
             Path(folder, path).write_bytes(content)
+        # Before the files are loaded: loading executes them.
         if (found := hash_generated(Path(folder))) != facts["generated_hash"]:
             raise ValueError(f"code of another hash than was compiled: {found}, not {facts['generated_hash']}")
         with settings_in(folder):

@@ -86,6 +86,7 @@ def _why_not(node: Node, for_cuda: bool) -> str | None:
         return "Python would run only once, during the capture"
     if isinstance(node.target, HigherOrderOperator) and operators.name_of(node.target) in CHOOSES:
         return "data determine which branch runs"
+    # A data-dependent size is a symbol in the result that no input has.
     given = {symbol for x in node.all_input_nodes for symbol in symbols.free_symbols(x.meta.get("val"))}
     if symbols.free_symbols(node.meta.get("val")) - given:
         return "a size or a number depends on data"
@@ -160,7 +161,7 @@ class StaticStep:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Take the step. Raises PassError if state has moved from its addresses in the first call."""
+        """Run the step. Raises PassError if a state tensor has another address than in the first call."""
         state, own = inputs[: self._num_state], inputs[self._num_state :]
         if not self._static:
             self._begin(state, own)
@@ -173,6 +174,7 @@ class StaticStep:
             )
         for static, new in zip(self._static, own, strict=True):
             static.copy_(new)
+        # A replay runs kernels without calling operators, so a watcher of operators would see none.
         if self._graph is not None and not is_watched():
             self._graph.replay()
         else:
@@ -201,6 +203,7 @@ class StaticStep:
         inputs = [*state, *self._static]
         kept = {place: inputs[place].clone() for place in self._written}
         try:
+            # torch asks for a warm-up on a side stream before a capture (notes on CUDA semantics, "CUDA graphs").
             beside = torch.cuda.Stream()
             beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(beside):

@@ -55,6 +55,7 @@ def count_launches(folder: Path) -> int:
 
 
 def _decisive(source: str, folder: Path, index: int | None) -> str:
+    # Comment lines are removed first, since parsing keeps those in strings, such as C++ kernels.
     source = _COMMENT.sub("", source.replace(str(folder), ""))
     for pattern in _INDEX if index is not None else ():
         source = re.sub(pattern.format(index), "0", source)

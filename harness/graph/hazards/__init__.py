@@ -54,7 +54,7 @@ class Hazard:
 def find_hazards(
     module: GraphModule, groups: Mapping[str, Partition] | None = None
 ) -> tuple[list[Hazard], list[Deadlock]]:
-    """The races of a graph, in its order, and the possible deadlocks.
+    """The races of a graph, in the order of their second calls, and the possible deadlocks.
 
     `groups` are the ranks of every instance of each process group, by name; without them, groups are not checked.
     """

@@ -142,6 +142,7 @@ def _plan_of(overload: OpOverload) -> _Plan:
     shares = named(*operators.aliased_names(overload), row.returns)
     returns = schema_of(overload).returns
     several = len(returns) > 1 or any(str(x.type).startswith("List[") for x in returns)
+    # A wait, a query for a size, or a view reads no element: only readers of its result do.
     shows = row.wait is not None or row.reads_layout or bool(shares and not writes and row.launch is None)
     frees, reads_data = named(row.frees), operators.reads_data(overload)
     only_shows, gives_several = shows, several and not shares
@@ -157,6 +158,7 @@ def _effects_of_overload(node: Node, plan: _Plan) -> Effects:
         returned = [x for x in node.all_input_nodes if not _copied(node, x)] if plan.may_return_argument else []
         return replace(plan.plain, shares=returned) if returned else plan.plain
     given = _given(node) if plan.row.counts_in or plan.row.adopts else {}
+    # `batch_norm` writes its running statistics only in training, which its schema does not state.
     counted = [given.get(name) for name in plan.row.counts_in if given.get("training", True)]
     own, other = given.get("self"), given.get(plan.row.adopts or "")
     shares = _nodes(node, plan.shares)
@@ -198,7 +200,7 @@ def _nodes_of(args: Sequence[Any], kwargs: Mapping[str, Any], places: Places) ->
 
 
 def _effects_by_name(node: Node, name: str) -> Effects:
-    """The effects of a torch method or function: those of the operator with the same name, for any overload."""
+    """The effects of a torch method or function: those of all overloads of the operator with the same name."""
     if isinstance(node.target, HigherOrderOperator):
         return _effects_of_higher(node, known(f"higher_order.{name}"))
     row = operators.row_of(node.target)
@@ -206,6 +208,7 @@ def _effects_by_name(node: Node, name: str) -> Effects:
     if not isinstance(packet, OpOverloadPacket) and row.launch is None and row.wait is None:
         packet = getattr(torch.ops.aten, name, None)
         row = operators.row_of(packet) if packet is not None else row
+    # A call by name does not state its overload, so the effects of all overloads are united.
     plans = [_plan_of(getattr(packet, x)) for x in packet.overloads()] if isinstance(packet, OpOverloadPacket) else []
     first = node.all_input_nodes[:1]
     writes = dict.fromkeys(x for plan in plans for x in _nodes(node, plan.writes))
@@ -243,6 +246,7 @@ def _effects_of_higher(node: Node, row: Operator) -> Effects:
     target: Any = node.args[place]
     plan, given = _plan_of(target), node.args[place + 1 :]
     writes, shares, awaits = (_nodes_of(given, node.kwargs, x) for x in (plan.writes, plan.shares, plan.awaits))
+    # Only `with_effects` passes on a launch or a wait of the operator that it runs. Its first result is a token.
     if row.name != _WITH_EFFECTS or (plan.row.launch is None and plan.row.wait is None):
         return Effects(row, writes=writes, shares=shares)
     found = Effects(

@@ -126,6 +126,7 @@ def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None
                 takes = f"tag {message.tag}, {_form(message.tensor.meta.get('val'))}"
         if ranks is None:
             continue
+        # The messages of one call run together: each but the first is joined to the message before it.
         is_joined = turn.waits is None and message is not None and turn.call.node is joined
         joined = turn.call.node if turn.waits is None and message is not None else None
         if turn.waits is None:

@@ -49,9 +49,9 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A collective that a rank launches, or, with `waits`, waits for.
+    """A rank's launch of the collective `call`, or, if `waits` is given, the call `waits` that waits for this launch.
 
-    `choice` is the data-dependent call (e.g. `cond`) whose branch contains it.
+    `choice` is the data-dependent call (e.g. `cond`) whose branch contains the launch or the wait.
     """
 
     call: At
@@ -60,8 +60,8 @@ class Turn:
 
 
 class GraphWalk:
-    """Follows a graph on creation. `races` has, for each race, its time (the call's number), its second call and
-    itself.
+    """Follows a graph on creation. `races` has for each race a tuple: the number of the second call, that call, the
+    race.
 
     With `last_use`, from an earlier walk of the same graph, memory is freed after its last use.
     """
@@ -129,6 +129,7 @@ class GraphWalk:
                 on_host = [held[x] for x in node.all_input_nodes if device_of(x.meta.get("val")) == "cpu"]
                 races += self._order.call(At(node, where), _flat(on_host), (), HOST)
             self._found(At(node, where), races)
+            # Launches without a wait, except those that a race names already.
             known = {race.first for _, _, race in self.races}
             left = [] if where else self._order.unfinished(self._kept)
             self._found(At(node, where), [race for race in left if race.first not in known])
@@ -251,6 +252,7 @@ class GraphWalk:
             return self._new(At(node, where))
         taken = (user.args[1] for user in node.users if user.target is operator.getitem)
         places = [place for place in taken if isinstance(place, int)]
+        # None stands for all results that no call takes by index.
         return {place: self._new(At(node, where)) for place in dict.fromkeys([*places, None])}
 
     def _behind_token(self, node: Node, effects: Effects, held: Mapping[Node, Held], where: str) -> Held:

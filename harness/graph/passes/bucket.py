@@ -71,7 +71,11 @@ def _source(launch: Node) -> Node:
 
 
 class _Kind(NamedTuple):
-    """The common properties of a bucket's members. `arguments` are the collective's: sum or avg, and the size."""
+    """The common properties of a bucket's members.
+
+    `arguments` are the collective's arguments between input and group: the number of ranks, for a reduction after
+    `sum` or `avg`.
+    """
 
     group: str
     arguments: tuple[Any, ...]
@@ -147,6 +151,7 @@ def _find_gathers(graph: Graph) -> list[_Member]:
 def _find_reductions(graph: Graph) -> list[_Member]:
     output = graph.output_node()
     outputs: Any = output.args[0]
+    # Reversed, so that a node that is several outputs gets its first index.
     indices = {node: index for index, node in reversed(list(enumerate(outputs[1:]))) if isinstance(node, Node)}
     found = []
     for launch, wait in _launches(graph, "reduce_scatter_tensor"):
@@ -162,7 +167,8 @@ def _find_reductions(graph: Graph) -> list[_Member]:
 def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
     """Each launch of the collective `name` with its wait.
 
-    Left out are launches with further readers, and those with an input or output that a call writes.
+    Skips a launch with more readers than its wait. Skips a launch if a call writes its result or a value that it was
+    cast or reshaped from.
     """
     owners = operators.storage_owners(graph.nodes)
     written = {owners[x] for node in graph.nodes for x in operators.written_arguments(node)}
@@ -223,6 +229,8 @@ class _Writer:
         for index, bucket in enumerate(buckets):
             anchor = min((member.wait for member in bucket.members), key=self.place.__getitem__)
             with self.graph.inserting_before(anchor):
+                # `launched` is always a prefix of `buckets`. If the next bucket belongs to the other half, it is
+                # launched at its own anchor: a launch must not move into an earlier half.
                 for ahead in buckets[len(launched) : index + 2]:
                     if ahead.kind.half == bucket.kind.half:
                         launched.append(self._launch_gather(ahead, anchor))
@@ -275,6 +283,8 @@ class _Writer:
         if len(members) == 1:
             first.args = (*first.args[:-1], group)
             return first
+        # Row r of each gradient is the shard that rank r keeps. Joined along dim 1, each element is still the sum of
+        # the same W numbers in the same order.
         _, size = kind.arguments
         rows = [self._call(kind, aten.reshape.default, member.source, [size, -1]) for member in members]
         rows_WN = self._call(kind, aten.cat.default, rows, 1)

@@ -4,7 +4,7 @@ Needs:    nothing.
 Promises: same values, same order; fewer nodes.
 Refuses:  nothing.
 
-1. Read through `detach`, which is the identity on values, unless something writes to it.
+1. Replace a `detach` by its input, which has the same values, unless a call writes to the result.
 2. Drop calls without readers and effects, last first.
 """
 

@@ -98,12 +98,13 @@ def live_memory(graph: Graph, chunk_symbol: ChunkSymbol) -> LiveMemory:
 
 
 def _storages(graph: Graph) -> dict[Node, list[Storage]]:
-    """The storages that each value keeps alive. Those of graph inputs and attributes do not count."""
+    """The storages that each value keeps alive; none for graph inputs and attributes, which do not count."""
     found: dict[Node, list[Storage]] = {}
     for node in graph.nodes:
         shared = operators.sharing_arguments(node)
         if node.op != "call_function":
             found[node] = []
+        # An item of a tuple of new tensors keeps only its own storage alive, not those of the other items.
         elif node.target is operator.getitem and any(maker is node.args[0] for maker, _ in found[node.args[0]]):
             found[node] = [found[node.args[0]][node.args[1]]]
         elif shared:

@@ -53,10 +53,13 @@ def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphM
     for node in moved:
         last_use = last_uses[node]
         block = bisect.bisect_right(forward_starts, place[last_use], key=place.__getitem__)
+        # `forward_starts[block]` starts the next block. In the last two blocks, no block after the next is left: the
+        # copy then has time until backward starts.
         end_of_next = (*forward_starts[block + 1 :], first_backward)[0]
         host = _call(node, offload_operators.OFFLOAD, (node,), "offload", before=last_use.next)
         hosts[node] = _call(node, offload_operators.WAIT_OFFLOAD, (host, node), "host", before=end_of_next)
-    # Copies back come after all waits, which may be before the same call.
+    # A second loop, so that each copy back is written after all waits: both may be inserted before the same call, such
+    # as the first of backward.
     for node, host in hosts.items():
         readers = [user for user in node.users if is_backward(user)]
         need = needs[node]

@@ -150,6 +150,7 @@ def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphM
     # A call of a user's pass has no origin: it belongs to the half in which the pass put it.
     for node in module.graph.nodes:
         follows_seed |= node is seed
+        # The writes at the end are left out: their values become outputs, and `_as_one` writes the buffers again.
         if node.op in ("placeholder", "output") or node in env or operators.written_arguments(node):
             continue
         env[node] = graph.node_copy(node, env.__getitem__)
@@ -186,6 +187,7 @@ def _as_one(
         if (buffer, value) not in last:
             write_back(graph, buffer, value).meta[HALF_KEY] = "forward"
     available = {name: values[name] for name in crossing}
+    # torch's partitioners read the start of backward as an input. Here backward begins with the call that computes it.
     start = graph.call_function(seed.target, (loss, *seed.args[1:]), dict(seed.kwargs))  # type: ignore[arg-type]
     start.meta = dict(seed.meta) | {HALF_KEY: "backward"}
     available["tangents_1"] = start

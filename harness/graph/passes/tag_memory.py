@@ -85,6 +85,7 @@ class _Tagger:
             self.aliases.setdefault(self.owners[node], []).append(node)
             self.written.update(self.owners[x] for x in operators.written_arguments(node))
             if node.op == "call_function" and not is_backward(node):
+                # Both the value that another block reads and, if it is a view, its base are saved.
                 entering = [x for x in node.all_input_nodes if self._block(x) != self._block(node)]
                 self.border.update(entering, [self.owners[x] for x in entering])
 
@@ -125,7 +126,10 @@ class _Tagger:
         return not (touches_written or operators.is_random(node) or operators.reads_data(node.target))
 
     def _smaller_than_their_source(self) -> set[Node]:
-        """Values that would be recomputed from a larger value that is saved only for them."""
+        """Values that are smaller than their source: the saved value from which each would be recomputed.
+
+        Nothing else may need the source. Example: a bfloat16 copy of a float32 product that only this copy needs.
+        """
         needs = first_needs(self.graph, self._is_recomputed)
         found = set()
         for source in needs:
@@ -142,6 +146,8 @@ class _Tagger:
         place = {node: index for index, node in enumerate(self.graph.nodes)}
         outputs: Any = self.graph.output_node().args[0]
         starts = block_starts(self.graph, self.blocks, is_backward)
+        # With the loss, backward of the last block follows its forward at once. A pipeline stage without the loss runs
+        # other micro-batches in between.
         start = starts[1:2] if isinstance(outputs[0], Node) else starts[:1]
         candidates = [
             node
@@ -165,5 +171,6 @@ class _Tagger:
         is_part = node.target is operator.getitem and node.args[0] is owner
         is_whole = node is owner or is_part or operators.is_wait(node)
         saved = [x for x in self.aliases[owner] if x.meta.get(TAG_KEY) == "save"]
+        # Other items of the same tuple have the same owner, but storages of their own.
         keepers = [x for x in saved if not (is_part and x.args[0] is owner and x.args[1] != node.args[1])]
         return is_whole and keepers == [node] and self._size(node) > 0

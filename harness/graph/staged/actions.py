@@ -35,6 +35,8 @@ def actions_of(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
 
     def at(turn: int, half: Half) -> Action:
         """The action at an index of a half's order."""
+        # A lap takes `num_ranks` micro-batches through each of the rank's stages. With 2 ranks and 2 stages each, rank
+        # 0 begins with micro-batches 0 1 in stage 0, then 0 1 in stage 2, then 2 3 in stage 0.
         lap, place = divmod(turn, num_ranks * several)
         own, micro_batch = divmod(place, num_ranks) if several > 1 else (0, place)
         own = own if half == "forward" else several - 1 - own

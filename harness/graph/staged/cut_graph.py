@@ -77,6 +77,7 @@ def _part(placed: PlacedCalls, stage: int, half: Half) -> Part:
     given = placed.given(own)
     received, sent = placed.received(stage, half, given), placed.sent(own)
     results = placed.results_of(own)
+    # A value may be sent, be a result and be kept for backward. It is a single output.
     outputs = list(dict.fromkeys([*sent, *results, *(placed.kept(own) if half == "forward" else ())]))
     return Part(
         module=written(placed.module, given, placed.with_numbers(own), outputs),

@@ -64,6 +64,7 @@ class PlacedCalls:
         self.stages = self._placed()
         self.joins: dict[Node, None] = {}
         self.gradients = {x: self._by_stage(x, y) for x, y in zip(self.inputs, self.results[1:], strict=False)}
+        # A join runs once per step and not per micro-batch, so it is in no stage.
         for node in self.joins:
             del self.stages[node]
         self._own: dict[tuple[int, Half], list[Node]] = {}
@@ -87,7 +88,7 @@ class PlacedCalls:
         return self._in_order({*own, *(node for node in self._needed(own) if node in self._free)})
 
     def received(self, stage: int, half: Half, given: Iterable[Node]) -> list[Node]:
-        """The values sent to a half with these inputs, in the order of their computation.
+        """The values that other stages send to a half with the inputs `given`, in the order of their computation.
 
         Forward also receives values that only backward reads. Raises PassError if there are more values than message
         tags.
@@ -123,6 +124,7 @@ class PlacedCalls:
     def _by_stage(self, parameter: Node, gradient: Node) -> dict[int, Node]:
         """A parameter's gradient in each stage. Raises PassError unless it is the gradient of a single stage, or the
         sum of two."""
+        # Go back through the additions that join gradients of different stages; each part then belongs to one stage.
         joins, parts, waiting = [], list[Node](), [gradient]
         while waiting:
             node = waiting.pop()

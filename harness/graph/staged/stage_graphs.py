@@ -67,6 +67,7 @@ class StageGraphs:
         for node in placed.calls:
             node.meta[HALF_KEY] = placed.half(node)
         read = {node for node in placed.inputs if node.users}
+        # Inputs that no call reads go to the first stage, so that the joined graph has all inputs.
         unread = [node for node in placed.inputs if node not in read]
         stages = range(cuts.num_stages)
         graphs = [_stage_graph(placed, stage, unread if stage == 0 else []) for stage in stages]
@@ -105,6 +106,7 @@ def _stage_graph(placed: PlacedCalls, stage: int, also_read: list[Node]) -> Stag
     outputs = [loss if placed.stages[loss] == stage else None, *gradients.values(), tuple(sent)]
     module = written(placed.module, [*gradients, *others, *received], placed.with_numbers(calls), outputs)
     for node in module.graph.find_nodes(op="placeholder")[len(gradients) + len(others) :]:
+        # A received value is an input here. Its other metadata (origin, half, marks) belongs to the call in its stage.
         node.meta = {"val": node.meta["val"]}
     return StageGraph(
         module=module,
@@ -155,6 +157,7 @@ class _Joined:
 
     def module(self) -> GraphModule:
         graphs = [stage.module for stage in self._stages.graphs]
+        # Reversed, so that an input has its metadata from the first stage that reads it.
         own = {node.name: node for module in reversed(graphs) for node in module.graph.find_nodes(op="placeholder")}
         for node in self._placed.inputs:
             self._inputs[node.name] = self._graph.placeholder(node.name)
@@ -201,6 +204,7 @@ class _Joined:
         stage = self._stages.graphs[index]
         outputs: Any = stage.module.graph.output_node().args[0]
         _, *gradients, sent = outputs
+        # After forward, only forward's values are known; the others are noted after backward.
         known: Any = lambda node: node.op == "placeholder" or (index, node) in self._env  # noqa: E731
         self._sent |= {name: self._read(index, x) for name, x in zip(stage.sent, sent, strict=True) if known(x)}
         pairs = zip(stage.parameters, gradients, strict=True)

@@ -45,6 +45,7 @@ def refuse_waiting(actions: Sequence[Sequence[Action]], num_stages: int) -> None
     queues = _queues(actions, num_stages)
     waiting = [deque(own) for own in actions]
     ran, arrived = set[Action](), set[Action]()
+    # Simulate until nothing changes: an action that is left then waits forever.
     has_changed = True
     while has_changed:
         has_changed = False

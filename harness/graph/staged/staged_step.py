@@ -91,7 +91,7 @@ class StagedStep:
             self._run = own
 
     def inputs(self, action: Action, micro_batches: Sequence[Values]) -> Values:
-        """The parts of the step's input that an action reads."""
+        """The step's inputs, by name, of the micro-batch that an action takes."""
         return micro_batches[action.micro_batch]
 
     def taken(self, action: Action) -> Values:

@@ -124,7 +124,7 @@ def export_joint_step(
     fake_inputs = tuple(fixed_fake(fake_mode, x, device) for x in inputs)
     recorder = OriginRecorder(model)
     with ExitStack() as recordings:
-
+        # A tracer exists only while torch traces, so `_Step` calls this.
         def record() -> None:
             recordings.enter_context(recorder.recording(cast(Any, get_proxy_mode()).tracer))
             recordings.enter_context(written_checks(shape_env, NO_CHUNKS))

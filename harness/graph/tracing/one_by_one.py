@@ -56,6 +56,7 @@ def one_by_one() -> AbstractContextManager[Any]:
 
 def without_regions(module: GraphModule) -> GraphModule:
     """A traced graph without optimizers' profiler ranges, which compute nothing."""
+    # Exits first: each reads the handle of its enter, which has no reader afterwards.
     for name in ("_record_function_exit", "_record_function_enter_new"):
         for node in [node for node in module.graph.nodes if getattr(node.target, "namespace", None) == "profiler"]:
             if str(node.target).split(".")[1] == name and not node.users:

@@ -50,6 +50,7 @@ def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[
         place = _asking_line(sys._getframe(1)) if data else None
         if place is None:
             return check_with(error_type, condition, message)
+        # The message names the line, since no frame of the user's is on the stack when the graph's check raises.
         text, asked = str(message()) if message is not None else _NO_MESSAGE, str(condition)
         torch.ops.aten._assert_scalar.default(condition, f"{text} (checked at {place})")
         check_with(error_type, condition, message)

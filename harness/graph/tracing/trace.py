@@ -165,6 +165,7 @@ def trace_joint_step(
             return joint_step(*args)
 
     try:
+        # On a single thread, since the recorder follows backward from autograd node to autograd node.
         with torch.autograd.set_multithreading_enabled(False), lazily_compiled():
             module = symbolic_graph(recorded, fake_mode)(fake_state, fake_inputs)
     except (CaseError, TraceError):
@@ -259,6 +260,7 @@ def trace_forward(
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     fake_state = [fixed_fake(fake_mode, x.detach(), x.device) for x in state.values()]
     tensors = {key: x for key, x in arguments.items() if isinstance(x, Tensor)}
+    # Other arguments with the chunked extent, such as positions, get the same symbol; all others keep their sizes.
     fake_inputs: list[Tensor] = [
         _fake_input(fake_mode, x, chunk_dim, extent, i, x.device)
         if x.dim() > chunk_dim and x.shape[chunk_dim] == extent

@@ -68,7 +68,7 @@ class FirstHour:
         write_atomically(report_dir / PAGE, self.page())
 
     def keep(self, folder: Path | None) -> None:
-        """Save these results for a later call. A later call starts from scratch if this call is over."""
+        """Save these results for a later call, which continues from them unless `is_over`."""
         if folder is not None:
             keep(folder, KIND, _key(self.about), dataclasses.asdict(self))
 

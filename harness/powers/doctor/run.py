@@ -140,6 +140,7 @@ def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) ->
                 for process, line in watch.look(0.2):
                     answered: CheckResult = framing.read(line, CheckResult)
                     answers[forked.index(process)] = answered.is_ok, answered.found
+        # Before the kill below, which gives every process a status.
         late = [rank for rank, process in enumerate(forked) if process.status is None]
     finally:
         for process in forked:

@@ -139,6 +139,7 @@ def check_groups_at_once(setting: Setting, rank: int) -> Answer:
         sent = {name: torch.full((num,), float(rank + index + 100 * (name == FIRST)), device=device) for name in order}
         begun = {name: OPS.all_reduce(x, "sum", name) for name, x in sent.items()}
         for name in reversed(order):  # wait in reverse order of launch
+            # Rank r sends r + c, so the sum is 0 + 1 + ... + (W - 1) + W c.
             total = ranks * (ranks - 1) / 2 + ranks * (index + 100 * (name == FIRST))
             if not torch.equal(OPS.wait_tensor(begun[name]), torch.full((num,), total, device=device)):
                 wrong.append(f"round {index}, group {name}: other sums")
@@ -184,6 +185,9 @@ def check_native_order(setting: Setting, rank: int) -> Answer:
             native = reduce_scatter(parts.view(-1), ranks, FSDP)
             terms = all_gather(parts.view(1, -1), ranks, FSDP).view(ranks, ranks, -1)[:, rank]
             ours = sum_in_rank_order(terms)
+            # To first order, a sum of W terms in any order is off by at most (W - 1) eps / 2 times the sum of their
+            # magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). So two orders differ by less
+            # than this bound.
             bound = ranks * torch.finfo(dtype).eps * terms.double().abs().sum(0)
             far = int(((native.double() - ours.double()).abs() > bound).sum())
             name = str(dtype).removeprefix("torch.")

@@ -133,6 +133,7 @@ class FaultRuns:
         try:
             answer = run.record("candidate", entry.name, out=self._folder / "recording")
         except RankError as error:
+            # A rank reports a fault that did not fire as an error: that is no detection.
             if "never fired" in str(error):
                 return replace(blank, status="not struck", reason=_told(error))
             status: FaultStatus = "killed" if entry.is_fault else "flagged"
@@ -191,6 +192,7 @@ class FaultRuns:
     def _first_step(self, folder: Path) -> tuple[Comparison, Recording]:
         """The comparison of a logged first step with the reference's, and the recording of this step."""
         assert self._reference is not None and self._clean is not None, "begin comes first"
+        # The facts of the clean recording hold for this step as well; only the records come from the logged step.
         candidate = self._clean.first_steps(1)
         ranks = range(self.case.parallelism.world_size)
         candidate.records = {key: row for rank in ranks for key, row in read_records(archive_of(folder, rank)).items()}

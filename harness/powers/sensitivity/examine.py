@@ -81,6 +81,7 @@ class Examiner:
         if not needs_ulp:
             return CallFinding(call=index, neighbours=answers)
         targets = [slot for slot in self._program.targets(call) if self._filled(slot)]
+        # No call reads a result of this call, and none is compared.
         if not targets:
             return CallFinding(call=index, lost=(-1,), is_blind=True, neighbours=answers)
         fate = Fate()

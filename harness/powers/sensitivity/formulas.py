@@ -85,6 +85,7 @@ def _grouped_in_float32(x: Tensor, y: Tensor, offs: Tensor | None = None, *_: An
 
 def _truncated(x: Tensor, **kwargs: Any) -> Tensor:
     """A cast to bfloat16 that truncates the lower bits instead of rounding."""
+    # -65536 is 0xFFFF0000: the upper 16 bits of a float32 number are a bfloat16 number.
     return (x.view(torch.int32) & -65536).view(torch.float32).to(kwargs["dtype"])
 
 
@@ -242,6 +243,7 @@ def _fused(call: ReplayedCall, maker: ReplayedCall, place: int, gets: list[Get],
     if not all(isinstance(x, Tensor) and x.is_floating_point() for x in sides):
         return
     first, second = (filled(x, get) for x in maker.args)
+    # In float64 the product of two float32 numbers is exact (48 of 53 bits), so only the sum is rounded, as in an FMA.
     exact = (first.double() if isinstance(first, Tensor) else first) * (
         second.double() if isinstance(second, Tensor) else second
     )

@@ -126,6 +126,7 @@ def grossly(value: Any, chance: random.Random) -> Any:
             new = ~x
         elif x.is_floating_point() or x.is_complex():
             real = torch.randn(x.shape, generator=generator, dtype=torch.float64) * 2
+            # At least 1 from zero, so every finite element moves by at least 1 + |x|.
             away = real + real.sign()
             new = torch.where(x.isfinite(), x + (away * (1 + x.abs())).to(x.dtype), x)
         else:

@@ -115,6 +115,7 @@ class Program:
     @functools.cached_property
     def shown(self) -> dict[int, Kind]:
         """Compared slots, each with its kind."""
+        # Reversed, so that a slot with several records keeps the kind of the first.
         return {slot: kind for (kind, _), slot in reversed(self.compared.items())}
 
     def targets(self, call: ReplayedCall) -> list[int]:
@@ -210,6 +211,7 @@ def add_graph(
 def _add_node(
     program: Program, variables: Variables, module: GraphModule, node: Node, partitions: Mapping[str, Partition]
 ) -> None:
+    # Arguments first, then writes: `x.add_(y)` reads the slot that x had before the call.
     args, kwargs = _frozen((tuple(node.args), dict(node.kwargs)), variables, module)
     written = [] if operators.is_collective(node) else operators.written_arguments(node)
     reads = tuple(sorted(set(slots_in([args, kwargs]))))

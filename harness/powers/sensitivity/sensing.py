@@ -157,6 +157,7 @@ class _Search:
         examiner = Examiner(program, ranks, seed, isolated, compared)
 
         def share(first: int) -> Iterator[CallFinding]:
+            # The calls are shuffled, so those that a process reaches before the deadline are a random sample.
             for index in pending[first :: self._processes]:
                 if deadline is not None and time.monotonic() > deadline:
                     return

@@ -163,6 +163,7 @@ class _Tape(TorchDispatchMode):
             place=AT,
         )
         self._program.calls.append(call)
+        # An in-place call returns the tensor that it wrote, which already has its new slot.
         if isinstance(result, Tensor) and not any(result is x for x in written):
             self.know(result, call.result)
         elif isinstance(result, (tuple, list)):

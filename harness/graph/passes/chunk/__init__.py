@@ -92,6 +92,8 @@ class _Chunker:
         self.half = self.whole // 2
         self.graph = module.graph
         self.writer = GraphWriter(module, self.symbol, self.whole)
+        # `env` maps a node to its new node or pair. `joined` and `split` have the other form of values that are read in
+        # both. `held_back` has the nodes whose chunk 1 is not written yet; all belong to the module `running`.
         self.env: dict[Node, Node | Pair] = {}
         self.joined: dict[Node, Node] = {}
         self.split: dict[Node, tuple[Node, Node]] = {}
@@ -281,7 +283,7 @@ class _Chunker:
     # -- reading --------------------------------------------------------------------------------
 
     def _whole(self, node: Node) -> Any:
-        """A value for a reader that is written once: a number for a size, otherwise the whole value."""
+        """A node as an argument of a call that is written once: a number for a size, otherwise the whole value."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.whole)
@@ -291,8 +293,8 @@ class _Chunker:
         return stored if isinstance(stored, Node) else self._join(node, stored)
 
     def _part(self, node: Node, root: str, index: int, reader: Node) -> Any:
-        """A value for chunk `index` of `reader`: a number for a size, the chunk of a chunked value, otherwise the whole
-        value."""
+        """A node as an argument of chunk `index` of `reader`: a number for a size, the chunk of a chunked value,
+        otherwise the whole value."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.half)
@@ -314,6 +316,8 @@ class _Chunker:
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
             return False
         dim = symbols.require_chunk_dim(node, value, self.symbol, "hand from module to module")
+        # Eager splits a gradient by views: along dim 0 a half is contiguous, along any other dim it has the whole's
+        # strides.
         is_forward = origin_of(node).direction == "forward"
         return pair.first.meta["val"].is_contiguous() and (is_forward or dim == 0)
 

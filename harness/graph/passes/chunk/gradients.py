@@ -31,6 +31,7 @@ def reduction_tail(gradient: Node) -> list[Node]:
     while _continues(node) and (not tail or len(node.users) == 1):
         tail.append(node)
         node = node.all_input_nodes[0]
+    # Views and pads before the first cast or collective are part of computing the gradient, not of reducing it.
     while tail and not _reduces_or_casts(tail[-1]):
         tail.pop()
     return tail

@@ -192,6 +192,8 @@ def schedule(
 
     def key_of(node: Node) -> Any:
         region, part, position = places[node]
+        # A launch of a later region goes before compute of an earlier region: the sooner it is in flight, the more it
+        # hides.
         rank = {"placeholder": 0, "output": 3}.get(node.op, 1 if is_exchange(node) else 2)
         return rank, region, part, needed_by[node], position
 
@@ -222,6 +224,7 @@ def schedule(
             waiting_for[later] -= 1
             if not waiting_for[later]:
                 release(later)
+        # The oldest region has ended, so nodes of the region after the next no longer move too far ahead.
         while oldest < len(unfinished) - 1 and not unfinished[oldest]:
             oldest += 1
             for later in parked.pop(oldest + 1, ()):

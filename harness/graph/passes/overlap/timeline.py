@@ -1,8 +1,9 @@
 """Simulate a graph in a given order: a rank that computes, and a single transfer at a time in each process group.
 
 A collective's launch occupies the rank; its transfer starts as soon as the group is free. A wait blocks the rank until
-the transfer has arrived. All ranks run in step. There is no launch queue: a rank's device runs each node at once. For
-example, a launch of 1 s, a transfer of 5 s, 3 s of other compute, and a wait take 6 s: 3 s of the transfer are hidden.
+the transfer has arrived. All ranks have the same clock. There is no launch queue: a rank's device runs each node at
+once. For example, a launch of 1 s, a transfer of 5 s, 3 s of other compute, and a wait take 6 s: 3 s of the transfer
+are hidden.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class Timeline:
 
     def _stood_until(self, time: float) -> float:
         """The rank's total blocked time at an earlier time."""
+        # The last wait that began by then may still block at `time`: only its seconds up to `time` count.
         last = bisect.bisect_right(self._stops, time) - 1
         return min(self._stood[last], self._stood[max(last - 1, 0)] + time - self._stops[last])
 

@@ -48,10 +48,6 @@ def _may_explain(known: Judgement, run: CaseRun) -> bool:
     return known.first_divergence is not None and known.verdict != Verdict.CLOSE and run.has_partners
 
 
-def _compares_calls(known: Judgement, run: CaseRun) -> bool:
-    return _is_equal(known) and run.options.every_call and run.has_partners
-
-
 def _lacks_calls(known: Judgement, run: CaseRun) -> bool:
     """Whether a user's pass may compute values that no record shows."""
     return _is_equal(known) and bool(run.options.extra_passes) and not run.options.every_call
@@ -69,7 +65,7 @@ DECIDING = {
     ),
     "races": CaseCheck("agreement:races", lambda _, run: bool(run.races)),
     "cause": CaseCheck("cause:cause", _may_explain),
-    "every_call": CaseCheck("cause:every_call", _compares_calls),
+    "every_call": CaseCheck("cause:every_call", lambda known, run: _is_equal(known) and run.options.every_call),
     "uncompared": CaseCheck("agreement:uncompared", _lacks_calls),
     "races_beside": CaseCheck("agreement:races_beside", lambda _, run: bool(run.races)),
 }

@@ -12,8 +12,10 @@ import pytest
 
 from bitproof.harness.case import Case
 from bitproof.harness.compare.verdict import judgement_of
+from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.checks.case_checks import DECIDING, REPORTING, CaseCheck, applied
-from bitproof.harness.records import Comparison, Verdict
+from bitproof.harness.options import RunOptions
+from bitproof.harness.records import Comparison, Divergence, Verdict
 from tests.harness.judged import judge
 
 CASE = Case(name="toy", family="toy", reference="mine:eager", candidate="mine:graph", steps=3)
@@ -65,3 +67,15 @@ def test_a_stressed_run_without_evidence_takes_the_place_of_noise_and_of_its_div
     noisy, lacking = Comparison(verdict=Verdict.DIFFERENT), Comparison(verdict=Verdict.UNVERIFIED, reason="gaps")
     told = judge(CASE, EQUAL, reference_control=noisy, reference_stress=lacking)
     assert (told.verdict, told.first_divergence) == (Verdict.UNVERIFIED, None)
+
+
+@pytest.mark.parametrize("control", ["when_different", "up_to_difference", "never"])
+def test_records_that_are_missing_need_no_second_run_and_no_remark_on_its_steps(control: Any):
+    first = Divergence(step=0, kind="grad", name="w", rank=0)
+    lacking = Comparison(verdict=Verdict.UNVERIFIED, first_divergence=first, reason="gaps")
+    run: Any = SimpleNamespace(
+        case=CASE, options=RunOptions(control=control), comparison=lacking, repeats=[], remarks=[]
+    )
+    run.runs_twice = CaseRun.runs_twice.fget(run)  # type: ignore[attr-defined]
+    found = applied({"control": DECIDING["control"]}, judgement_of(lacking), run)
+    assert (found, run.remarks, run.repeats) == (judgement_of(lacking), [], [])

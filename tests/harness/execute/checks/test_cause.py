@@ -43,6 +43,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         cause: Any = BLAMED,
         noise: Any = (BLAMED, None),
         repeats: Any = (PLAIN, STRESSED),
+        has_partners: bool = True,
         **options: Any,
     ) -> Any:
         archives, log = tmp_path / "archives", []
@@ -89,7 +90,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             repeats=repeats,
             watches={},
             across=None,
-            has_partners=True,
+            has_partners=has_partners,
             shows_bits=True,
             seconds=CaseSeconds(),
             remarks=[],
@@ -178,3 +179,11 @@ def test_an_equal_case_is_looked_at_as_it_is_asked_for(searched: Any) -> None:
     found, run, log = searched(EQUAL, every_call=True)
     assert (found.verdict, log) == (Verdict.DIFFERENT, [("every call", Verdict.EQUAL)])
     assert run.every_call is not None
+
+
+def test_calls_of_two_layouts_are_not_searched_and_every_call_cannot_be_compared(searched: Any) -> None:
+    found, _, log = searched(DIFFERENT, has_partners=False)
+    assert (found, log) == (DIFFERENT, [])
+    found, _, log = searched(EQUAL, has_partners=False, every_call=True)
+    assert (found.verdict, log) == (Verdict.UNVERIFIED, [])
+    assert found.error == "--every-call: calls of two layouts have no partners in the reference"

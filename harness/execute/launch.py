@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from bitproof.harness.case import Case
-from bitproof.harness.disturb.faults import check_fault, parse_fault
 from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.execute.concurrency import judge_at_once, plan_concurrency
 from bitproof.harness.execute.precompiled import check_precompiled
@@ -45,6 +44,8 @@ def run_cases(
     for check in options.active:
         check.refuse(options)
     if options.inject is not None:
+        from bitproof.harness.disturb.faults import check_fault, parse_fault
+
         fault = parse_fault(options.inject)
         for case in cases:
             check_fault(fault, case)

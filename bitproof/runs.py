@@ -216,7 +216,7 @@ def run_asked(
     from bitproof.harness.commands.run import NO_RESULT
     from bitproof.harness.compare.outcome import complete
     from bitproof.harness.execute import launch
-    from bitproof.harness.execute.run_checks import prepared
+    from bitproof.harness.execute.checks.findings import prepared
     from bitproof.harness.report.status import exit_status
     from bitproof.harness.report.write import discard_if_bare, prepare_run_dir, write_run
     from bitproof.harness.runtime import launched

@@ -232,6 +232,10 @@ CIRCLES = {
     ("bitproof.harness.disturb.entry", "bitproof.harness.disturb.faults.catalogue"): "a fault looks its own row up",
     ("bitproof.harness.disturb.entry", "bitproof.harness.disturb.graph_editor"): "a row names what its edit takes",
     ("bitproof.harness.disturb.entry", "bitproof.harness.disturb.tamper"): "a row names what its call takes",
+    (
+        "bitproof.harness.execute.checks.case_checks",
+        "bitproof.harness.execute.case_run",
+    ): "a row asks the run if it applies",
     ("bitproof.harness.systems.watched_step", "bitproof.harness.systems.watched_loop"): "`watch` makes either of them",
 }
 MOST_FILES = 22

@@ -122,7 +122,7 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
     state = Progressing()
     try:
         if options.active:
-            from bitproof.harness.execute.run_checks import prepared
+            from bitproof.harness.execute.checks.findings import prepared
 
             with interrupts.let_in(), _closing(prepared(cases, options, run_dir)) as lines:
                 for line in lines:

@@ -28,18 +28,15 @@ from bitproof.harness.compare.same_case import LABELS, in_todays_form, leaf_diff
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.errors import BitproofError, RecordingError, UsageError, cut
 from bitproof.harness.files.folder_names import file_name
-from bitproof.harness.options import RunOptions
 from bitproof.harness.records import (
     OPTIMIZERS,
     Accepted,
     BaselineResult,
     BaselineStatus,
-    CaseResult,
     Drift,
     MachineFacts,
     Manifest,
     Recording,
-    Role,
     Verdict,
 )
 
@@ -159,23 +156,6 @@ def values_to_keep(baseline_dir: Path | None, case: Case, system: str) -> tuple[
     manifests = _manifests(baseline_dir, case, system).values() if baseline_dir else ()
     known = [manifest.values for manifest in manifests if not isinstance(manifest, RecordingError)]
     return tuple(dict.fromkeys(pattern for patterns in known for pattern in patterns))
-
-
-def hold_against_baselines(
-    result: CaseResult, recordings: Mapping[Role, Path], measure_drift: MeasureDrift, options: RunOptions
-) -> CaseResult:
-    """A case's result with each side's comparison to its baselines, if the options name a folder of baselines."""
-    case, baseline_dir = result.case, options.baseline_dir
-    if baseline_dir is None:
-        return result
-
-    found: dict[Role, BaselineResult] = {
-        role: hold_against_baseline(recording, baseline_dir, case, getattr(case, role), measure_drift)
-        for role, recording in recordings.items()
-    }
-    if options.require_baseline:
-        found = {role: demanded(about) for role, about in found.items()}
-    return replace(result, baseline=found)
 
 
 def demanded(about: BaselineResult) -> BaselineResult:

@@ -12,21 +12,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from bitproof.harness.case import Case
-from bitproof.harness.disturb.faults import check_fault, parse_fault
 from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.execute.concurrency import judge_at_once, plan_concurrency
 from bitproof.harness.execute.precompiled import check_precompiled
-from bitproof.harness.execute.requests import DriftRequest
 from bitproof.harness.execute.session import Client, Session
 from bitproof.harness.execute.transport import follow, follows, open_client
 from bitproof.harness.graph.graph_options import check_extra_passes
 from bitproof.harness.machine.describe import commit, describe_machine
 from bitproof.harness.machine.devices import Placement, lease_gpus
 from bitproof.harness.options import DeviceRequest, OnEvent, RunOptions
-from bitproof.harness.records import CaseResult, Drift
+from bitproof.harness.records import CaseResult
 from bitproof.harness.systems.registry import BUILT_IN, check_preload, check_system
-
-_DRIFT_TIMEOUT = 300.0  # seconds, to compare the values of two recordings
 
 
 def run_cases(
@@ -52,6 +48,8 @@ def run_cases(
     for check in options.active:
         check.refuse(options)
     if options.inject is not None:
+        from bitproof.harness.disturb.faults import check_fault, parse_fault
+
         fault = parse_fault(options.inject)
         for case in cases:
             check_fault(fault, case)
@@ -103,7 +101,7 @@ def record_system(
             run = CaseRun(replace(case, reference=system), placement, client, options, on_event)
             run.record("reference", "first", out=Path(out))
             if options.files_baselines:
-                from bitproof.harness.execute.drifted import log_calls
+                from bitproof.harness.execute.checks.drifted import log_calls
 
                 log_calls(run, "reference", Path(out))
     return Path(out)
@@ -127,23 +125,11 @@ def _run_cases(
         others = [cast(Session, client).another() for _ in range(num_cases - 1)]
         yield None
         # While the host imports torch, this process loads its own later imports.
-        from bitproof.harness.compare.baselines import hold_against_baselines
         from bitproof.harness.execute.case_run import CaseRun
-        from bitproof.harness.execute.drifted import with_moved_calls
-        from bitproof.harness.execute.run_checks import with_findings
 
         def judge(case: Case, placement: Placement, own: Client, on_event: OnEvent) -> CaseResult:
-            def measure_drift(baseline: Path, recording: Path) -> list[Drift]:
-                request = DriftRequest(reference=baseline.resolve(), candidate=recording.resolve())
-                return own.ask(request, _DRIFT_TIMEOUT).drift
-
-            # Each of these adds to the result of the one before. Checks come last, as they judge the whole result.
             with lease_gpus(placement, case.most_ranks):
-                run = CaseRun(case, placement, own, options, on_event)
-                result = run.result()
-                result = hold_against_baselines(result, run.recordings(), measure_drift, options)
-                result = with_moved_calls(result, run, run.recordings(), files=options.files_baselines)
-                return with_findings(result, run, options) if options.active else result
+                return CaseRun(case, placement, own, options, on_event).result()
 
         todo = list(zip(cases, [client.place(case) for case in cases], strict=True))
         if others:

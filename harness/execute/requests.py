@@ -10,12 +10,11 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 from bitproof.harness.capture.selection import ALL
 from bitproof.harness.case import Case, Kind, Plan
 from bitproof.harness.compare.bits import ComparedBits
-from bitproof.harness.disturb.faults import Fault, parse_fault
 from bitproof.harness.disturb.regroup import Across
 from bitproof.harness.execute.status_messages import End, PreparedGraph, RunSeconds
 from bitproof.harness.execute.two_halves import Resume, first_half
@@ -25,6 +24,9 @@ from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import Artifact, Closeness, Drift, InFloat64, LayoutBounds, Placed, Throughput
 from bitproof.harness.systems.graph_key import traced_part
+
+if TYPE_CHECKING:
+    from bitproof.harness.disturb.faults import Fault
 
 A = TypeVar("A")
 
@@ -177,7 +179,11 @@ class RunRequest(Request[RunAnswer]):
     @property
     def fault(self) -> Fault | None:
         """The deliberate defect of this run. Raises UsageError for an unknown fault."""
-        return parse_fault(self.options.inject) if self.options.inject else None
+        if not self.options.inject:
+            return None
+        from bitproof.harness.disturb.faults import parse_fault
+
+        return parse_fault(self.options.inject)
 
     @property
     def graph_options(self) -> GraphOptions:

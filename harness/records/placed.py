@@ -82,6 +82,6 @@ class Placed:
             ("plan", self.sha256[:16]),
         ]
 
-    def rows(self) -> list[tuple[str, str, str, str, int]]:
+    def rows(self) -> list[tuple[str, ...]]:
         """The rows that reports show, one per kind of parameter."""
-        return [(x.name, x.data, x.tensor, f"{x.cost:.1f}", x.bytes) for x in self.parameters]
+        return [(x.name, x.data, x.tensor, f"{x.cost:.1f}", str(x.bytes)) for x in self.parameters]

@@ -1,33 +1,40 @@
-"""Print a check's finding in each form of a report. No form knows a check by name; it prints the finding's blocks."""
+"""Blocks in each form of a report. The forms know no check by name: they print the blocks of its finding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from bitproof.harness.records import Block, Code, Finding, Sentence, Table
 from bitproof.harness.report.markdown_text import code_block, inline, strong, table_of
 
-MAX_CHARS = 4_000
+MAX_CHARS = 16_000
 MAX_ROWS = 200
 """Maximum characters of a text and rows of a table on a page; report.json has everything."""
 
 
-def markdown(finding: Finding) -> Iterator[str]:
-    """The finding's reasons and blocks as parts of a Markdown page."""
-    yield from (strong(reason) for reason in (finding.objection, finding.unjudged) if reason)
-    for block in finding.blocks:
-        match shortened(block):
+def markdown(blocks: Iterable[Block], reasons: Iterable[str] = ()) -> Iterator[str]:
+    """Reasons of a finding, and its blocks, as parts of a Markdown page."""
+    yield from map(strong, reasons)
+    for block in map(shortened, blocks):
+        match block:
             case Sentence(text=text):
                 yield inline(text)
             case Table(title=title, headers=headers, rows=rows):
-                yield f"{inline(title)}:\n\n{table_of(headers, rows)}"
+                yield from [f"{inline(title)}:"] if title else []
+                yield table_of(headers, rows)
             case Code(title=title, text=text):
-                yield f"{inline(title)}:\n\n{code_block(text)}"
+                yield from [f"{inline(title)}:"] if title else []
+                yield code_block(text)
+
+
+def reasons_of(finding: Finding) -> list[str]:
+    """Why a finding objects, and why its check could not judge."""
+    return [reason for reason in (finding.objection, finding.unjudged) if reason]
 
 
 def lines(finding: Finding) -> Iterator[str]:
     """The whole finding as lines of a terminal."""
-    yield from (reason for reason in (finding.objection, finding.unjudged) if reason)
+    yield from reasons_of(finding)
     for block in finding.blocks:
         match shortened(block):
             case Sentence(text=text):

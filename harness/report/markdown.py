@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bitproof.harness.records import BUCKETS, CaseResult, Divergence, PassReport, Report, throughput_rows
+from bitproof.harness.records import CaseResult, Divergence, PassReport, Report
 from bitproof.harness.report import blocks, causes, text
 from bitproof.harness.report.case_row import row_of
 from bitproof.harness.report.markdown_text import Strong, code_block, folded, inline, strong, table_of
 from bitproof.harness.report.schema import FlatDivergence
+from bitproof.harness.report.sections import histogram, sections
 from bitproof.harness.report.status import exit_status
 
 MAX_ERROR_CHARS = 16_000
@@ -162,22 +163,13 @@ def _case_details(report: Report, result: CaseResult) -> str:
     # Most needed first, as a reader may stop anywhere: how to repeat the case, why it failed, then measurements.
     parts = [f"Replay:\n\n{code_block(text.replay_command(report, result))}"]
     for name, found in result.checks.items():
-        parts.append("\n\n".join([f"### Check {inline(name)}", *blocks.markdown(found)]))
+        parts += [f"### Check {inline(name)}", *blocks.markdown(found.blocks, blocks.reasons_of(found))]
     if result.error:
         parts.append(f"### Error\n\n{code_block(text.shorten(result.error, MAX_ERROR_CHARS))}")
     if result.first_divergence:
         parts.append(f"### First divergence\n\n{_divergence(result.first_divergence)}")
-    if result.closeness:
-        parts.append(
-            f"### Closeness\n\n{_sentence(text.closeness(result))}\n\n{_histogram(result.closeness.histogram)}"
-        )
-    if result.layouts:
-        header = ("step", "kind", "tensor", "relative error", "bound", "used")
-        table = f"\n\n{table_of(header, result.layouts.table())}" if result.layouts.rows else ""
-        parts.append(f"### LayoutBounds\n\n{_sentence(result.layouts.tell())}{table}")
-    if result.baseline:
-        lines = "\n".join(text.baselines(result, MAX_VALUES))
-        parts.append(f"### Baselines\n\n{code_block(text.shorten(lines, MAX_ERROR_CHARS, 'report.json has it'))}")
+    for title, found_blocks in sections(result):
+        parts += [f"### {title}", *blocks.markdown(found_blocks)]
     kinds = [(kind, result.compared[kind], result.mismatched[kind]) for kind in result.compared]
     parts.append(f"### Records\n\n{table_of(('kind', 'compared', 'mismatched'), kinds)}")
     if result.differing:
@@ -185,25 +177,11 @@ def _case_details(report: Report, result: CaseResult) -> str:
         tensors += [("...", f"{left_out} more, in report.json", "", "", "")] if left_out else []
         table = table_of(("kind", "tensor", "steps", "first step", "ranks"), tensors)
         parts.append(f"### Tensors that differ\n\n{table}")
-    controls = [(side, verdict or "not run") for side, verdict in result.control.items()]
-    parts.append(f"### Control\n\n{table_of(('side', 'same system twice'), controls)}")
-    if result.stress:
-        stresses = [(side, verdict or "not run") for side, verdict in result.stress.items()]
-        parts.append(f"### Stress\n\n{table_of(('side', 'same system under stress'), stresses)}")
     if losses := list(_loss_rows(result)):
         parts.append(f"### Losses of rank 0\n\n{table_of(('step', 'loss', 'reference', 'candidate', 'same'), losses)}")
     if seconds := text.flatten_seconds(result):
         rows = [(name, f"{value:.3f}") for name, value in seconds]
         parts.append(f"### Seconds\n\n{table_of(('part', 'seconds'), rows)}")
-    if result.throughput:
-        parts.append(
-            f"### Throughput\n\n{table_of(('figure', *result.throughput), throughput_rows(result.throughput))}"
-        )
-    if result.partition:
-        parts.append(f"### Partition\n\n{table_of(('what', 'value'), result.partition.tell())}")
-    if result.placed:
-        parts.append(f"### Placements\n\n{table_of(('what', 'value'), result.placed.tell())}")
-        parts.append(table_of(("parameter", "data", "tensor", "cost in us", "bytes of a rank"), result.placed.rows()))
     if result.passes:
         headers = ("pass", "seconds", "nodes before", "nodes after")
         passes = [(p.name, f"{p.seconds:.3f}", p.nodes_before, p.nodes_after) for p in result.passes]
@@ -228,7 +206,8 @@ def _divergence(first: Divergence) -> str:
     )
     for what, difference in sides:
         if difference and difference.histogram:
-            parts.append(f"Elements {what} by ULPs:\n\n{_histogram({'elements': difference.histogram})}")
+            table = histogram(f"Elements {what} by ULPs", {"elements": difference.histogram})
+            parts += blocks.markdown([table])
         if rows := text.sample_rows(difference):
             headers = ("index", "reference", "candidate", "reference value", "candidate value")
             parts.append(f"The first elements {what} that differ:\n\n{table_of(headers, rows)}")
@@ -266,13 +245,3 @@ def _loss_rows(result: CaseResult) -> Iterator[tuple[Any, ...]]:
         right = candidate[step] if step < len(candidate) else "missing"
         value = f"{float.fromhex(left):.6f}" if step < len(reference) else ""
         yield result.case.first_step + step, value, left, right, "yes" if left == right else Strong("no")
-
-
-def _histogram(found: Mapping[str, Mapping[str, int]]) -> str:
-    """A table of element counts: a row per bucket of ULPs between the two sides, and a column per name in `found`."""
-    rows = [(bucket, *(found[kind].get(bucket, 0) for kind in found)) for bucket in BUCKETS]
-    return table_of(("ULPs", *found), [row for row in rows if any(row[1:])])
-
-
-def _sentence(value: str) -> str:
-    return f"{inline(value[0].upper() + value[1:])}."

@@ -29,7 +29,7 @@ from bitproof.harness.capture.recording_files import join_parts, read_recording,
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.compare.outcome import result_of
 from bitproof.harness.compare.relaid import are_laid_out_otherwise
-from bitproof.harness.compare.verdict import compare, judge
+from bitproof.harness.compare.verdict import compare, demand_substance, judgement_of
 from bitproof.harness.localize.differing import differing_digests
 from bitproof.harness.localize.search import held_as
 from bitproof.harness.records import Key, Manifest, Record, Report
@@ -95,7 +95,7 @@ def report(folder: Path, side: str, options: argparse.Namespace) -> None:
     assert not are_laid_out_otherwise(case, reference, candidate)
     comparison = compare(reference, candidate, case)
     losses = {"reference": reference.losses(), "candidate": candidate.losses()}
-    result = result_of(case, judge(case, comparison), device="cpu", backend="gloo", losses=losses)
+    result = result_of(case, judgement_of(demand_substance(comparison)), device="cpu", backend="gloo", losses=losses)
     run_dir = prepare_run_dir(folder / "reports")
     write_run(Report(run_id=run_dir.name, exit_status=0, environment={}, cases=[result]), run_dir)
     print(f"  {side}: {result.verdict}, {sum(result.compared.values())} compared, {comparison.mismatched}", flush=True)

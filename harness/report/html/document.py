@@ -21,13 +21,11 @@ from bitproof.harness.printable import printable
 from bitproof.harness.records import (
     BUCKETS,
     ROLES,
+    Block,
     CaseResult,
-    Closeness,
     Divergence,
-    Finding,
     PassReport,
     Report,
-    throughput_rows,
 )
 from bitproof.harness.report import blocks, causes, text
 from bitproof.harness.report.case_row import CaseRow, row_of
@@ -36,6 +34,7 @@ from bitproof.harness.report.html.heatmaps import KindHeat, TensorHeat
 from bitproof.harness.report.html.losses import LossBlock, losses
 from bitproof.harness.report.html.pictures import ModuleMap, RankLanes, lanes_of, module_map
 from bitproof.harness.report.markdown import status_text
+from bitproof.harness.report.sections import sections
 
 if TYPE_CHECKING:
     import jinja2
@@ -92,15 +91,6 @@ class DivergenceBlock:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ClosenessBlock:
-    """The largest error as a sentence, and the histogram: counts of each kind by bucket."""
-
-    sentence: str
-    kinds: list[str]
-    rows: list[tuple[str, list[int]]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class PassBlock:
     """A pass: time with a bar in percent, nodes before and after, its settings and facts by heading."""
 
@@ -120,18 +110,17 @@ class CaseBlock(CaseRow):
 
     replay: str
     about: list[tuple[str, str]]
-    checks: list[tuple[str, Finding]]
+    checks: list[tuple[str, list[str], list[Block]]]
+    sections: list[tuple[str, list[str], list[Block]]]
     remarks: list[str]
     error: str
     divergence: DivergenceBlock | None
-    closeness: ClosenessBlock | None
     kinds: KindHeat | None
     tensors: TensorHeat | None
     losses: LossBlock | None
     passes: list[PassBlock]
     seconds_of: list[tuple[str, float]]
     logs: list[tuple[str, list[tuple[str, str]]]]
-    baselines: str
 
 
 def render(report: Report) -> str:
@@ -202,35 +191,27 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
         *([] if case.is_foreign else [("split", chunking or "nothing")]),
         ("run", result.where),
         *([] if case.is_foreign else [("parallel", f"ep {parallelism.ep}, tp {parallelism.tp}")]),
-        ("second runs", _sides({side: verdict or "not made" for side, verdict in result.control.items()})),
     ]
     if memory := {side: f"{mib:,.1f} MiB" for side, mib in result.memory.items() if mib is not None}:
         about.append(("peak memory", _sides(memory)))
-    about += [
-        (name, _sides(dict(zip(result.throughput, values, strict=True))))
-        for name, *values in (throughput_rows(result.throughput) if result.throughput else ())
-    ]
-    if result.stress:
-        about.append(("under stress", _sides({side: verdict or "not run" for side, verdict in result.stress.items()})))
     return CaseBlock(
         **vars(row_of(result)),
         replay=text.replay_command(report, result),
         about=about,
         checks=[
-            (name, dataclasses.replace(found, blocks=tuple(map(blocks.shortened, found.blocks))))
+            (f"Check {name}", blocks.reasons_of(found), [*map(blocks.shortened, found.blocks)])
             for name, found in result.checks.items()
         ],
+        sections=[(title, [], [*map(blocks.shortened, found)]) for title, found in sections(result)],
         remarks=[cut(remark, MAX_ERROR_CHARS) for remark in result.remarks],
         error=text.shorten(result.error or "", limits.error_chars),
         divergence=_divergence(result, first) if first else None,
-        closeness=_closeness(result, result.closeness) if result.closeness else None,
         kinds=heatmaps.by_kind(result),
         tensors=heatmaps.by_tensor(result, limits.cells),
         losses=losses(result),
         passes=_passes(result.passes, limits.pass_rows),
         seconds_of=[(name, value) for name, value in text.flatten_seconds(result) if not name.startswith("passes.")],
         logs=_logs(result.logs),
-        baselines=text.shorten("\n".join(text.baselines(result, MAX_VALUES)), MAX_ERROR_CHARS, "report.json has it"),
     )
 
 
@@ -295,16 +276,6 @@ def _bars(histogram: dict[str, int] | None) -> list[tuple[str, int, int]]:
     counts = [(bucket, histogram[bucket]) for bucket in BUCKETS if histogram and histogram.get(bucket)]
     longest = max((count for _, count in counts), default=0)
     return [(bucket, count, round(100 * math.log2(1 + count) / math.log2(1 + longest))) for bucket, count in counts]
-
-
-def _closeness(result: CaseResult, found: Closeness) -> ClosenessBlock:
-    rows = [(bucket, [found.histogram[kind].get(bucket, 0) for kind in found.histogram]) for bucket in BUCKETS]
-    sentence = text.closeness(result)
-    return ClosenessBlock(
-        sentence=f"{sentence[0].upper()}{sentence[1:]}.",
-        kinds=list(found.histogram),
-        rows=[row for row in rows if any(row[1])],
-    )
 
 
 def _passes(passes: list[PassReport], limit: int) -> list[PassBlock]:

@@ -14,7 +14,7 @@ import bitproof
 from bitproof.harness.checks import shipped
 from bitproof.harness.cli import main
 from bitproof.harness.errors import UsageError
-from bitproof.harness.execute.run_checks import judged
+from bitproof.harness.execute.checks.findings import judged
 from bitproof.harness.records import Finding, Report, Sentence, Table, Verdict
 from bitproof.harness.report import json as report_json
 from bitproof.harness.report.ci import ci_lines, junit, sarif

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.compare.layout_verdict import first_beyond, remarks_on, told_near
-from bitproof.harness.compare.verdict import judge
 from bitproof.harness.records import Comparison, InFloat64, LayoutBounds, LayoutRow, Verdict
+from tests.harness.judged import judge
 
 CASE = Case(
     name="mine", family="mine", reference="a:b", candidate="a:c", steps=1, parallelism=Parallelism(world_size=2, ep=1)

@@ -8,8 +8,9 @@ import pytest
 
 from bitproof.harness.capture.recording_files import join_parts, read_recording, write_part
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.compare.verdict import compare, demand_substance, judge
+from bitproof.harness.compare.verdict import compare, demand_substance
 from bitproof.harness.records import Key, Manifest, Record, Recording, Verdict
+from tests.harness.judged import judge
 
 RANKS, STEPS = 2, 2
 CASE = Case(

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from bitproof.harness.compare.outcome import MAX_ERROR, complete, result_of, result_of_error
-from bitproof.harness.compare.verdict import compare, judge
+from bitproof.harness.compare.verdict import compare
 from bitproof.harness.errors import ChunkError, MachineError, PassError, RankError, RecordingError, TraceError
 from bitproof.harness.records import CaseSeconds, Verdict
+from tests.harness.judged import judge
 
 SIDES = ("reference", "candidate")
 

@@ -14,10 +14,11 @@ from bitproof.harness.capture.recorder import Recorder
 from bitproof.harness.capture.recording_files import read_recording, write_recording
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.compare.closeness import measure
-from bitproof.harness.compare.verdict import compare, judge
+from bitproof.harness.compare.verdict import compare
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import Key, Manifest, Recording, Verdict
 from tests.harness.forging import make_recording
+from tests.harness.judged import judge
 
 CASE = Case(
     name="mine", family="mine", reference="a:b", candidate="a:c", steps=1, parallelism=Parallelism(world_size=1, ep=1)

@@ -6,9 +6,10 @@ import torch
 from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.commands.record import diff
-from bitproof.harness.compare.verdict import compare, judge
+from bitproof.harness.compare.verdict import compare
 from bitproof.harness.records import Verdict
 from tests.harness.forging import make_recording
+from tests.harness.judged import judge
 
 CASE = Case(name="tiny", family="toys", reference="eager", steps=2, parallelism=Parallelism(world_size=2, ep=1))
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from bitproof.harness.compare import evidence
-from bitproof.harness.compare.verdict import RACES, compare, judge
+from bitproof.harness.compare.verdict import RACES, compare
 from bitproof.harness.records import Closeness, Key, Manifest, Record, Recording, Verdict, zero_counts
+from tests.harness.judged import judge
 
 WHOLE = {"loss": 4, "grad": 8, "param": 4, "buffer": 8, "optimizer": 4}
 
@@ -409,7 +410,7 @@ def test_of_two_systems_that_differ_from_themselves_the_reference_is_told_first_
     assert both.stress is None
     mixed = judge(case, same, reference_control=same, candidate_control=differs, reference_stress=earlier)
     assert (mixed.first_divergence.between, mixed.first_divergence.step) == ("candidate against itself", 1)
-    assert mixed.stress == {"reference": "DIFFERENT", "candidate": None}
+    assert mixed.stress == {"reference": "DIFFERENT", "candidate": "EQUAL"}
     assert mixed.error == (
         "control of candidate graph: two runs of one system differ, first at step 1, rank 1, grad layers.0.b\n"
         "control of reference eager_chunked under stress: a plain and a stressed run of one system differ, "

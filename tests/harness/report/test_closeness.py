@@ -79,7 +79,7 @@ def test_markdown_has_the_tally_the_histogram_and_what_was_not_run(mixed):
     assert "### Closeness\n\nL" + LINE[1:].replace("|", "\\|") + ".\n" in shown
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in shown.splitlines()]
     assert ["ULPs", "loss", "grad", "param", "buffer", "optimizer"] in rows
-    assert ["0", "1000", "990", "1000", "1000", "1000"] in rows
+    assert ["0", "1,000", "990", "1,000", "1,000", "1,000"] in rows
     assert ["3-4", "0", "3", "0", "0", "0"] in rows
     assert "Not run here, so neither passed nor failed:" in shown
     assert "it needs CUDA &lt;b&gt;\\|" in shown

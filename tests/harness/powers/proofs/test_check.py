@@ -13,7 +13,7 @@ from bitproof.harness.checks.check import Check, Evidence
 from bitproof.harness.commands.run import run_and_report
 from bitproof.harness.errors import UsageError
 from bitproof.harness.execute import launch
-from bitproof.harness.execute.run_checks import judged, prepared
+from bitproof.harness.execute.checks.findings import judged, prepared
 from bitproof.harness.options import RunOptions
 from bitproof.harness.powers.proofs import preflight
 from bitproof.harness.powers.proofs.check import ProofCheck, ProofOptions

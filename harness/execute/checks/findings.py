@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from bitproof.harness.execute.case_run import CaseRun
 
 
-def with_findings(result: CaseResult, run: CaseRun, options: RunOptions) -> CaseResult:
+def with_findings(result: CaseResult, run: CaseRun) -> CaseResult:
     """The result, with the finding of each active check that judges cases with the result's verdict."""
-    for check in options.active:
-        if (finding := judged(check, evidence_of(result, run, options, check.name))) is not None:
+    for check in run.options.active:
+        if (finding := judged(check, evidence_of(result, run, check.name))) is not None:
             result = replace(result, checks=result.checks | {check.name: finding})
     return result
 
@@ -53,11 +53,11 @@ def prepared(cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterat
             ) from error
 
 
-def evidence_of(result: CaseResult, run: CaseRun, options: RunOptions, name: str) -> Evidence:
+def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
     """The evidence on which the named check judges a case."""
     return Evidence(
         result=result,
-        options=options,
+        options=run.options,
         log=run.folders.log_of(name),
         path=lambda role: run.recordings()[role].resolve(),
         recording=run.recording,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ import pytest
 from bitproof.harness.case import Case
 from bitproof.harness.compare.verdict import Comparison, Judgement, Repeat
 from bitproof.harness.errors import RankError
-from bitproof.harness.execute.find_cause import Explainer
+from bitproof.harness.execute.checks.case_checks import DECIDING, applied
 from bitproof.harness.localize.search import UnrepeatableError
 from bitproof.harness.options import RunOptions
-from bitproof.harness.records import NO_CALL, BlamedCall, Divergence, Key, Verdict
+from bitproof.harness.records import NO_CALL, BlamedCall, CaseSeconds, Divergence, Key, Verdict
 
 CASE = Case(name="toy", family="toy", reference="mine:eager", candidate="mine:graph", steps=3)
 FIRST = Divergence(step=1, kind="grad", name="weight", rank=0)
@@ -34,7 +35,7 @@ PLAIN, STRESSED = (Repeat("candidate", stressed, Comparison(verdict=Verdict.DIFF
 
 @pytest.fixture
 def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Explain a judgement where searches find, or raise, what is given: the judgement, the explainer, the searches."""
+    """Explain a judgement where searches find, or raise, what is given: the judgement, the run, the searches."""
 
     def searched(
         judgement: Judgement,
@@ -42,6 +43,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         cause: Any = BLAMED,
         noise: Any = (BLAMED, None),
         repeats: Any = (PLAIN, STRESSED),
+        has_partners: bool = True,
         **options: Any,
     ) -> Any:
         archives, log = tmp_path / "archives", []
@@ -80,10 +82,26 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         stand_ins = {"noise": NoiseSearch, "every_call": EveryCall, "search": Search}  # the last is what others extend
         for module, stand_in in stand_ins.items():
             monkeypatch.setattr(f"bitproof.harness.localize.{module}.{stand_in.__name__}", stand_in)
-        explainer = Explainer(CASE, {}, archives, lambda *_: None, lambda *_: None)  # type: ignore[arg-type,return-value]
-        found = explainer.explained(judgement, repeats, RunOptions(**options))
-        assert archives.exists() == (explainer.seconds is None), "what replays left is gone, and nothing else"
-        return found, explainer, log
+        run: Any = SimpleNamespace(
+            case=CASE,
+            options=RunOptions(**options),
+            firsts={},
+            archives=archives,
+            repeats=repeats,
+            watches={},
+            across=None,
+            has_partners=has_partners,
+            shows_bits=True,
+            seconds=CaseSeconds(),
+            remarks=[],
+            every_call=None,
+            begin_explaining=lambda: None,
+            replay=None,
+            compare_bits=None,
+        )
+        found = applied({name: DECIDING[name] for name in ("cause", "every_call")}, judgement, run)
+        assert archives.exists() == (run.seconds.replay is None), "what replays left is gone, and nothing else"
+        return found, run, log
 
     return searched
 
@@ -96,18 +114,18 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_judgement_that_leaves_nothing_to_explain_comes_back_and_nothing_is_replayed(
     searched: Any, judgement: Judgement
 ) -> None:
-    found, explainer, log = searched(judgement)
-    assert (found, log, explainer.remarks, explainer.every_call) == (judgement, [], [], None)
+    found, run, log = searched(judgement)
+    assert (found, log, run.remarks, run.every_call) == (judgement, [], [], None)
 
 
 def test_a_difference_is_led_to_its_call_and_where_there_is_none_a_remark_says_so(
     searched: Any, tmp_path: Path
 ) -> None:
-    found, explainer, log = searched(DIFFERENT)
+    found, run, log = searched(DIFFERENT)
     assert (found, log) == (replace(DIFFERENT, first_divergence=BLAMED), [("cause", FIRST)])
-    assert explainer.remarks == [] and explainer.seconds >= 0
-    found, explainer, _ = searched(DIFFERENT, cause=FIRST)
-    assert (found, explainer.remarks) == (DIFFERENT, [NO_CALL])
+    assert run.remarks == [] and run.seconds.replay >= 0
+    found, run, _ = searched(DIFFERENT, cause=FIRST)
+    assert (found, run.remarks) == (DIFFERENT, [NO_CALL])
 
 
 def test_a_difference_beside_which_records_are_missing_is_led_to_its_call_unless_a_system_differs_from_itself(
@@ -158,6 +176,14 @@ def test_a_replay_that_is_not_its_recording_makes_noise_of_a_difference(searched
 
 
 def test_an_equal_case_is_looked_at_as_it_is_asked_for(searched: Any) -> None:
-    found, explainer, log = searched(EQUAL, every_call=True)
+    found, run, log = searched(EQUAL, every_call=True)
     assert (found.verdict, log) == (Verdict.DIFFERENT, [("every call", Verdict.EQUAL)])
-    assert explainer.every_call is not None
+    assert run.every_call is not None
+
+
+def test_calls_of_two_layouts_are_not_searched_and_every_call_cannot_be_compared(searched: Any) -> None:
+    found, _, log = searched(DIFFERENT, has_partners=False)
+    assert (found, log) == (DIFFERENT, [])
+    found, _, log = searched(EQUAL, has_partners=False, every_call=True)
+    assert (found.verdict, log) == (Verdict.UNVERIFIED, [])
+    assert found.error == "--every-call: calls of two layouts have no partners in the reference"

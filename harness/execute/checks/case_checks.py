@@ -1,0 +1,86 @@
+"""The checks of a case, in order: each takes what is known so far and returns what is known after it.
+
+Once both first runs are compared, the checks of DECIDING turn the comparison into a verdict. For example, `control`
+runs both systems again, and turns DIFFERENT into NONDETERMINISTIC if one differs from itself. The checks of REPORTING
+then judge the case with its verdict, e.g. against its baselines.
+
+A check is a function `(known, run)` and a condition. A check that does not apply is not imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from bitproof.harness.records import Verdict
+
+if TYPE_CHECKING:
+    from bitproof.harness.compare.verdict import Judgement
+    from bitproof.harness.execute.case_run import CaseRun
+
+Known = TypeVar("Known")
+
+
+class CaseCheck(NamedTuple):
+    """A check of the core: its function as MODULE:FUNCTION of this package, and when it applies."""
+
+    source: str
+    applies: Callable[[Any, CaseRun], bool]
+
+    def __call__(self, known: Known, run: CaseRun) -> Known:
+        """Apply the check: `known` is a Judgement before the verdict is final, a CaseResult after it."""
+        module, _, function = self.source.partition(":")
+        after: Known = getattr(importlib.import_module(f"{__package__}.{module}"), function)(known, run)
+        return after
+
+
+def _is_equal(known: Judgement) -> bool:
+    return known.verdict == Verdict.EQUAL
+
+
+def _has_bound(_: Judgement, run: CaseRun) -> bool:
+    return run.case.bound is not None and run.comparison.verdict == Verdict.DIFFERENT
+
+
+def _may_explain(known: Judgement, run: CaseRun) -> bool:
+    """Whether there is a difference to explain. Without partners a search would compare unrelated calls."""
+    return known.first_divergence is not None and known.verdict != Verdict.CLOSE and run.has_partners
+
+
+def _lacks_calls(known: Judgement, run: CaseRun) -> bool:
+    """Whether a user's pass may compute values that no record shows."""
+    return _is_equal(known) and bool(run.options.extra_passes) and not run.options.every_call
+
+
+DECIDING = {
+    "control": CaseCheck("second_runs:control", lambda _, run: run.runs_twice or bool(run.repeats)),
+    "stress": CaseCheck("second_runs:stress", lambda _, run: run.options.stress is not None),
+    "bound": CaseCheck("within_bounds:bound", _has_bound),
+    "layouts": CaseCheck(
+        "within_bounds:layouts", lambda known, run: run.across is not None and known.verdict == Verdict.DIFFERENT
+    ),
+    "substance": CaseCheck(
+        "agreement:substance", lambda _, run: bool(run.comparison.vacuous or run.comparison.unshared)
+    ),
+    "races": CaseCheck("agreement:races", lambda _, run: bool(run.races)),
+    "cause": CaseCheck("cause:cause", _may_explain),
+    "every_call": CaseCheck("cause:every_call", lambda known, run: _is_equal(known) and run.options.every_call),
+    "uncompared": CaseCheck("agreement:uncompared", _lacks_calls),
+    "races_beside": CaseCheck("agreement:races_beside", lambda _, run: bool(run.races)),
+}
+"""The checks that decide the verdict: nondeterminism before bounds, bounds before what withdraws agreement."""
+
+REPORTING = {
+    "baselines": CaseCheck("drifted:baselines", lambda _, run: run.options.baseline_dir is not None),
+    "findings": CaseCheck("findings:with_findings", lambda _, run: bool(run.options.active)),
+}
+"""The checks of a case whose verdict is final; `findings` are those with options of their own and those of users."""
+
+
+def applied(checks: Mapping[str, CaseCheck], known: Known, run: CaseRun) -> Known:
+    """What is known after each check that applies, in order."""
+    for check in checks.values():
+        if check.applies(known, run):
+            known = check(known, run)
+    return known

@@ -1,0 +1,130 @@
+"""Extend a case's result by replays: find the call to blame, or compare the calls of an EQUAL case.
+
+The verdict selects a search in `harness/localize`; a failing search is reported. Searches are imported when needed,
+since most cases are EQUAL and need none.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bitproof.harness.compare.verdict import Judgement, Repeat
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.records import NO_CALL, Comparison, Divergence, Key, Role, Verdict
+
+if TYPE_CHECKING:
+    from bitproof.harness.execute.case_run import CaseRun
+
+
+def cause(judgement: Judgement, run: CaseRun) -> Judgement:
+    """Trace a difference or noise to a call. Incomplete recordings are traced too: the records that differ are enough.
+
+    The verdict selects the search. If a replay does not reproduce its recording, DIFFERENT becomes NONDETERMINISTIC.
+    """
+    first = judgement.first_divergence
+    assert first is not None, "there is a difference to explain"
+    run.begin_explaining()
+    if judgement.verdict == Verdict.NONDETERMINISTIC:
+        return _with_noise(judgement, run, first, next(each for each in run.repeats if each.between == first.between))
+    # Missing records make a case UNVERIFIED. A difference between the present ones is still traced, if both sides
+    # repeat themselves.
+    are_stable = all(repeat.comparison.verdict == Verdict.EQUAL for repeat in run.repeats)
+    if judgement.verdict == Verdict.UNVERIFIED and (run.case.bound is not None or not are_stable):
+        return judgement
+    return _searched(judgement, run, lambda: _with_cause(judgement, run, first))
+
+
+def every_call(judgement: Judgement, run: CaseRun) -> Judgement:
+    """Judge an EQUAL case by the values of its calls, which replays of both systems log."""
+    if not run.has_partners:
+        return judgement.withdrawn("--every-call: calls of two layouts have no partners in the reference")
+    from bitproof.harness.localize.every_call import EveryCall
+
+    run.begin_explaining()
+    run.every_call = found = EveryCall(run.case, run.firsts, run.archives, run.replay)
+    return _searched(judgement, run, lambda: found.judge(judgement))
+
+
+def _searched(judgement: Judgement, run: CaseRun, search: Callable[[], Judgement]) -> Judgement:
+    """The judgement with the findings of replays; its verdict is unchanged if they fail. Removes their archives."""
+    began = time.monotonic()
+    try:
+        return search()
+    except BitproofError as error:
+        return judgement.with_error(f"a replay that looks for the cause failed; the verdict stands:\n{error}")
+    finally:
+        run.seconds.replay = time.monotonic() - began
+        shutil.rmtree(run.archives, ignore_errors=True)
+
+
+def _with_cause(judgement: Judgement, run: CaseRun, first: Divergence) -> Judgement:
+    """Replay both systems to find the call to blame."""
+    from bitproof.harness.localize.search import Search, UnrepeatableError
+
+    search = Search(
+        run.firsts,
+        run.archives,
+        run.case.parallelism.world_size,
+        run.replay,
+        run.compare_bits,
+        is_logged=bool(run.watches) and run.across is None,
+        shows_bits=run.shows_bits,
+        verifies=run.options.verify and run.shows_bits and run.across is None,
+    )
+    try:
+        found = search.explain(first)
+    except UnrepeatableError as error:
+        if judgement.verdict == Verdict.UNVERIFIED:
+            raise
+        return _unrepeatable(judgement, run, error.role, error.key)
+    run.remarks += search.remarks
+    if found.call is None:
+        run.remarks.append(NO_CALL)
+    return replace(judgement, first_divergence=found)
+
+
+def _unrepeatable(judgement: Judgement, run: CaseRun, role: Role, key: Key) -> Judgement:
+    """The judgement of a case whose replay differs from its recording: NONDETERMINISTIC, as for a differing
+    control."""
+    text = (
+        f"a replay of {role} {getattr(run.case, role)} did not reproduce step {key.step}, rank {key.rank}, "
+        f"{key.kind} {key.name}: its bits differ from the recorded ones"
+    )
+    parted = Comparison(verdict=Verdict.DIFFERENT, first_divergence=Divergence(**key._asdict()))
+    repeat = Repeat(role, False, parted)
+    first = repeat.divergence()
+    assert first is not None, "it has parted"
+    judgement = replace(
+        judgement.with_error(text),
+        verdict=Verdict.NONDETERMINISTIC,
+        control=judgement.control | {role: Verdict.NONDETERMINISTIC.value},
+        first_divergence=first,
+    )
+    return _with_noise(judgement, run, first, repeat)
+
+
+def _with_noise(judgement: Judgement, run: CaseRun, first: Divergence, repeat: Repeat) -> Judgement:
+    """Replay a system twice to find the call that makes it differ from itself."""
+    from bitproof.harness.localize.noise import NoiseSearch
+
+    search = NoiseSearch(
+        run.firsts,
+        run.archives / "noise",
+        run.case.parallelism.world_size,
+        run.replay,
+        run.compare_bits,
+        role=repeat.side,
+        stressed=repeat.stressed,
+    )
+
+    def explain() -> Judgement:
+        explained, told = search.explain_noise(first)
+        run.remarks += search.remarks
+        found = replace(judgement, first_divergence=explained)
+        return found.with_error(told) if told else found
+
+    return _searched(judgement, run, explain)

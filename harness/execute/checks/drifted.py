@@ -1,0 +1,75 @@
+"""Each side against its baselines. Calls of the first step are logged for them, and to explain what drifted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitproof.harness.capture.recording_files import add_calls
+from bitproof.harness.compare.baselines import demanded, hold_against_baseline
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.execute.requests import DriftRequest
+from bitproof.harness.localize.logs.replay import packed_calls
+from bitproof.harness.records import BaselineResult, BaselineStatus, CaseResult, Drift, Role, Verdict
+
+if TYPE_CHECKING:
+    from bitproof.harness.execute.case_run import CaseRun
+
+_DRIFT_TIMEOUT = 300.0  # seconds, to compare the values of two recordings
+
+
+def baselines(result: CaseResult, run: CaseRun) -> CaseResult:
+    """Compare each side's recording with its baselines; of a side that drifted, find the first changed call.
+
+    Recordings that are to become baselines get their calls logged, too. If the log of a drifted side cannot be made,
+    its result states the reason.
+    """
+    options, found = run.options, dict[Role, BaselineResult]()
+    assert options.baseline_dir is not None, "only compared with baselines if there is a folder of them"
+
+    def measure_drift(baseline: Path, recording: Path) -> list[Drift]:
+        request = DriftRequest(reference=baseline.resolve(), candidate=recording.resolve())
+        return run.client.ask(request, _DRIFT_TIMEOUT).drift
+
+    for role, recording in run.recordings().items():
+        system = getattr(result.case, role)
+        about = hold_against_baseline(recording, options.baseline_dir, result.case, system, measure_drift)
+        found[role] = demanded(about) if options.require_baseline else about
+    for role, about in found.items() if result.verdict != Verdict.ERROR else ():
+        if about.status == BaselineStatus.DRIFTED:
+            found[role] = _with_call(about, run, role, run.recordings()[role])
+        elif options.files_baselines and about.status not in (BaselineStatus.EQUAL, BaselineStatus.UNVERIFIED):
+            log_calls(run, role, run.recordings()[role])
+    return replace(result, baseline=found)
+
+
+def log_calls(run: CaseRun, role: Role, recording: Path) -> str | None:
+    """Store the calls of a recording's first step beside it; returns the reason in words if that fails."""
+
+    from bitproof.harness.localize.moved import LOGGED_STEP
+
+    try:
+        add_calls(recording, LOGGED_STEP, [packed_calls(archive) for archive in run.log_calls(role, LOGGED_STEP)])
+    except BitproofError as error:
+        return error.what
+    return None
+
+
+def _with_call(about: BaselineResult, run: CaseRun, role: Role, recording: Path) -> BaselineResult:
+
+    from bitproof.harness.localize.moved import moved_call
+
+    why = log_calls(run, role, recording)
+    if why is None:
+        try:
+            assert about.path is not None
+            call = moved_call(Path(about.path), recording)
+            return replace(about, call=call) if call else _because(about, "no logged call explains what drifted")
+        except BitproofError as error:
+            why = error.what
+    return _because(about, why)
+
+
+def _because(about: BaselineResult, why: str) -> BaselineResult:
+    return replace(about, reasons=[*about.reasons, f"the operator that moved is not known: {why}"])

@@ -1,0 +1,69 @@
+"""Each system compared with itself: in a plain second run, and in a run under stress.
+
+A system that differs from itself proves nothing about another, so the case is NONDETERMINISTIC.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from bitproof.harness.compare.verdict import Judgement, Repeat, with_repeats
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.localize.logs.replay import SPARE_BYTES, Replay
+from bitproof.harness.options import LOGS_STEP
+from bitproof.harness.records import ROLES, Comparison, Divergence, Key, Role
+
+if TYPE_CHECKING:
+    from bitproof.harness.execute.case_run import CaseRun
+
+
+def control(judgement: Judgement, run: CaseRun) -> Judgement:
+    """Run each system a second time, unless it did already, and compare it with itself."""
+    first = run.comparison.first_divergence
+    if run.runs_twice:
+        run.control_steps = _steps_of_control(run, first)
+        if run.options.control in LOGS_STEP and not run.watches and first:
+            run.begin_explaining()
+            key = Key(first.step, first.kind, first.name, first.rank)  # with its values kept, a search replays nothing
+            run.watches["control"] = Replay(step=first.step, log=True, record=key, spare=SPARE_BYTES)
+        done = {repeat.side for repeat in run.repeats}
+        run.repeats += [Repeat(role, False, _control(run, role)) for role in ROLES if role not in done]
+    return with_repeats(judgement, run.case, run.comparison, run.repeats)
+
+
+def stress(judgement: Judgement, run: CaseRun) -> Judgement:
+    """Run each system once more under stress, and compare that run with its first."""
+    found = [Repeat(role, True, run.repeat("stress", role)) for role in ROLES]
+    run.repeats += found
+    return with_repeats(judgement, run.case, run.comparison, found)
+
+
+def _steps_of_control(run: CaseRun, first: Divergence | None) -> int:
+    """The number of steps that a second run takes. If the options allow it, the run ends with the step of the first
+    difference, and a remark reports that.
+
+    For example, a difference in step 3 of 20 needs 4 steps. With a deliberate fault all steps run, since the fault
+    may strike later, and a fault that never strikes is an error.
+    """
+    all_steps = run.case.steps
+    if run.options.control != "up_to_difference" or first is None or run.options.inject is not None:
+        return all_steps
+    if (steps := first.step + 1) < all_steps:
+        run.remarks.append(f"second runs took {steps} of {all_steps} steps: those up to the first difference")
+    return steps
+
+
+def _control(run: CaseRun, role: Role) -> Comparison:
+    """A system's second run. If it fails while its calls are logged, run it again without the log."""
+    try:
+        return run.repeat("control", role)
+    except BitproofError as error:
+        if "control" not in run.watches:
+            raise
+        text = f"a second run of {role} {getattr(run.case, role)} failed while its calls were logged, and was made"
+        run.remarks.append(f"{text} again without: {error.what}")
+        # A log changes what a step costs in memory, for example, so the failure may be the log's own.
+        run.watches.clear()
+        shutil.rmtree(run.archives, ignore_errors=True)
+        return run.repeat("control", role)

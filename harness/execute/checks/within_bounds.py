@@ -1,0 +1,86 @@
+"""Systems that differ within a bound are CLOSE: the bound that a case states, or the bounds of two layouts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bitproof.harness.compare.layout_verdict import decide_by_layout, first_beyond, remarks_on, told_without_call
+from bitproof.harness.compare.verdict import Judgement
+from bitproof.harness.execute.requests import ClosenessRequest
+from bitproof.harness.records import Closeness, Verdict
+
+if TYPE_CHECKING:
+    from bitproof.harness.execute.case_run import CaseRun
+
+SHARDED_OTHERWISE = (
+    "nothing can be compared with the case's bound of {:g}: elements of tensors that are sharded otherwise have no "
+    "partners; have both systems show whole tensors, as by DTensor.full_tensor()"
+)
+
+
+def bound(judgement: Judgement, run: CaseRun) -> Judgement:
+    """Measure the values of two systems that differ, and apply the case's bound.
+
+    If dtypes or shapes differ there is nothing to measure, and the case stays DIFFERENT. If tensors have different
+    placements, the case is UNVERIFIED.
+    """
+    case, comparison = run.case, run.comparison
+    assert case.bound is not None, "only what has a bound is measured"
+    if not comparison.layout_mismatches:
+        judgement = replace(judgement, closeness=measure(run))
+    if judgement.verdict != Verdict.DIFFERENT:
+        return judgement
+    if comparison.is_sharded_otherwise:
+        return judgement.withdrawn(SHARDED_OTHERWISE.format(case.bound))
+    if comparison.layout_mismatches:
+        return judgement
+    return _decided(judgement, case.bound, case.close_within is not None)
+
+
+def measure(run: CaseRun) -> Closeness:
+    """Measure how close the two recordings are in value.
+
+    If the case expects a difference, only the first step that differs is measured.
+    """
+    began, first = time.monotonic(), run.comparison.first_divergence
+    step = first.step if first and run.case.differs_within is not None else None
+    folders = {role: path.resolve() for role, path in run.recordings().items()}
+    assert run.case.bound is not None
+    found = run.ask(ClosenessRequest(**folders, bound=run.case.bound, step=step))
+    run.seconds.closeness = time.monotonic() - began
+    return found
+
+
+def _decided(judgement: Judgement, bound: float, may_be_close: bool) -> Judgement:
+    """CLOSE within the bound, if the case allows that, else DIFFERENT; UNVERIFIED without measured values."""
+    found = judgement.closeness
+    if found is None or found.bound != bound:
+        return judgement.withdrawn(f"bits differ, and no values were measured against the case's bound of {bound:g}")
+    if found.is_within:
+        return replace(judgement, verdict=Verdict.CLOSE) if may_be_close else judgement
+    key, error = found.first_beyond, found.first_beyond_error
+    assert key is not None
+    size = "infinite" if error is None else f"{error:.3g}"
+    return judgement.with_error(
+        f"the relative error of step {key.step}, rank {key.rank}, {key.kind} {key.name} is {size}, beyond the case's "
+        f"bound of {bound:g}; {found.tensors_beyond} tensors are beyond it, and this is the first"
+    )
+
+
+def layouts(judgement: Judgement, run: CaseRun) -> Judgement:
+    """Apply the measured bounds to systems that differ. No call is blamed, unless calls of both sides have partners."""
+    assert run.across is not None, "only of two layouts"
+    found, remarks = run.across.layouts, list[str]()
+    if not run.comparison.layout_mismatches:
+        verdict, text = decide_by_layout(found)
+        first = first_beyond(found, run.comparison) or judgement.first_divergence
+        judgement = replace(judgement, verdict=verdict, first_divergence=first)
+        judgement = judgement.with_error(text) if text else judgement
+    if judgement.verdict == Verdict.CLOSE:
+        remarks = remarks_on(found)
+    # If a control differs no bound is measured, and the first record that differs may do so by rounding.
+    elif judgement.first_divergence and (found.samples or not found.regrouped) and not run.has_partners:
+        remarks = [told_without_call(judgement.first_divergence)]
+    return replace(judgement, remarks=(*judgement.remarks, *remarks))

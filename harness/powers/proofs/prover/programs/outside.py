@@ -80,7 +80,7 @@ _watches: list[tuple[set[int], Callable[[str], bool]]] = []
 
 @contextmanager
 def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
-    """Context for a program's call. Raises RefusedError for an effect outside, even if the program catches exceptions."""
+    """Context for a program's call. Raises RefusedError for an effect outside, even if the program catches errors."""
     _hook()
     others = {x.ident for x in threading.enumerate() if x.ident is not None} - {threading.get_ident()}
     watch = (others, is_users_file)

@@ -196,7 +196,7 @@ def terms_named(term: Json) -> list[int]:
 
 
 # A type is [dtype, shape] for a tensor, or NUMBER, STATE or SEVERAL. A size in a shape is None if it depends on data.
-# The functions below return the type of a term of their kind, from the types of earlier terms and the parts of the term.
+# Each function below returns the type of a term of one kind, from the types of earlier terms and the term's parts.
 
 
 def _tensor(types: list[Json], t: int) -> list[Json]:
@@ -2096,7 +2096,7 @@ def check_folder(folder: Path) -> Counter[str]:
 
 
 def load(folder: Path) -> tuple[Json, list[Json], Json]:
-    """The contents of a certificate's files: main file, graphs, steps. Raises RejectedError if they are missing, too."""
+    """The contents of a certificate's files: main file, graphs, steps. Raises RejectedError if they are damaged."""
     with rejecting():
         return read(folder)
 

@@ -47,7 +47,7 @@ class Traced:
     kinds: Mapping[str, list[str]]
 
     def names(self, name: str) -> list[str]:
-        """The names in the model for a name in the traced model. For example, if layers 0 and 1 are of one kind,
+        """The names in the model for a name in the traced model. For example, if layers 0 and 1 are of the same kind,
         `layers.0.attention.wq` has the names `layers.0.attention.wq` and `layers.1.attention.wq`."""
         if not name.startswith("layers."):
             return [name]
@@ -56,7 +56,7 @@ class Traced:
 
 
 def placed_case(case: Case) -> Case:
-    """The case with a plan: its own, or else a solved one. A case without `autoplace` is returned unchanged. Raises
+    """The case with a plan: its own, or else a solved plan. A case without `autoplace` is returned unchanged. Raises
     the errors of `place`."""
     if case.autoplace is None or case.autoplace.plan is not None:
         return case
@@ -170,8 +170,8 @@ def trace_placements(case: Case) -> Traced:
 
 
 def _keep_one_of_a_kind(model: nn.Module) -> dict[str, list[str]]:
-    """Reduce the model to the first layer of each kind. Layers are of one kind if their parameters have the same names
-    and shapes. Returns the numbers of each kind's layers, by the number of the kept layer."""
+    """Reduce the model to the first layer of each kind. Layers are of the same kind if their parameters have the same
+    names and shapes. Returns the numbers of each kind's layers, by the number of the kept layer."""
     kinds: dict[tuple[tuple[str, torch.Size], ...], list[str]] = {}
     blocks = dict(model.get_submodule("layers").named_children())
     for index, block in blocks.items():

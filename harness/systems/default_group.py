@@ -118,7 +118,7 @@ def _destroy_process_group(group: Any = None) -> None:
 
 
 def _refuse_another(device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise UsageError if a call of `init_process_group` asks for another group than the existing one.
+    """Raise UsageError if a call of `init_process_group` asks for another group than the existing group.
 
     `args` and `kwargs` are the arguments of the call.
     """

@@ -11,7 +11,7 @@
 3. The models are the outermost modules that own those parameters, without DistributedDataParallel and torch.compile.
 4. Each number with which backward begins is recorded: as `loss`, or as `loss.0`, `loss.1`, ... for the micro-batches of
    a step.
-5. `mp.spawn(fn, args, nprocs)` starts no process. Each rank calls `fn(rank, *args)` in place of one of the processes.
+5. `mp.spawn(fn, args, nprocs)` starts no process. Each rank calls `fn(rank, *args)` in place of a spawned process.
 
 Imports torch when it is used.
 """

@@ -69,7 +69,7 @@ def num_parameters(case: Case) -> int:
 
 def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
     """For each rank, its inputs at a step, by the names of the graph's last inputs. With micro-batches, these are the
-    inputs of the first one."""
+    inputs of the first micro-batch."""
     documents, _ = text_source(case.batch.data)
     ranks = [Mesh(rank, case.parallelism).coordinate(FSDP) for rank in range(case.parallelism.world_size)]
     size = case.parallelism.data_ranks

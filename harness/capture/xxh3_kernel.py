@@ -21,7 +21,10 @@ _UPPER_LENGTH, _LOWER_LENGTH = tl.constexpr(xxh3.UPPER_LENGTH), tl.constexpr(xxh
 
 
 def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
-    """The XXH3-128 of each leaf, int64 [L, 2] (upper, lower half), on the device of the words, int64 [L, LEAF_WORDS]."""
+    """The XXH3-128 of each leaf, int64 [L, 2] (upper, lower half), on the device of the words (int64 [L, LEAF_WORDS]).
+
+    A program hashes a leaf.
+    """
     digests_L2 = leaves_LW.new_empty(len(leaves_LW), 2)
     with torch.cuda.device_of(leaves_LW):
         hash_leaf[(len(leaves_LW),)](leaves_LW, xxh3.tables(leaves_LW.device), digests_L2, num_warps=1)

@@ -211,7 +211,7 @@ class Distances:
         return self.error > NEAR_SPREADS * self.spread and self.error > self.least / FEWEST_UNITS
 
     def relative(self, distance: float) -> float:
-        """A distance as a share of the tensor's norm; for a tensor of zeros it is infinite, unless the distance is 0."""
+        """A distance as a share of the tensor's norm; infinite for a tensor of zeros, unless the distance is 0."""
         return distance / self.norm if self.norm else (0.0 if distance == 0 else math.inf)
 
 

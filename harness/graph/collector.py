@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the collector in this context.
+    """Pause the garbage collector in this context, and then restore its state.
 
-    Code in it creates many objects that stay alive: searching them for garbage would cost n log n.
+    The code in the context creates n objects that stay alive: searching them for garbage would cost time n log n.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -4,8 +4,8 @@ Needs:    nothing.
 Promises: same values, same order; fewer nodes.
 Refuses:  nothing.
 
-1. Read through `detach`, which is the identity on values, unless something writes to it.
-2. Drop calls without readers and effects, last first.
+1. Replace `detach` by its argument, as its result has the same value, unless a call writes to the result.
+2. Drop calls that have no readers and no effects, last first.
 """
 
 from __future__ import annotations

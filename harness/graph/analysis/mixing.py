@@ -67,8 +67,8 @@ def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbo
 class MixingCheck:
     """Refuses, in eager, a module that mixes rows of different chunks, before its first chunk runs.
 
-    It traces the module's forward with a symbolic size of the chunked dim, and applies the chunk pass's rules. Of
-    several modules built from submodules of the same types, it checks only the first.
+    It traces the module's forward with a symbolic size of the chunked dim, and applies the chunk pass's rules. If
+    several modules are built from submodules of the same types, it checks only the first.
     """
 
     def __init__(self, dim: str, chunk_dim: int) -> None:

@@ -37,7 +37,8 @@ BYTES = {**REAL, **WHOLE, "int16": 2}
 NUMBER, STATE, SEVERAL = "number", "state", "several"
 Json = Any
 State = dict[str, Any]
-"""The state of the steps: `terms`, `last` (forms), `types`, `roots` (kinds of inputs), `at` (terms by text)."""
+"""The state of the steps so far. By index of a term: `terms`, `last` (its last form), `types`, and `roots` (the kinds
+of inputs that it reads). `at` has the index of each term, by its text."""
 
 
 class RejectedError(Exception):
@@ -45,17 +46,17 @@ class RejectedError(Exception):
 
 
 class UnknownError(Exception):
-    """The value of a call is unknown."""
+    """A call has no term: the page calls it refused. Outputs that depend on it are REFUSED."""
 
 
 def hold(holds: object, otherwise: str) -> None:
-    """Raise RejectedError unless the condition holds."""
+    """Raise RejectedError with the text `otherwise` unless the condition `holds`."""
     if not holds:
         raise RejectedError(otherwise)
 
 
 MISTAKES = (OSError, AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError, StopIteration)
-"""Python's errors for values of an unexpected form."""
+"""The exceptions that Python raises for data of an unexpected form, such as a missing field."""
 
 
 @contextmanager
@@ -68,10 +69,13 @@ def rejecting() -> Iterator[None]:
 
 
 line_of = repr
-"""The text of nested lists of numbers, strings and None; different lists have different texts."""
+"""The text of nested lists of numbers, strings and None. Different lists have different texts."""
 
 
 # -- Terms and their types ---------------------------------------------------------------------------
+
+# The functions below check the parts of a term: they return False, or raise, for an invalid part. They append the terms
+# that the part refers to, and those that name symbols in its sizes, to the list `named`.
 
 
 def _is_count(x: Json) -> bool:
@@ -155,7 +159,7 @@ WORDS: dict[str, Callable[[Json, list[int]], bool]] = {
     "terms": lambda x, named: type(x) is list and all(_term(t, named) for t in x),
     "arguments": _arguments,
 }
-"""The check of each word of GRAMMAR; it appends the referenced terms to a list."""
+"""The check for each word of GRAMMAR."""
 
 GRAMMAR = {
     kind: words.split()
@@ -182,7 +186,7 @@ GRAMMAR = {
 
 
 def terms_named(term: Json) -> list[int]:
-    """The terms that a term refers to. Rejects an invalid term."""
+    """The indices of the terms that a term refers to. Raises RejectedError for an invalid term."""
     if type(term) is list and term and type(term[0]) is str and term[0] in GRAMMAR:
         words, named = GRAMMAR[term[0]], list[int]()
         fit = [WORDS[word](x, named) for word, x in zip(words, term[1:], strict=True)]
@@ -191,13 +195,19 @@ def terms_named(term: Json) -> list[int]:
     raise RejectedError(f"no term: {str(term)[:80]}")
 
 
+# A type is [dtype, shape] for a tensor, or NUMBER, STATE or SEVERAL. A size in a shape is None if it depends on data.
+# Each function below returns the type of a term of one kind, from the types of earlier terms and the term's parts.
+
+
 def _tensor(types: list[Json], t: int) -> list[Json]:
+    """The type of a term that must be a tensor."""
     if type(types[t]) is not list:
         raise RejectedError(f"term {t} is a {types[t]} and no tensor")
     return list(types[t])
 
 
 def _closed(types: list[Json], t: int) -> list[int]:
+    """The shape of a term that must be a tensor without open sizes."""
     _, shape = _tensor(types, t)
     hold(None not in shape, f"a size of term {t} is open")
     return list(shape)
@@ -254,12 +264,16 @@ def has(dtype: str, value: float) -> bool:
         return isfinite(value) and rounded(value, dtype) == value
     if not isfinite(value):
         return False
+    # Numbers are floats here, so int64 ends at 2**53: floats have no larger odd integers. No integer is -0.0.
     limits = {"bool": (0, 1), "int32": (1 - 2**31, 2**31 - 1), "int64": (-(2**53), 2**53)}.get(dtype, (1, 0))
     return limits[0] <= value <= limits[1] and value == int(value) and not (value == 0 and copysign(1, value) < 0)
 
 
 def rounded(value: float, dtype: str) -> float:
-    """A number rounded to a dtype (truncated for bfloat16); infinity if it is too large."""
+    """A number rounded to a dtype (truncated for bfloat16); infinity if it is too large.
+
+    Truncating is enough to see whether bfloat16 has the number.
+    """
     try:
         if dtype == "bfloat16":
             return float(struct.unpack(">f", struct.pack(">f", value)[:2] + b"\0\0")[0])
@@ -286,6 +300,10 @@ def _type_of_op(types: list[Json], kind: str, arguments: Json, dtype: Json, shap
 
 
 def _check_argument(types: list[Json], x: Json, where: str) -> None:
+    """Check that the terms in an argument have the types as which it reads them.
+
+    `where` is the kind of the term, or `generator` for the argument that has the random generator's state.
+    """
     if type(x) is int:
         return
     if x[0] == "list":
@@ -304,6 +322,7 @@ def _check_argument(types: list[Json], x: Json, where: str) -> None:
 
 
 def _check_symbols(types: list[Json], sizes: Iterable[Json]) -> None:
+    """Check that each symbol in these sizes is a number."""
     symbols = (t for size in sizes if type(size) is list for product in size[1:] for t in product[1:])
     hold(all(types[t] == NUMBER for t in symbols), "a size of what is no number")
 
@@ -319,6 +338,7 @@ def _type_of_item(types: list[Json], t: int) -> Json:
 
 
 def _type_of_extent(types: list[Json], t: int, index: int) -> Json:
+    # The shapes of several results are in their `out` terms, so for these the index is not checked here.
     is_open = types[t] == SEVERAL or (type(types[t]) is list and types[t][1][index : index + 1] == [None])
     hold(is_open, f"size {index} of term {t} is no matter of data")
     return NUMBER
@@ -357,21 +377,24 @@ TYPES: dict[str, Callable[..., Json]] = {
 
 # -- Windows -----------------------------------------------------------------------------------------
 
+# A window [shape, strides, offset] on a tensor selects elements. At index i it has the tensor's element number
+# offset + sum(i[k] * strides[k]), in row-major order. So [[3, 2], [1, 3], 0] is the transpose of a (2, 3) tensor.
+
 
 def put(values: list[int], place: int, value: int) -> list[int]:
-    """A copy of the values with one replaced."""
+    """A copy of the values with the one at `place` replaced."""
     return [*values[:place], value, *values[place + 1 :]]
 
 
 def normal(shape: list[int], strides: list[int], offset: int) -> Json:
-    """A window in normal form."""
+    """A window in normal form: without elements it has only zeros, and a dim of size 1 has stride 0."""
     if 0 in shape:
         return [shape, [0] * len(shape), 0]
     return [shape, [0 if n == 1 else s for n, s in zip(shape, strides, strict=True)], offset]
 
 
 def row_major(shape: list[int]) -> list[int]:
-    """Strides of a row-major tensor."""
+    """The strides of a row-major tensor of this shape."""
     strides = [1] * len(shape)
     for k in range(len(shape) - 2, -1, -1):
         strides[k] = strides[k + 1] * shape[k + 1]
@@ -379,12 +402,12 @@ def row_major(shape: list[int]) -> list[int]:
 
 
 def full(shape: list[int]) -> Json:
-    """The window of all elements in order."""
+    """The window that selects all elements of a tensor of this shape, in order."""
     return normal(shape, row_major(shape), 0)
 
 
 def parts_of(w: Json, dim: int, sizes: list[int]) -> Json:
-    """Consecutive parts of a window with these sizes; None if the sizes do not add up."""
+    """The windows on consecutive parts of a window along a dim, with these sizes. None if they do not add up."""
     (shape, strides, offset), found = w, []
     for size in sizes:
         found.append(normal(put(shape, dim, size), strides, offset))
@@ -393,7 +416,8 @@ def parts_of(w: Json, dim: int, sizes: list[int]) -> Json:
 
 
 def merged(dims: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Dims (size, stride, other stride), merged where both strides continue from one dim to the next."""
+    """Dims (size, stride, other stride) without those of size 1. Neighbours are merged if they are like a single dim by
+    both strides: (2, 3, 30) and (3, 1, 10) become (6, 1, 10)."""
     found: list[tuple[int, int, int]] = []
     for n, a, b in dims:
         if n == 1:
@@ -405,7 +429,7 @@ def merged(dims: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def flat(w: Json) -> Json:
-    """A window's elements in order, in as few dims as possible."""
+    """The window with as few dims as possible that selects the same elements in the same order."""
     if 0 in w[0]:
         return [[0], [0], 0]
     dims = merged(zip(w[0], w[1], w[1], strict=True))
@@ -413,7 +437,13 @@ def flat(w: Json) -> Json:
 
 
 def translate(w: Json, shape: list[int], weights: list[int], others: list[int], more: int = 0) -> Json:
-    """Convert a window on numbers with digit weights `weights` to weights `others`; None if the result is no window."""
+    """Convert a window from one way to number a tensor's elements to another. None if the result is no window.
+
+    The tensor has this shape. Its element at index i has the number sum(i[k] * weights[k]) before, and the number
+    more + sum(i[k] * others[k]) after. For example, `weights` are strides in memory, and `others` row-major strides.
+    """
+    # A number is written in digits, one per dim, the largest weight first. The offset and each stride of the window are
+    # converted digit by digit. That is right only if no index makes a digit reach the size of its dim: no carry.
     if 0 in w[0]:
         return normal(*w)
     if 0 in shape or min(w[2], *w[0], *w[1], 0) < 0:
@@ -435,18 +465,21 @@ def translate(w: Json, shape: list[int], weights: list[int], others: list[int], 
 
 
 def after(v: Json, u: Json) -> Json:
-    """The composition of windows: v on top of u."""
+    """The window that selects the same as window v on top of window u. None if there is none."""
     return translate(v, u[0], row_major(u[0]), u[1], u[2])
 
 
 def repeated(shape: list[int], to: list[int]) -> Json:
-    """The window that broadcasts a shape to another."""
+    """The window that broadcasts a tensor of a shape to the shape `to`."""
     new = len(to) - len(shape)
     hold(new >= 0 and all(n in (1, m) for n, m in zip(shape, to[new:], strict=True)), f"{shape} is no {to}")
     return normal(to, [0] * new + full(shape)[1], 0)
 
 
 # -- Rules -------------------------------------------------------------------------------------------
+
+# A rule never searches: it computes the one term that must be equal, and looks it up among the steps. So a prover may
+# choose which rules to apply, but it cannot add a false equality.
 
 
 def new_state() -> State:
@@ -455,12 +488,13 @@ def new_state() -> State:
 
 
 def take_step(state: State, step: Json) -> None:
-    """Check the next step. If it is invalid, rejects it and leaves the state unchanged."""
+    """Check the next step, and add it to the state. If it is invalid, raises RejectedError and changes nothing."""
     hold(type(step) is list and len(step) in (3, 4) and type(step[1]) is str, "no step")
     term, rule, equals = step[:3]
     hint, place, last, types = step[3] if step[3:] else [], len(state["terms"]), state["last"], state["types"]
     hold(type(hint) is list and type(equals) is int, "no step")
     named, line = terms_named(term), line_of(term)
+    # A step depends only on earlier steps, so there are no cycles; and each term has a single last form.
     if not all([0 <= t < place and last[t] == t for t in named]) or line in state["at"]:
         raise RejectedError(f"step {place} names no last form, or has a term that an earlier one has")
     own = TYPES[term[0]](types, *term[1:])
@@ -482,10 +516,11 @@ def take_step(state: State, step: Json) -> None:
 
 
 ROOTS = ("parameter ", "input ")
+"""Name prefixes of inputs. A proved output must depend on an input of each kind."""
 
 
 def find(state: State, *term: Json) -> int:
-    """The last form of a term, which must have a step."""
+    """The index of a term's last form. Raises RejectedError if no step has the term."""
     place = state["at"].get(line_of([*term]))
     if place is None:
         raise RejectedError(f"no step has the term {str(term)[:200]}")
@@ -493,7 +528,7 @@ def find(state: State, *term: Json) -> int:
 
 
 def view(state: State, t: int, w: Json) -> int:
-    """The last form of a view."""
+    """The last form of the view of term `t` by window `w`."""
     return find(state, "view", t, *w)
 
 
@@ -503,20 +538,20 @@ def shape_of(state: State, t: int) -> list[int]:
 
 
 def number_of(state: State, t: int) -> float | None:
-    """The number of a constant term, or of a view of it."""
+    """The number that all elements of a term have; None unless the term is a number or a view of one."""
     term = state["terms"][t]
     term = state["terms"][term[1]] if term[0] == "view" else term
     return float.fromhex(term[2]) if term[0] == "number" else None
 
 
 def filled(state: State, shape: list[int], dtype: str, value: float) -> int:
-    """A number, broadcast to a shape."""
+    """The term of a number that is broadcast to a shape."""
     t = find(state, "number", dtype, value.hex())
     return view(state, t, [shape, [0] * len(shape), 0]) if shape else t
 
 
 def positive_of(state: State, t: int) -> int | None:
-    """The term whose negative a term is, if it is a negation or a negative number."""
+    """For a negation its operand, for a negative number its opposite; None for any other term."""
     term, value = state["terms"][t], number_of(state, t)
     if term[:2] == ["exact", "neg"]:
         return int(term[4][0])
@@ -526,39 +561,44 @@ def positive_of(state: State, t: int) -> int | None:
 
 
 def _inner(state: State, term: Json, kind: str) -> Json:
-    """A term's operand, which must have this kind."""
+    """The first operand of a term. It must be a term of this kind."""
     inner = state["terms"][term[1]]
     hold(inner[0] == kind, f"{term[0]} of {inner[0]}, not of {kind}")
     return inner
 
 
 def _places(state: State, t: int) -> list[Json]:
-    """The windows of a cat's parts."""
+    """For each part of a cat, the window on the cat that selects it."""
     _, parts, dim = state["terms"][t]
     return list(parts_of(full(shape_of(state, t)), dim, [shape_of(state, x)[dim] for x in parts]))
 
 
 def view_of_view(s: State, term: Json) -> int | None:
-    """Rule: a view of a view."""
+    """Rule: a view of a view is a single view."""
     _, x, *u = _inner(s, term, "view")
     w = after(term[2:], u)
     return None if w is None else view(s, x, w)
 
 
 def view_of_same_order(s: State, term: Json) -> int | None:
-    """Rule: a view that only depends on the order of elements."""
+    """Rule: a view of a view is a view of the inner one in as few dims as possible, since only the order of its
+    elements matters."""
     _, x, *u = _inner(s, term, "view")
     return view(s, view(s, x, flat(u)), term[2:])
 
 
 def of_exact(s: State, term: Json) -> int | None:
-    """Rule: an operator on views or gathers of each operand."""
+    """Rule: a view or gather of an exact operator is the operator on views or gathers of each operand."""
     *operator, operands = _inner(s, term, "exact")
     return find(s, *operator, [find(s, term[0], x, *term[2:]) for x in operands])
 
 
 def view_of_cat(s: State, term: Json, pieces: Json, dim: int | None = None) -> int | None:
-    """Rule: a view of a part of a cat, or of several consecutive parts."""
+    """Rule: a view of a cat is a view of one part, or a cat of views of several parts.
+
+    The hint has the pieces, each a part's index and a window on the part; and the dim along which they follow each
+    other, for several.
+    """
     parts, places = _inner(s, term, "cat")[1], _places(s, term[1])
     hold(pieces and all(_is_count(k) and k < len(parts) for k, _ in pieces), "no part")
     seen, shown = [after(v, places[k]) for k, v in pieces], [view(s, parts[k], v) for k, v in pieces]
@@ -569,21 +609,21 @@ def view_of_cat(s: State, term: Json, pieces: Json, dim: int | None = None) -> i
 
 
 def cat_of_nothing(s: State, term: Json) -> int | None:
-    """Rule: parts without elements along the dim are removed."""
+    """Rule: parts of a cat without elements along its dim are left out; a single part is the whole."""
     _, parts, dim = term
     kept = [x for x in parts if shape_of(s, x)[dim]] or parts[:1]
     return kept[0] if len(kept) == 1 else find(s, "cat", kept, dim)
 
 
 def cat_of_cat(s: State, term: Json) -> int | None:
-    """Rule: a cat of cats along the same dim."""
+    """Rule: a cat of cats along the same dim is a single cat."""
     inner = [s["terms"][x] for x in term[1]]
     parts = [t[1] if t[0] == "cat" and t[2] == term[2] else [x] for x, t in zip(term[1], inner, strict=True)]
     return find(s, "cat", [x for several in parts for x in several], term[2])
 
 
 def cat_of_neighbours(s: State, term: Json, k: int, t: int) -> int | None:
-    """Rule: two parts as a single term that contains them consecutively."""
+    """Rule: parts k and k + 1 of a cat are a single term `t`, if they are the consecutive views of it."""
     _, parts, dim = term
     hold(_is_count(k) and k + 1 < len(parts) and _is_count(t) and t < len(s["terms"]), "no neighbours")
     hold(s["last"][t] == t, "no last form")
@@ -593,22 +633,23 @@ def cat_of_neighbours(s: State, term: Json, k: int, t: int) -> int | None:
 
 
 COMMUTE = ("add", "mul", "eq", "ne", "bitwise_and", "bitwise_or", "bitwise_xor")
+"""The exact operators whose operands may be exchanged."""
 
 
 def exact_in_order(s: State, term: Json) -> int | None:
-    """Rule: operands in ascending order."""
+    """Rule: a commuting operator's operands may be put in ascending order."""
     return find(s, *term[:4], sorted(term[4])) if term[1] in COMMUTE else None
 
 
 def exact_of_cat(s: State, term: Json) -> int | None:
-    """Rule: an operator applied to each part."""
+    """Rule: an exact operator on a cat is a cat of the operator on each part. Other operands are cut the same way."""
     first = next(x for x in term[4] if s["terms"][x][0] == "cat")
     parts = [find(s, *term[:4], [view(s, x, w) for x in term[4]]) for w in _places(s, first)]
     return find(s, "cat", parts, s["terms"][first][2])
 
 
 def exact_of_number(s: State, term: Json) -> int | None:
-    """Rule: a number's negative, or the number in another dtype."""
+    """Rule: the negation of a number is a number, and so is its cast, if the dtype can represent it."""
     _, name, dtype, _, operands = term
     value = number_of(s, operands[0])
     if value is None or name not in ("neg", "cast"):
@@ -619,19 +660,20 @@ def exact_of_number(s: State, term: Json) -> int | None:
 
 
 def exact_of_neutral(s: State, term: Json) -> int | None:
-    """Rule: multiplication by 1, or addition of zero."""
+    """Rule: x * 1 is x, and x + 0 is x: of the zeros, -0.0 for real dtypes, as -0.0 + 0.0 is +0.0."""
     neutral = {"mul": 1.0, "add": -0.0 if term[2] in REAL else 0.0}.get(term[1])
     if neutral is None:
         return None
     for x, other in (term[4], term[4][::-1]):
         value = number_of(s, other)
+        # Compared as text, since -0.0 == 0.0 in Python.
         if value is not None and value.hex() == neutral.hex():
             return int(x)
     return None
 
 
 def exact_difference(s: State, term: Json) -> int | None:
-    """Rule: a difference as a sum."""
+    """Rule: a - b is a + -b."""
     kind, name, dtype, device, operands = term
     if name != "sub":
         return None
@@ -639,7 +681,7 @@ def exact_difference(s: State, term: Json) -> int | None:
 
 
 def exact_twice(s: State, term: Json) -> int | None:
-    """Rule: x + x as x * 2."""
+    """Rule: x + x is x * 2."""
     kind, name, dtype, device, operands = term
     if name != "add" or operands[0] != operands[1]:
         return None
@@ -647,7 +689,7 @@ def exact_twice(s: State, term: Json) -> int | None:
 
 
 def exact_of_neg(s: State, term: Json) -> int | None:
-    """Rule: a double negation cancels, and a negation moves out of a product or a cast."""
+    """Rule: -(-x) is x, and a negation moves out of a product or a cast."""
     kind, name, dtype, device, operands = term
     for k, x in enumerate(operands if name in ("neg", "mul", "cast") else ()):
         plain = positive_of(s, x)
@@ -659,10 +701,11 @@ def exact_of_neg(s: State, term: Json) -> int | None:
 
 
 WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), "float32": ("float64",)}
+"""For each dtype, the dtypes that can represent all of its numbers."""
 
 
 def exact_through_wider(s: State, term: Json) -> int | None:
-    """Rule: a cast of a cast that rounded nothing."""
+    """Rule: a cast of a cast to a wider dtype is a cast without it, as the inner cast rounds nothing."""
     inner = s["terms"][term[4][0]]
     if term[1] != "cast" or inner[:2] != ["exact", "cast"]:
         return None
@@ -674,7 +717,7 @@ def exact_through_wider(s: State, term: Json) -> int | None:
 
 
 def exact_of_one_choice(s: State, term: Json) -> int | None:
-    """Rule: a choice with equal branches or a constant condition."""
+    """Rule: a choice between equal values is that value; by a constant condition, it is the chosen value."""
     if term[1] != "where":
         return None
     condition, yes, no = term[4]
@@ -683,7 +726,7 @@ def exact_of_one_choice(s: State, term: Json) -> int | None:
 
 
 def move_of_flip(s: State, term: Json) -> int | None:
-    """Rule: a double reversal."""
+    """Rule: a flip of a flip along the same dims is the flipped term."""
     flip, rank = ["move", "aten.flip.default"], len(term[4])
     inner = s["terms"][dict(term[2])["self"][1]]
     if term[:2] != flip or inner[:2] != flip:
@@ -695,14 +738,14 @@ def move_of_flip(s: State, term: Json) -> int | None:
 
 
 def gather_of_view(s: State, term: Json) -> int | None:
-    """Rule: a gather of views."""
+    """Rule: a gather of a view is a view of a gather, with the ranks as its first dim."""
     _, x, shape, strides, offset = _inner(s, term, "view")
     w = normal([len(term[2][0]), *shape], [prod(shape_of(s, x)), *strides], offset)
     return view(s, find(s, "gather", x, term[2]), w)
 
 
 def of_cat(s: State, term: Json) -> int | None:
-    """Rule: a gather of parts, or a reduction of columns, part by part."""
+    """Rule: a gather of a cat is a cat of gathers; so is a reduction of a cat of columns, dim 1."""
     _, parts, dim = _inner(s, term, "cat")
     if term[0] == "reduce" and dim != 1:
         return None
@@ -734,9 +777,12 @@ RULES: dict[str, Callable[..., int | None]] = {
     "reduce_of_cat": of_cat,
 }
 HINTED = ("view_of_cat", "cat_of_neighbours")
+"""The rules whose steps have a hint. Without it they would have to search."""
 
 
 # -- Calls -------------------------------------------------------------------------------------------
+
+# The numbers of lines below are those of the page's section "Calls".
 
 C10D = "_c10d_functional"
 GATHER, REDUCE = f"{C10D}.all_gather_into_tensor.default", f"{C10D}.reduce_scatter_tensor.default"
@@ -773,10 +819,10 @@ CARRIERS = {f"aten.{x}.default" for x in ("embedding", "flip", "gather", "index_
 CARRIERS |= {f"aten.{x}.default" for x in ("repeat", "roll", "tril", "triu")} | {"aten.index.Tensor"}
 UPDATES = ("aten._fused_adam.default", "aten._fused_adamw.default")
 NEXT = object()
-"""A line that does not apply to a call."""
+"""The result of a line that does not apply to a call."""
 
 TORCHS = ("aten.", "prims.", "bitproof.", f"{C10D}.")
-"""The namespaces whose operators all have a signature. Those of other namespaces, e.g. a user's, are unknown here."""
+"""The namespaces whose admitted operators all have a signature. Other namespaces, such as a user's, have none."""
 WORDS_TAKE = {
     "input": "",
     "constant": "digest",
@@ -789,9 +835,10 @@ WORDS_TAKE = {
 
 
 def fits(op: str, names: Iterable[str]) -> bool:
-    """Whether an operator has these arguments and needs no others, e.g. `self` and `dim` of `aten.sum.dim_IntList`.
+    """Whether an operator has all of these arguments and needs no others, such as `self` and `dim` for
+    `aten.sum.dim_IntList`.
 
-    True for operators without a signature if they are not torch's, or refused by line 1.
+    True for an operator without a signature if its namespace is not in TORCHS, or if line 1 refuses it.
     """
     if op not in TAKES and op.startswith("python."):
         return [*names] in (["0"], ["0", "1"])
@@ -802,7 +849,7 @@ def fits(op: str, names: Iterable[str]) -> bool:
 
 
 def nodes(argument: Json) -> list[int]:
-    """The calls that an argument refers to."""
+    """The indices of the calls that an argument refers to."""
     if type(argument) is not list or not argument:
         return []
     if argument[0] == "node":
@@ -812,7 +859,7 @@ def nodes(argument: Json) -> list[int]:
 
 
 def tensors(value: Json) -> list[Json]:
-    """The tensors of a call's value, each as [dtype, device, shape, strides, offset, storage]."""
+    """The tensors in a call's value, each as [dtype, device, shape, strides, offset, storage]."""
     several = value["several"] if type(value) is dict and "several" in value else [value]
     return [x["tensor"] for x in several if type(x) is dict and "tensor" in x]
 
@@ -823,22 +870,22 @@ def is_tensor(value: Json) -> bool:
 
 
 def is_closed(sizes: Iterable[Json]) -> bool:
-    """Whether all sizes are closed."""
+    """Whether all sizes are numbers: none depends on data."""
     return {*map(type, sizes)} <= {int}
 
 
 def lies_closed(x: Json) -> bool:
-    """Whether all sizes, strides and offsets of a tensor are closed."""
+    """Whether the sizes, strides and offset of a tensor are all closed."""
     return is_closed((*x[2], *x[3], x[4]))
 
 
 def opened(shape: Json) -> Json:
-    """A shape with null for open sizes."""
+    """A shape with None in place of each open size."""
     return [n if type(n) is int else None for n in shape]
 
 
 def walk(state: State, graph: Json, side: str) -> State:
-    """Derive the values of a graph's calls."""
+    """Derive the terms of all calls of a graph, in order. Returns the state after the last call."""
     g = new_walk(state, graph, side)
     for _ in g["calls"]:
         take_call(g)
@@ -846,7 +893,13 @@ def walk(state: State, graph: Json, side: str) -> State:
 
 
 def new_walk(state: State, graph: Json, side: str) -> State:
-    """The state before a graph's first call."""
+    """The state before a graph's first call.
+
+    `values` has a term for each call so far, a list for several results, None if the call is refused. `stale` has calls
+    whose value was overwritten, `lying` the calls by storage, `inputs` the call and term of each input and constant,
+    `symbols` the term of each symbol, and `generator` the term of the random generator's state. `filling` and `reading`
+    have the launches that fill or read a storage, until a wait.
+    """
     calls = [
         {"name": name, "op": op, "args": dict(args), "own": own, "writes": writes, "random": random}
         | {"reads": [n for _, value in args for n in nodes(value)], "results": tensors(own)}
@@ -858,7 +911,7 @@ def new_walk(state: State, graph: Json, side: str) -> State:
 
 
 def take_call(g: State) -> None:
-    """Derive the value of the next call."""
+    """Derive the term of the next call, and note what it writes."""
     place, value = len(g["values"]), None
     call = g["calls"][place]
     try:
@@ -866,6 +919,7 @@ def take_call(g: State) -> None:
     except UnknownError:
         if call["random"]:
             g["generator"] = ["fresh", g["side"], place, "generator", []]
+    # A refused call without a result was made for some effect, whatever it states: it may have written its arguments.
     if call["writes"] or (value is None and (call["own"] is None or call["op"].startswith("higher_order."))):
         _overwrite(g, call, value)
     _check_value(g["s"], call, value)
@@ -875,6 +929,7 @@ def take_call(g: State) -> None:
 
 
 def _check_value(state: State, call: State, value: Json) -> None:
+    """Check that the terms of a call have the dtypes and shapes that the graph states for its results."""
     if value is None:
         return
     own = call["own"]
@@ -888,6 +943,7 @@ def _check_value(state: State, call: State, value: Json) -> None:
 
 
 def _last_uses(graph: Json, calls: list[State]) -> dict[int, float]:
+    """For each storage, the last call that reads it. Inputs, constants and outputs are used to the end."""
     found: dict[int, float] = {}
     for place, call in enumerate(calls):
         for read in call["reads"]:
@@ -899,13 +955,13 @@ def _last_uses(graph: Json, calls: list[State]) -> dict[int, float]:
 
 
 def known(g: State, n: int) -> Json:
-    """The value of an earlier call; None if it is refused or stale."""
+    """The term of an earlier call; None if the call is refused or its value stale."""
     hold(_is_count(n) and n < len(g["values"]), f"call {n} is read before it runs")
     return None if n in g["stale"] else g["values"][n]
 
 
 def _value(g: State, place: int, call: State) -> Json:
-    """Apply line 1, then the first of the other lines that applies."""
+    """The term of a call: by line 1, or else by the first of LINES that applies."""
     op, name = call["op"], call["op"].rpartition(".")[0]
     call["found"] = [known(g, n) for n in call["reads"]]
     call["given"] = [g["calls"][n]["own"] for n in call["reads"]]
@@ -913,6 +969,8 @@ def _value(g: State, place: int, call: State) -> Json:
     is_refused = op not in UNDERSTOOD and op.startswith(REFUSED)
     if None in call["found"] or is_refused or group[0] != "ranks" or "non_blocking" in call["args"]:
         raise UnknownError
+    # A launch may not have filled its result yet, so nothing may read it before the wait. Waits, views, fills and
+    # uninitialized allocations read no element.
     storages = {x[5] for value in call["given"] for x in tensors(value)}
     shows = not call["writes"] and storages and {x[5] for x in call["results"]} == storages
     is_new = op in FILLS or is_unwritten(op)
@@ -934,7 +992,8 @@ def _value(g: State, place: int, call: State) -> Json:
 
 
 def _source(call: State) -> int:
-    """The index of the argument named by SOURCES among the reads; for other operators, of the only read."""
+    """The index, among the calls that a call reads, of the argument that SOURCES names. For an operator that is not in
+    SOURCES, it must read a single call."""
     if call["op"] not in SOURCES:
         if len(call["reads"]) != 1:
             raise UnknownError
@@ -946,6 +1005,7 @@ def _source(call: State) -> int:
 
 
 def _input(g: State, place: int, call: State) -> Json:
+    """Line 2: an input by its name, a constant by its digest."""
     op, args, own = call["op"], call["args"], call["own"]
     if op == "input" and not args:
         name = call["name"]
@@ -954,6 +1014,7 @@ def _input(g: State, place: int, call: State) -> Json:
     else:
         return NEXT
     hold(call["name"] not in g["inputs"] and is_tensor(own), f"{call['name']} is no input, or two")
+    # Inputs share no memory with earlier calls; constants may share it with each other, as nothing writes them.
     before = [g["calls"][n]["op"] for n in g["lying"].get(own["tensor"][5], ())]
     hold(all(x == op == "constant" for x in before), f"{call['name']} lies where another call does")
     found = find(g["s"], op, name, own["tensor"][0], own["tensor"][2])
@@ -962,6 +1023,7 @@ def _input(g: State, place: int, call: State) -> Json:
 
 
 def _getitem(g: State, place: int, call: State) -> Json:
+    """Line 3: one of several results, or a number read from a tensor."""
     args = call["args"]
     if call["op"] == "getitem" and [*args] == ["0", "1"]:
         if type(call["found"][0]) is not list:
@@ -977,6 +1039,7 @@ def _getitem(g: State, place: int, call: State) -> Json:
 
 
 def _copy(g: State, place: int, call: State) -> Json:
+    """Line 4: a copy of the same dtype and shape, or a wait. The term is that of its source."""
     own = call["own"]
     if call["op"] in COPIES:
         n = _source(call)
@@ -991,6 +1054,7 @@ def _copy(g: State, place: int, call: State) -> Json:
 
 
 def _exact(g: State, place: int, call: State) -> Json:
+    """Line 5: an exact operator, with each operand broadcast to the result's shape."""
     op, args, state, given = call["op"], call["args"], g["s"], call["given"]
     if op == "aten.pow.Tensor_Scalar":
         dtype = call["own"]["tensor"][0]
@@ -1027,14 +1091,17 @@ def _exact(g: State, place: int, call: State) -> Json:
 
 
 def _common(shapes: list[list[int]]) -> list[int]:
-    """The shape to which these shapes are broadcast."""
+    """The shape to which tensors of these shapes are broadcast together."""
     rank = max(map(len, shapes))
     sizes = zip(*([1] * (rank - len(shape)) + shape for shape in shapes), strict=True)
     return [next((n for n in dim if n != 1), 1) for dim in sizes]
 
 
 def _number(argument: Json, dtype: str) -> float | None:
-    """An argument's number, if the dtype can represent it."""
+    """The number of an argument. None if it is no number, or if the dtype cannot represent it.
+
+    torch rounds a number to float32 once before it computes with a float32 tensor.
+    """
     if type(argument) is int:
         value = float(argument) if abs(argument) <= 2**53 else inf
     elif argument in (["bool", "True"], ["bool", "False"]):
@@ -1048,6 +1115,7 @@ def _number(argument: Json, dtype: str) -> float | None:
 
 
 def _fill(g: State, place: int, call: State) -> Json:
+    """Line 6: a tensor filled with a number."""
     if call["op"] not in FILLS:
         return NEXT
     which, own = FILLS[call["op"]], call["own"]["tensor"]
@@ -1058,6 +1126,7 @@ def _fill(g: State, place: int, call: State) -> Json:
 
 
 def _pad(g: State, place: int, call: State) -> Json:
+    """Line 7: padding, as a cat of filled ends for each dim, from the last dim on."""
     if call["op"] != "aten.constant_pad_nd.default":
         return NEXT
     n = _source(call)
@@ -1073,6 +1142,7 @@ def _pad(g: State, place: int, call: State) -> Json:
 
 
 def _dim(call: State, rank: int) -> int:
+    """The dim along which a call joins or splits tensors of `rank` dims."""
     dim = call["args"].get("dim", 0)
     source = "self" if call["op"] == SPLIT else "tensors"
     hold(_is_count(dim) and dim < rank and {*call["args"]} <= {source, "dim"}, "no dim, or more arguments")
@@ -1086,6 +1156,7 @@ def _whole(state: State, t: int, shape: list[int]) -> int:
 
 
 def _join(g: State, place: int, call: State) -> Json:
+    """Line 8: cat or stack. torch ignores parts of shape [0] in a cat of tensors with more dims."""
     if call["op"] not in ("aten.cat.default", "aten.stack.default"):
         return NEXT
     own, read = call["own"]["tensor"], [x["tensor"] for x in call["given"]]
@@ -1101,6 +1172,7 @@ def _join(g: State, place: int, call: State) -> Json:
 
 
 def _collect(g: State, place: int, call: State) -> Json:
+    """Line 9: all-gather and reduce-scatter. The latter sends row r of [group size, n] to rank r."""
     if call["op"] not in (GATHER, REDUCE):
         return NEXT
     n = _source(call)
@@ -1124,6 +1196,8 @@ def is_unwritten(op: str) -> bool:
 
 
 def _unwritten(g: State, place: int, call: State) -> Json:
+    """Line 10: uninitialized memory. Its term names the graph and the call, so it equals no other term. Empty tensors
+    have no memory, and are all equal."""
     if not is_unwritten(call["op"]):
         return NEXT
     own = call["own"]["tensor"]
@@ -1131,6 +1205,7 @@ def _unwritten(g: State, place: int, call: State) -> Json:
 
 
 def _show(g: State, place: int, call: State) -> Json:
+    """Line 11: views, splits and reshapes. A view by its layout alone, one of open size by its operator."""
     op, results = call["op"], call["results"]
     if not results or call["writes"] or not call["given"] or not is_tensor(call["given"][0]):
         return NEXT
@@ -1147,6 +1222,7 @@ def _show(g: State, place: int, call: State) -> Json:
     if is_open:
         return _results(g, call, "move", op, call["args"])
     if is_in_place:
+        # A window on memory, from the first element of x on, becomes one on the elements of x.
         lie = [normal(y[2], y[3], y[4] - x[4]) for y in results]
         windows = [translate(w, x[2], x[3], row_major(x[2])) for w in lie]
     elif op == SPLIT:
@@ -1162,6 +1238,7 @@ def _show(g: State, place: int, call: State) -> Json:
 
 
 def _carry(g: State, place: int, call: State) -> Json:
+    """Line 12: operators whose result depends on values alone, not on layouts."""
     read = [x for value in call["given"] for x in tensors(value)]
     is_update = call["op"] in UPDATES and len(read) == len(call["given"])
     in_rows = all(lies_closed(x) and x[1] == "cpu" and normal(x[2], x[3], 0) == full(x[2]) for x in read)
@@ -1170,16 +1247,20 @@ def _carry(g: State, place: int, call: State) -> Json:
 
 
 def _other(g: State, place: int, call: State) -> Json:
+    """Line 13: any other operator. Equal operators on equal terms of equal layouts have equal results."""
     return _op(g, call, call["args"])
 
 
 LINES = (_input, _getitem, _copy, _exact, _fill, _pad, _join, _collect, _unwritten, _show, _carry, _other)
+"""Lines 2 to 13, in order."""
 
 
 def _op(g: State, call: State, args: dict[str, Json]) -> Json:
+    """The op term of a call. A random call reads the generator's state, and its result is the next state."""
     op, read = call["op"], [x[0] for value in call["given"] for x in tensors(value)]
     if call["random"]:
         args = {**args, "generator": ["value", find(g["s"], *g["generator"])]}
+    # On such tensors an in-place operator has the bits of the plain operator: `add_` is compared as `add`.
     if op in EXACT and len(read) == len(args) and all(dtype in REAL or dtype in WHOLE for dtype in read):
         op = op.replace("_.", ".")
     found = _results(g, call, "op", op, args)
@@ -1189,6 +1270,7 @@ def _op(g: State, call: State, args: dict[str, Json]) -> Json:
 
 
 def _results(g: State, call: State, kind: str, op: str, args: dict[str, Json]) -> Json:
+    """The op or move term of a call, or a list of `out` terms for several results. Defines symbols in their sizes."""
     own, results, state = call["own"], call["results"], g["s"]
     several = [own] if is_tensor(own) else own["several"] if type(own) is dict else [own]
     if not results or not all(x is None or is_tensor(x) for x in several):
@@ -1222,6 +1304,7 @@ def _term_of(g: State, value: Json, is_op: bool) -> Json:
 
 
 def _size_of(g: State, size: Json) -> Json:
+    """A size in the form used in terms: each symbol becomes the term that defines it."""
     if type(size) is int:
         return size
     hold(type(size) is list and size[:1] == ["size"], "no size")
@@ -1237,7 +1320,7 @@ def _sizes_of(g: State, sizes: Iterable[Json]) -> list[Json]:
 
 
 def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
-    """Terms for new symbols."""
+    """Define the new symbols that are whole sizes: a symbol at place `at` is `term(at)`. Other sizes must be known."""
     for at, size in enumerate(sizes):
         is_symbol = type(size) is list and len(size) == 2 and len(size[1]) == 2 and size[1][0] == 1
         if is_symbol and size[1][1] not in g["symbols"]:
@@ -1246,7 +1329,10 @@ def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
 
 
 def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
-    """The number of rows from the other ranks."""
+    """Define the new symbol in the number of rows that an all-to-all delivers.
+
+    `rows` is the first split plus the symbol, so the symbol is the sum of the other splits.
+    """
     if type(rows) is int:
         return
     own = [line_of(product) for product in (first[1:] if type(first) is list else [[first]] if first else [])]
@@ -1260,6 +1346,8 @@ def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
 
 
 def _check_write(g: State, call: State) -> None:
+    """Raise UnknownError for a write whose result may depend on the order of reads, writes and launches, or is of an
+    unknown kind."""
     target = call["args"].get("self")
     if call["writes"] != ["self"] or not call["op"].split(".")[1].endswith("_") or target[:1] != ["node"]:
         raise UnknownError
@@ -1275,11 +1363,15 @@ def _check_write(g: State, call: State) -> None:
 
 
 def _own(g: State, n: int) -> list[Json]:
+    """The tensors that call `n` returns."""
     return list(g["calls"][n]["results"])
 
 
 def overlaps(x: Json) -> bool:
-    """Whether two indices of a tensor may refer to the same element."""
+    """Whether two indices of a tensor may refer to the same element.
+
+    None do if, sorted by stride, each dim's stride exceeds the distance that the dims before it span.
+    """
     shape, strides = x[2], x[3]
     if not is_closed((*shape, *strides)):
         return not is_closed((*shape[1:], *strides)) or strides != row_major([1, *shape[1:]])
@@ -1292,6 +1384,10 @@ def overlaps(x: Json) -> bool:
 
 
 def _overwrite(g: State, call: State, value: Json) -> None:
+    """Give the calls whose values are exactly the written elements the new term; others in that memory become stale.
+
+    If the call is refused, `value` is None, and everything in the memory of its arguments becomes stale.
+    """
     written = call["results"] if value is not None else [x for n in call["reads"] for x in _own(g, n)]
     for x in written:
         flying = [*g["filling"].get(x[5], ()), *g["reading"].get(x[5], ())]
@@ -1303,6 +1399,10 @@ def _overwrite(g: State, call: State, value: Json) -> None:
 
 
 def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: set[int]) -> None:
+    """Note a launch: it fills its results' storages and reads the storages `takes` until its wait.
+
+    `holds`: the graph must keep what it reads alive until then, as for an offload.
+    """
     for x in call["results"]:
         g["filling"].setdefault(x[5], {})[place] = kind, takes, holds
     if call["results"]:
@@ -1311,6 +1411,10 @@ def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: se
 
 
 def _wait(g: State, place: int, kind: str, storages: set[int]) -> None:
+    """Note a wait: it ends the launches of its kind that fill these storages.
+
+    Refused if a launch that needs its source alive read memory whose last use is before this wait: it may be freed.
+    """
     is_late = False
     for storage in storages:
         for launch, (of, takes, holds) in [*g["filling"].get(storage, {}).items()]:
@@ -1716,7 +1820,7 @@ argument with `?`: it has a default, or the result's layout implies it.
 
 
 def _signatures() -> Iterator[tuple[str, tuple[set[str], set[str]]]]:
-    """Each operator with the arguments that it needs, and all that it has."""
+    """Yield each operator with two sets of names: the arguments that it needs, and all arguments that it has."""
     rows = [(x, map(_in_full, y.split())) for x, y in re.findall("([^:;]*):([^;]*);", SIGNATURES)]
     for signature, operators in [*rows, *((x, [word]) for word, x in WORDS_TAKE.items())]:
         names = signature.split()
@@ -1725,7 +1829,7 @@ def _signatures() -> Iterator[tuple[str, tuple[set[str], set[str]]]]:
 
 
 def _in_full(short: str) -> str:
-    """An operator's full name, e.g. `aten.abs.default` for `abs`."""
+    """An operator's full name: `aten.abs.default` for `abs`, `aten.add.Tensor` for `add.Tensor`."""
     dots = short.count(".")
     return short if dots > 1 else f"aten.{short}" if dots else f"aten.{short}.default"
 
@@ -1753,7 +1857,7 @@ ASSUMPTIONS = (
 
 
 def _outputs(g: State, graph: Json) -> dict[str, tuple[Json, Json]]:
-    """Each output's final value, and for an input also its initial value."""
+    """By name, the final term of each output, and for an input or constant also its initial term, otherwise -1."""
     found = {f"written {name}": (n, was) for name, (n, was) in g["inputs"].items()}
     hold(
         len({*found, *(name for name, _ in graph["outputs"])}) == len(found) + len(graph["outputs"]),
@@ -1774,7 +1878,7 @@ def is_whole_step(graph: Json) -> bool:
 
 
 def answers_of(state: State, sides: list[State], graphs: list[Json]) -> list[list[str]]:
-    """Each output with its answer."""
+    """The name and answer of each output. Inputs that neither side changes are no outputs."""
     one, other = (_outputs(g, graph) for g, graph in zip(sides, graphs, strict=True))
     is_whole, found = is_whole_step(graphs[0]), []
     for name in {**one, **other}:
@@ -1786,6 +1890,7 @@ def answers_of(state: State, sides: list[State], graphs: list[Json]) -> list[lis
         elif a != b:
             found.append([name, "NOT PROVED"])
         else:
+            # Two constants are equal whatever the step computes, so an output must depend on a parameter and an input.
             shows = (is_whole and name.startswith("written ")) or state["roots"][a] == {*ROOTS}
             found.append([name, "PROVED" if shows else "REFUSED"])
     return found
@@ -1798,21 +1903,25 @@ def assumed(operators: Iterable[str], rules: Iterable[str]) -> list[str]:
 
 
 def check_assumptions(graphs: list[Json], steps: Json, assumptions: list[str]) -> None:
-    """Check that the certificate lists all assumptions of the proof."""
+    """Raise RejectedError unless the certificate lists all assumptions of the proof. It may list more."""
     operators = (call[1] for graph in graphs for call in graph["calls"])
     missing = [text for text in assumed(operators, (step[1] for step in steps)) if text not in assumptions]
     hold(not missing, f"it does not list the assumption: {''.join(missing[:1])}")
 
 
 def check_answers(main: Json, answers: list[list[str]]) -> None:
-    """Check that the certificate claims exactly these answers."""
+    """Raise RejectedError unless the certificate claims exactly these answers."""
     if sorted(answers) != sorted(main["answers"]):
         others = (f"{name} is {verdict}" for name, verdict in answers if [name, verdict] not in main["answers"])
         raise RejectedError(f"outputs and answers differ: {', '.join(others)}")
 
 
 def check_subject(main: Json, graphs: list[Json]) -> None:
-    """Check that the certificate's graphs match its stated subject, as far as they show it."""
+    """Raise RejectedError if the certificate's graphs contradict its subject.
+
+    That they are the graphs of the stated case cannot be seen without tracing it. What can be seen: inputs and outputs
+    of a training step, in order, and collectives among all ranks of the case.
+    """
     subject = main["subject"]
     names = {"case", "code", "torch", "machine", "outputs", "extra_passes", "precompiled"}
     hold(type(subject) is dict, "it does not say what it is about")
@@ -1864,6 +1973,7 @@ def parse(content: bytes) -> Json:
         hold(len(dict(pairs)) == len(pairs), "a name stands twice")
         return dict(pairs)
 
+    # 1, 1.0 and True are equal in Python but have different texts, and values are compared in both ways.
     found = json.loads(content.decode(), object_pairs_hook=unique, parse_float=refuse, parse_constant=refuse)
     hold(not (b"true" in content or b"false" in content) or not _has_truth(found), "a truth value")
     return found
@@ -1876,7 +1986,7 @@ def _has_truth(value: Json) -> bool:
 
 
 def check_form(main: Json, graphs: list[Json], steps: Json) -> None:
-    """Check that each file has the form described on the page."""
+    """Raise RejectedError unless each file has the form that the page describes."""
     parts = "format", "case", "files", "answers", "assumptions", "subject"
     hold({*main} == {*parts}, f"its parts are not {', '.join(parts)}")
     hold(
@@ -1920,13 +2030,16 @@ def _is_size(x: Json) -> bool:
 
 
 def read(folder: Path) -> tuple[Json, list[Json], Json]:
-    """The files of a certificate. Rejects wrong digests."""
+    """The contents of a certificate's files: main file, graphs, steps. Raises RejectedError for wrong digests."""
     main, *graphs, steps = (parse(content) for content in _sealed(folder).values())
     return main, graphs, steps
 
 
 def _sealed(folder: Path) -> dict[str, bytes]:
-    """The files' contents, if both lists of digests match them."""
+    """The bytes of each file, by name. Raises RejectedError unless both lists of digests match them.
+
+    SHA256SUMS lists all files; the main file lists the others, so a signature of the main file covers all.
+    """
     contents = {name: _content(folder / name) for name in FILES}
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     lines = {f"{digest}  {name}" for name, digest in sums.items()} ^ {*_content(folder / SUMS).decode().splitlines()}
@@ -1938,7 +2051,8 @@ def _sealed(folder: Path) -> dict[str, bytes]:
 
 
 def _content(file: Path) -> bytes:
-    """A file's bytes. A named pipe is refused without waiting."""
+    """A file's bytes. Raises RejectedError for anything but a regular file of allowed size."""
+    # Opening a named pipe would wait for a writer; O_NONBLOCK prevents that.
     with open(file, "rb", opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NONBLOCK", 0))) as opened:
         hold(stat.S_ISREG(os.fstat(opened.fileno()).st_mode), f"{file.name} is no regular file")
         content = opened.read(MOST_BYTES + 1)
@@ -1947,7 +2061,10 @@ def _content(file: Path) -> bytes:
 
 
 def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = True) -> Counter[str]:
-    """Count the answers by verdict. Raises RejectedError if the certificate claims more than it proves."""
+    """The number of answers by verdict. Raises RejectedError if the certificate claims more than it proves.
+
+    `with_subject` is false only in tests, for two graphs without a case.
+    """
     with rejecting():
         check_form(main, graphs, steps)
         state = new_state()
@@ -1963,7 +2080,8 @@ def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = T
 
 
 def covers_any_number(main: Json, graphs: list[Json]) -> bool:
-    """Whether a checked certificate covers any number of steps: it proves a whole step without random draws."""
+    """Whether a checked certificate covers any number of steps: it proves every output of a whole step, and the step
+    draws no random numbers."""
     calls = [call for graph in graphs for call in graph["calls"]]
     return (
         is_whole_step(graphs[0])
@@ -1973,12 +2091,12 @@ def covers_any_number(main: Json, graphs: list[Json]) -> bool:
 
 
 def check_folder(folder: Path) -> Counter[str]:
-    """The same, given files."""
+    """The number of answers of the certificate in a folder, by verdict. Raises RejectedError as `check` does."""
     return check(*load(folder))
 
 
 def load(folder: Path) -> tuple[Json, list[Json], Json]:
-    """The files of a certificate. Raises RejectedError if there are none."""
+    """The contents of a certificate's files: main file, graphs, steps. Raises RejectedError if they are damaged."""
     with rejecting():
         return read(folder)
 
@@ -1988,7 +2106,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print(__doc__)
         return 2
-    gc.disable()  # nothing here is a cycle, and there are millions of lists to look at
+    gc.disable()  # it would inspect millions of lists again and again, and there are no cycles to free
     try:
         head, graphs, steps = load(Path(arguments[0]))
         counts = check(head, graphs, steps)

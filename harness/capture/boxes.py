@@ -1,7 +1,7 @@
-"""The part that a rank has of a DTensor's logical tensor, and the digests of that part's cells.
+"""Finds the part that a rank has of a DTensor's logical tensor, and the digests of that part's cells.
 
-Each placement divides each dim's indices in the order of the mesh, by torch's own code. So uneven shards, empty shards
-and the interleaved shards of tensor parallelism are correct.
+Placements are applied in the order of the mesh's axes: each divides the indices of its dim, by torch's own code. So
+uneven shards, empty shards and the interleaved shards of tensor parallelism are correct.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def box_of(tensor: torch.Tensor) -> Box | None:
 
 
 def digests_of_cells(part: torch.Tensor, box: Box, cuts: Cuts) -> str | None:
-    """The digests of the cells of a rank's part, joined as text; None if the part has another shape than its box."""
+    """The digests of the cells of a rank's part, joined into one text. None if the part has another shape than its box,
+    or if the cuts do not fit the box."""
     cut = box.cut_by(cuts)
     if tuple(part.shape) != box.local_shape or cut is None:
         return None

@@ -1,7 +1,8 @@
-"""Convert columns of a recording's table to and from Arrow's memory layout.
+"""Converts columns of a recording's table to and from Arrow's memory layout.
 
-`pa.array` and `to_numpy` are avoided: they import pandas to check for its types, 0.25 s of every process. `to_pylist`
-creates an Arrow object for each value first: most of the time of reading a recording would go there.
+`pa.array` and `to_numpy` are avoided, because they import pandas to check for its types, which takes every process
+0.25 s. `to_pylist` is avoided, because it first creates an Arrow object for each value, which would take most of the
+time of reading a recording.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _IS_HEX = numpy.isin(numpy.arange(256), list(b"0123456789abcdef"))
 
 
 def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
-    """Values as an array of a field's type: int32, strings (None is allowed), or lists of int64."""
+    """An array of a field's type from Python values: int32, strings or None, or lists of int64."""
     if pa.types.is_list(field.type):
         offsets = _offsets([len(value) for value in values])
         items = _numbers([item for value in values for item in value], field.type.value_type)
@@ -28,13 +29,15 @@ def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
         texts = [value or "" for value in values] if validity else values
         joined = "".join(texts)
         content = joined.encode()
+        # Equal sizes mean that all characters are ASCII, so a text has as many bytes as characters.
         sizes = map(len, texts if len(content) == len(joined) else [text.encode() for text in texts])
         return pa.Array.from_buffers(field.type, len(values), [validity, _offsets(list(sizes)), pa.py_buffer(content)])
     return _numbers(values, field.type)
 
 
 def values_of(column: pa.ChunkedArray) -> list[Any]:
-    """The inverse of `column`: a column's values, with lists as tuples; equal strings of a chunk are a single object.
+    """A column's values in Python, as `column` takes them, but with lists as tuples. Equal strings of a chunk are the
+    same object.
 
     Numbers, lists and their items may not be null.
     """
@@ -85,7 +88,7 @@ def _offsets(sizes: Sequence[int]) -> pa.Buffer:
 
 
 def _validity(values: Sequence[str | None]) -> pa.Buffer | None:
-    """A bit for each value, lowest first; None if no value is None."""
+    """Arrow's mask of values that are not None: a bit for each value, lowest bit first. None if no value is None."""
     if None not in values:
         return None
     present = [value is not None for value in values]

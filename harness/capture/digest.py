@@ -8,8 +8,8 @@ detects defects, not deliberate collisions.
     content  up to 16 KiB: the row-major bytes; above: the XXH3-128 of each 16 KiB in order, and of the rest
     digest   XXH3-128 of header and content
 
-So a GPU can hash all of a tensor's leaves in parallel (`leaves.py`) and copy 16 bytes of each to the host, and a host
-computes the same with xxhash only.
+A leaf is such a block of 16 KiB. A GPU can hash all leaves of a tensor in parallel (`leaves.py`), and copies only 16
+bytes for each to the host. A host computes the same digest with xxhash alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bitproof.harness.capture.xxh3 import LEAF_BYTES
 from bitproof.harness.errors import RecordingError
 
 ALGORITHM = "xxh3-128-tree-16KiB"
-"""The name of this kind of digest in a manifest. Digests of different names cannot be compared."""
+"""The name of this kind of digest in a manifest. Digests of different kinds cannot be compared."""
 
 _INFINITY = {
     torch.bfloat16: 0x7F80,
@@ -37,14 +37,15 @@ _INFINITY = {
     torch.float32: 0x7F80_0000,
     torch.float64: 0x7FF0_0000_0000_0000,
 }
-"""The bits of infinity. Without the sign, larger bits are NaN and smaller bits are finite."""
+"""By dtype, the bits of infinity as an integer. Without the sign bit, a larger integer is a NaN, and a smaller integer
+a finite number."""
 
 _IS_LITTLE = sys.byteorder == "little"
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """A tensor's digest, 32 hexadecimal digits. A DTensor counts as its local shard.
+    """A tensor's digest, as 32 hexadecimal digits. The digest of a DTensor is that of its local shard.
 
     Raises RecordingError for a tensor without bytes of its own: sparse, nested, quantized, fake or freed.
     """
@@ -52,11 +53,10 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
-    """A tensor's digest, and a name for its content if all elements are zero or not finite. Signs and payloads of NaNs
-    do not matter.
+    """A tensor's digest, and a name for its content if all elements are zero or none is finite.
 
-    The name is "zero" if all are zero, "nan" if all are NaN, "inf" if none is finite and some are infinite, and None
-    for other tensors and without elements. Raises as `digest` does.
+    The name is "zero" if all elements are zero of either sign, "nan" if all are NaN, and "inf" if none is finite and
+    some are infinite. It is None for other tensors, and for tensors without elements. Raises as `digest` does.
     """
     tensor = plain(tensor)
     found, content = _digest(tensor)
@@ -69,7 +69,7 @@ def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
 
 
 def _digest(tensor: torch.Tensor) -> tuple[str, ctypes.Array[Any] | None]:
-    """A plain tensor's digest, and its bytes if they are in host memory."""
+    """A plain tensor's digest, and its bytes. The bytes are None if they are only on a GPU."""
     header, num_bytes = _header(tensor.dtype, tensor.shape), tensor.nbytes
     if num_bytes <= LEAF_BYTES:  # copying so few bytes takes less time than feeding a hasher twice
         content = _octets_at(tensor)
@@ -94,9 +94,10 @@ def _leaves(view: memoryview) -> bytes:
 
 
 def _may_be_constant(content: ctypes.Array[Any], dtype: torch.dtype) -> bool:
-    """Whether the first element is zero or not finite; if not, which is nearly always, no other element is read.
+    """Whether the first element is zero or not finite. Nearly always it is not, and then no other element is read.
 
-    The highest byte nearly always decides: the sign and seven bits of the exponent, all ones if it is not finite.
+    The element's highest byte nearly always decides: it has the sign and seven bits of the exponent, which are all ones
+    if the element is not finite.
     """
     if not content:
         return False
@@ -122,7 +123,7 @@ def _constant(content: ctypes.Array[Any], dtype: torch.dtype) -> str | None:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The dense local tensor behind `tensor`, without autograd; raises RecordingError if there is none."""
+    """The dense local tensor behind `tensor`, without autograd. Raises RecordingError if there is no such tensor."""
     if type(tensor) is not torch.Tensor or tensor.requires_grad:
         tensor = tensor.detach()
         if type(tensor) is not torch.Tensor:
@@ -137,8 +138,8 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 FLAT = "_bitproof_flat"
-"""The name of an attribute that marks a part of a flattened tensor. Its value is the shape of the whole, and the
-indices of the part's first element and of its end."""
+"""The name of the attribute that marks a tensor as a part of a flattened tensor. Its value is the shape of the whole
+tensor, the index of the part's first element in the flattened tensor, and the index after its last."""
 
 
 def placements(tensor: torch.Tensor) -> str | None:
@@ -176,7 +177,8 @@ def _no_bytes(found: str) -> RecordingError:
 
 
 def octets(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements' bytes in row-major order, uint8 [bytes], on its device; no copy if they are contiguous."""
+    """The bytes of a tensor's elements in row-major order, as uint8 [bytes] on the tensor's device. They are not copied
+    if the tensor is contiguous."""
     dense = tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
     if not dense.is_contiguous():
         dense = dense.view(_SAME_SIZE.get(dense.itemsize, dense.dtype)).contiguous()  # torch cannot copy float4
@@ -185,16 +187,17 @@ def octets(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The elements' bytes in row-major order; no copy if they are contiguous in host memory.
+    """The bytes of a tensor's elements in row-major order. They are not copied if the tensor is contiguous in host
+    memory.
 
-    Raises RecordingError for a tensor that has elements and no memory of its own.
+    Raises RecordingError for a tensor that has elements but no memory of its own.
     """
     content = _octets_at(tensor)
     return memoryview(content).cast("B") if len(content) else memoryview(b"")
 
 
 def _octets_at(tensor: torch.Tensor) -> ctypes.Array[Any]:
-    """`tensor_bytes` as an array of C."""
+    """The bytes of `tensor_bytes`, as a ctypes array."""
     num_bytes = tensor.nbytes
     if num_bytes == 0:
         return _NOTHING

@@ -1,8 +1,8 @@
 """The environment variables that can change a bit: those in manifests, and those in the keys of caches.
 
-Manifests may be published, so names come from a list: families of numerical libraries, and those of torch's own
-variables that select an implementation. A key must change with anything that might change a bit, so it covers all of
-torch's variables. Neither contains values that look like secrets, such as `hf_...` tokens.
+Manifests may be published, so they only have variables from a list: of numerical libraries, and of those variables of
+torch that select an implementation. The key of a cache must change with anything that might change a bit, so it has all
+variables of torch. Neither contains values that look like secrets, such as `hf_...` tokens.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def environment_variables() -> dict[str, str]:
 
 
 def environment_of_keys() -> dict[str, str]:
-    """As `environment_variables`, with a digest of every other variable that torch might read."""
+    """The variables for the key of a cache: those of `environment_variables`, and a digest of every other variable that
+    torch might read."""
     return {name: told(value) if _is_listed(name) else _digest(value) for name, value in _of(os.environ)}
 
 

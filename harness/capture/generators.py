@@ -1,7 +1,7 @@
-"""States of the global random number generators: records of kind `rng`.
+"""The states of the global random number generators, for records of kind `rng`.
 
 A generator's state is recorded after each step that drew from it, and only then: a system that never draws has no such
-record. A generator that a step makes for its own use has no record: only the values drawn from it are visible.
+record. A generator that a step creates for its own use is not recorded.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 
 
 class Generators:
-    """The states of the generators torch, cuda, python and numpy when this object was made."""
+    """A snapshot of the states of the generators of torch, CUDA, Python and NumPy."""
 
     def __init__(self) -> None:
         self._before = _states()
 
     def drawn(self) -> dict[str, Tensor]:
-        """The present state, as bytes, of each generator that was used since then, by name."""
+        """By name, the present state of each generator whose state has changed since the snapshot, as bytes."""
         changed = {name: state for name, state in _states().items() if state != self._before.get(name)}
         return {name: torch.frombuffer(bytearray(state), dtype=torch.uint8) for name, state in changed.items()}
 

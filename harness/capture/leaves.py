@@ -1,7 +1,7 @@
-"""The digests of a tensor's leaves, computed on its own device.
+"""Computes the digests of a tensor's leaves on the tensor's own device.
 
-Triton's kernel reads each byte once. If it is unavailable, torch's operators compute the same in some ten reads, and
-the log says so. Either is trusted only after it has hashed a known leaf like xxhash.
+Triton's kernel reads each byte once. If it is unavailable, torch's operators compute the same, but read each byte some
+ten times, and the log says so. Either is used only if it hashes known leaves as xxhash does.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ NUM_KNOWN = 3
 
 
 def hash_on_device(octets: torch.Tensor) -> memoryview:
-    """XXH3-128 of each 16 KiB in order and of the remainder, 16 bytes each, big-endian as in xxhash.
+    """The XXH3-128 digests of the leaves of 16 KiB in order, and of the remainder: 16 bytes each, big-endian as in
+    xxhash.
 
-    `octets` is uint8 [bytes], contiguous. Only 16 bytes per leaf and the remainder, under 16 KiB, are copied to the
-    host.
+    `octets` is uint8 [bytes], contiguous. Only 16 bytes per leaf, and the remainder of less than 16 KiB, are copied to
+    the host.
     """
     num_leaves = len(octets) // xxh3.LEAF_BYTES
     whole, rest = octets.tensor_split([num_leaves * xxh3.LEAF_BYTES])
@@ -45,7 +46,8 @@ def hash_on_device(octets: torch.Tensor) -> memoryview:
 
 
 def _fetch(octets: torch.Tensor) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]:
-    """A copy in host memory. A GPU's copy goes to pinned memory: other memory would need a second copy."""
+    """A copy of a tensor in host memory. From a GPU it is copied to pinned memory, as otherwise the driver would copy
+    it twice."""
     fetched = torch.empty_like(octets, device="cpu", pin_memory=octets.device.type == "cuda")
     fetched.copy_(octets)  # blocks until the copy is complete
     found: numpy.ndarray[Any, numpy.dtype[numpy.uint8]] = fetched.numpy()
@@ -54,7 +56,8 @@ def _fetch(octets: torch.Tensor) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
 
 @functools.cache
 def leaf_hasher(device: torch.device) -> LeafHasher:
-    """The kernel if it works on this device, else torch's operators. Raises MachineError when both are wrong."""
+    """The function that hashes leaves on a device: the kernel if it works there, otherwise torch's operators. Raises
+    MachineError if both are wrong."""
     problems = []
     for name, load in (("Triton's kernel", load_kernel), ("torch's operators", load_operators)):
         try:
@@ -71,7 +74,8 @@ def leaf_hasher(device: torch.device) -> LeafHasher:
 
 
 def hashes_known_leaves(hasher: LeafHasher, device: torch.device) -> bool:
-    """Whether known leaves hash as in xxhash. Three of them, so that an error in a leaf's offset shows."""
+    """Whether a function hashes known leaves as xxhash does. There are three leaves, so that a wrong offset of a leaf
+    shows."""
     words = torch.arange(NUM_KNOWN * xxh3.LEAF_WORDS).mul_(0x165667919E3779F9).roll(1)
     leaves = words.view(NUM_KNOWN, xxh3.LEAF_WORDS)
     expected = b"".join(xxhash.xxh3_128_digest(leaf.numpy().tobytes()) for leaf in leaves)

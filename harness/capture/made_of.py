@@ -1,8 +1,9 @@
-"""Facts about a rank's code and machine: all that can change a bit and may differ on another machine.
+"""Facts about a rank's code and machine: everything that can change a bit and may differ on another machine.
 
-Ranks forked from the same process share it. Ranks on several machines may differ: another checkout, another build of
-torch, a variable that is set on one machine. Such ranks are refused before they take a step: a single manifest
-describes all of them, and an EQUAL between ranks with different code would hold for no actual installation.
+Ranks that are forked from the same process have the same code. Ranks on several machines may differ: another checkout,
+another build of torch, a variable that is set on a single machine. Such ranks are refused before they take a step: a
+single manifest describes all of them, and an EQUAL between ranks with different code would hold for no actual
+installation.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ Facts = dict[str, str]
 _MACHINE = (
     *("bitproof", "python", "numpy", "triton", "torch", "cuda", "libc", "cpu_capability", "architecture", "gpu_models"),
 )
-# Variables about a machine's network, devices and folders, or about logs: they change no bit.
+# Variables about a machine's network, devices and folders, or about logs: they change no bit, so machines may differ.
 _OF_ONE_NODE = re.compile(
     r".*(_IFNAME|_HCA|_HOSTID|_DEBUG|_DEBUG_FILE|_DEBUG_SUBSYS|_LOGS?|_HOME|_PATH|_DIR|_FILE)$"
     r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|TORCHELASTIC_.*"
 )
-# The module of a user's file has a name that ends with a part of its sha256.
+# The name of the module of a user's file ends with the first digits of the file's sha256.
 _NAMED_FILE = re.compile(r"_[0-9a-f]{8}$")
 MAX_HASHED = 64 << 20
 """Bytes. Larger libraries, such as CUDA's, are compared by size only."""
@@ -47,7 +48,7 @@ _MAX_TOLD = 20
 
 
 def facts_of_process() -> Facts:
-    """The facts shared by every rank that this process forks: loads torch."""
+    """The facts that all ranks share which this process forks. Imports torch."""
     from bitproof.harness.machine.torch_build import torch_build
 
     known = machine()
@@ -64,15 +65,15 @@ def facts_of_process() -> Facts:
 
 
 def _digest_of_build(build: Sequence[str]) -> str:
-    """Digest of torch's build, without its line about the CPU of this machine."""
+    """A digest of the description of torch's build, without its line about the CPU of this machine."""
     lines = [line for line in "\n".join(build).splitlines() if "CPU capability usage" not in line]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -> Facts:
-    """Facts that only the rank knows, once its system is made: its device, and the code loaded so far.
+    """Facts that only the rank knows, after its system is made: its device, and the code loaded so far.
 
-    `gpu` has the facts from CUDA, None on a CPU. A module loaded by several ranks must be the same on each.
+    `gpu` has the facts from CUDA, None on a CPU. If several ranks load a module, it must be the same on each.
     """
     code = loaded_files() if with_code else {}
     if gpu is None:
@@ -82,15 +83,14 @@ def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -
 
 
 def loaded_files() -> Facts:
-    """The sha256 of every loaded module's file, by the module's name, and of libraries by file name.
+    """The sha256 of every loaded module's file, by the module's name, and of libraries, by file name.
 
-    torch, Python's own modules and the modules that `own_digest` covers are left out, as `facts_of_process` covers
-    them; the trainers among our cases are included. So are the system's libraries and the modules that list the paths
-    of editable installations: they may differ between machines.
+    Left out are torch, Python's own modules and the modules that `own_digest` covers, since `facts_of_process` has
+    facts about them; and the system's libraries and modules that list the paths of editable installations, since they
+    may differ between machines. The trainers among bitproof's cases are included.
     """
     import torch
 
-    # `facts_of_process` covers all of these.
     passed_over = {"torch", *sys.stdlib_module_names}
     told = tuple(f"bitproof.{package}." for package in OWN)
     found, files = {}, set()
@@ -119,13 +119,13 @@ def _told_of_library(file: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """The ranks that differ from the first rank, and the differing facts, a line each."""
+    """The ranks that differ from the first rank, and a line for each differing fact."""
 
     ranks: list[int]
     lines: list[str]
 
     def refuse(self) -> None:
-        """Raise CaseError with the ranks and facts, if there are any."""
+        """Raise CaseError, naming ranks and facts, if there are any differences."""
         if not self.lines:
             return
         left = len(self.lines) - _MAX_TOLD
@@ -139,10 +139,10 @@ class Differences:
 
 
 def differences(by_rank: Sequence[Facts], *, all_told: bool) -> Differences:
-    """The differing facts, by rank.
+    """The differences between ranks, given the facts of each rank.
 
-    With `all_told`, a fact that some rank lacks is a difference, too. Otherwise it is none: some ranks may load a
-    module that others do not need.
+    With `all_told`, every rank must have every fact. Otherwise only ranks that have a fact are compared, because some
+    ranks may load a module that others do not need.
     """
     lines: list[str] = []
     others: set[int] = set()

@@ -1,4 +1,4 @@
-"""Build a recording's manifest: everything that can change a bit."""
+"""Builds a recording's manifest: everything that can change a bit."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def build_manifest(
     `ranks`.
 
     `switches` has the readings of the lowest rank on which a switch changed. `gpus` has each rank's facts about CUDA
-    and its libraries, and `gpu_environments` the variables that they read; both are empty on a CPU, so that recordings
-    on a CPU remain comparable with older ones. The other arguments are fields of the manifest.
+    and its libraries, and `gpu_environments` the variables that these libraries read. Both are empty on a CPU, so that
+    recordings on a CPU remain comparable with older recordings. The other arguments are fields of the manifest.
     """
     from bitproof.harness.capture.digest import ALGORITHM
 
@@ -84,7 +84,7 @@ def build_manifest(
 
 @functools.cache
 def machine() -> MachineFacts:
-    """Versions and hardware. Creates no CUDA context: GPU names come from the driver's own list."""
+    """Facts about versions and hardware. This creates no CUDA context: names of GPUs come from the driver's list."""
     import torch
 
     return describe_machine() | {

@@ -21,11 +21,11 @@ from bitproof.harness.records.layout import Box, Cuts
 
 @dataclass
 class Recorder:
-    """A rank's rows, in the order computed. `seconds` is the wall time of recording.
+    """A rank's rows, in the order in which they are observed. `seconds` is the wall time of recording.
 
-    `kept` is a copy of the tensor under the key `keep`, once it was observed; `values` has copies of those that match
-    `patterns`. If `cuts` has an entry for a tensor's `kind/name`, the digests of the tensor's cells are recorded as
-    well.
+    `kept` is a copy of the tensor under the key `keep`, after it was observed. `values` has copies of the tensors that
+    match `patterns`. If `cuts` has an entry for a tensor's `kind/name`, the digests of the tensor's cells are recorded
+    as well.
     """
 
     rank: int
@@ -42,9 +42,10 @@ class Recorder:
         self._is_chosen = chooser(self.patterns) if self.patterns else None
 
     def observe(self, kind: Kind, name: str, tensor: torch.Tensor) -> None:
-        """Compute a tensor's digest now, before the system changes it.
+        """Record a tensor. Its digest is computed now, before the system changes it.
 
-        Raises RecordingError for a key seen before, an unknown kind, or a loss that is not a single number.
+        Raises RecordingError if the key was observed before, for an unknown kind, and for a loss that is not a single
+        number.
         """
         began = time.perf_counter()
         key = Key(self.step, kind, name, self.rank)
@@ -69,7 +70,8 @@ class Recorder:
         self.seconds += time.perf_counter() - began
 
     def _cells(self, tensor: str, placed: str | None, part: torch.Tensor, box: Box | None) -> str | None:
-        """The digests of a tensor's cells, if it has cuts; None for a DTensor whose part is unknown."""
+        """The digests of the cells of `part`, a rank's part of a tensor. None if there are no cuts for the tensor, or
+        if it is a DTensor and `box` is None."""
         cuts = self.cuts.get(tensor)
         if cuts is None or (placed and box is None):
             return None
@@ -77,7 +79,7 @@ class Recorder:
 
 
 def _loss(kind: Kind, tensor: torch.Tensor) -> str | None:
-    """A loss as the hexadecimal float with exactly its bits."""
+    """The hexadecimal float with exactly the value of a loss; None for other kinds."""
     if kind != "loss":
         return None
     if tensor.numel() != 1 or not tensor.is_floating_point():

@@ -2,9 +2,9 @@
 
 Files are neither trusted nor executed.
 
-Writing goes to a sibling that is renamed at the end, so a folder appears whole or not at all. Reading checks types,
-names, ranges and sizes, and refuses with RecordingError naming the file. The manifest has the sha256 of every other
-file, and of itself.
+A recording is written to a sibling folder, which is renamed at the end, so a folder appears whole or not at all.
+Reading checks types, names, ranges and sizes, and raises RecordingError, which names the file. The manifest has the
+sha256 of every other file, and of its own content.
 """
 
 from __future__ import annotations
@@ -70,19 +70,19 @@ _MOST_ATTEMPTS = 1000
 _READ_SECONDS = 10.0
 _ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{16}\.old")
 _REPEATED = ["kind", "name", "dtype", "shape.list.element", "content", "placements", "box"]
-"""Columns that are dictionary-encoded. Digests are not, as hardly any repeats."""
+"""Columns that are dictionary-encoded. Digests are not, as hardly any digest repeats."""
 
 
 def write_recording(folder: Path, manifest: Manifest, rows: Iterable[tuple[Key, Record]]) -> None:
-    """Write a whole recording at `folder`, replacing a previous recording. Rows keep their order."""
+    """Write a recording to `folder`. A previous recording is replaced. Rows keep their order."""
     table = _table(rows)
     _write_folder(folder, manifest, [table], silent_columns(table))
 
 
 def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: Sequence[Path] = ()) -> None:
-    """Write the ranks' parts, in the given order, as a recording; their files of `values` move into it.
+    """Write the ranks' parts, in the given order, as a recording, and move their files of `values` into its folder.
 
-    If they are large, a single part at a time is in memory, and becomes a row group of the recording.
+    If the parts are large, only a single part at a time is in memory, and each becomes a row group of the recording.
     """
     parts = list(parts)
     tables: Iterable[pa.Table] = (DigestFile(part).table() for part in parts)
@@ -95,7 +95,7 @@ def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: 
 
 
 def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
-    """A rank's file of values, after checking its sha256 in the manifest."""
+    """The path of a rank's file of values, after comparing the file with its sha256 in the manifest."""
     path = _values_path(folder, rank)
     known = manifest.values_sha256
     if known is None or len(known) != manifest.world_size:
@@ -117,7 +117,7 @@ def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
 
 
 def add_calls(folder: Path, step: int, logs: Sequence[bytes]) -> None:
-    """Write the logs of a step's calls beside a recording, a file per rank, and add them to its manifest."""
+    """Write the logs of a step's calls into a recording's folder, a file per rank, and add them to its manifest."""
     with _written(folder):
         (folder / CALLS).mkdir()
         for rank, content in enumerate(logs):
@@ -127,7 +127,7 @@ def add_calls(folder: Path, step: int, logs: Sequence[bytes]) -> None:
 
 
 def restate(folder: Path, **facts: Any) -> None:
-    """Add facts that are known only afterwards to a recording's manifest."""
+    """Change fields of a recording's manifest that are only known after the recording was written."""
     about = {"schema": SCHEMA} | replace(read_manifest(folder), **facts).to_dict()
     about["manifest_sha256"] = sha256_of_manifest(about)
     partial = folder / f".{MANIFEST}.{os.getpid()}.partial"
@@ -137,7 +137,7 @@ def restate(folder: Path, **facts: Any) -> None:
 
 
 def checked_calls_path(folder: Path, manifest: Manifest, rank: int) -> Path:
-    """A rank's log of calls, after checking its sha256 in the manifest."""
+    """The path of a rank's log of calls, after comparing the file with its sha256 in the manifest."""
     path = _calls_path(folder, rank)
     if manifest.calls is None or len(manifest.calls.sha256) != manifest.world_size:
         raise RecordingError(f"{folder} holds no log of calls of each rank")
@@ -165,9 +165,9 @@ def write_part(path: Path, rows: Iterable[tuple[Key, Record]]) -> None:
 
 
 def read_recording(folder: Path) -> Recording:
-    """Read and check a recording's manifest and digests; values are checked when they are read.
+    """Read and check a recording's manifest and digests. Values are checked later, when they are read.
 
-    Raises RecordingError when anything is missing, damaged or hostile.
+    Raises RecordingError if anything is missing, damaged or hostile.
     """
     folder = Path(folder)
 
@@ -179,12 +179,14 @@ def read_recording(folder: Path) -> Recording:
 
 
 def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
-    """Rename a finished folder to `folder`. At any moment that path is a whole folder, the old or the new; then the old
-    is removed.
+    """Rename the finished folder `new` to `folder`, and remove an old folder of that name. At any moment there is a
+    whole folder of that name, the old one or the new.
 
-    Many processes may do so at once, and the last succeeds. Raises FileExistsError if a folder exists, unless
-    `replaces`.
+    Many processes may do so at once; the folder of the last process stays. Raises FileExistsError if there is an old
+    folder, unless `replaces`.
     """
+    # `rename` fails if a folder of that name exists and is not empty. Then the two are exchanged in a single operation.
+    # Another process may remove the folder in between, so both are tried again.
     for _ in range(_MOST_ATTEMPTS):
         try:
             os.rename(new, folder)
@@ -195,7 +197,7 @@ def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder)) from error
         else:
             return
-        with suppress(FileNotFoundError):  # another process is about to replace it
+        with suppress(FileNotFoundError):  # another process has just taken the old folder away to replace it
             try:
                 # Afterwards the old folder is at `new`, to be removed.
                 exchange(new, folder)
@@ -211,16 +213,17 @@ def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
 
 
 def put_aside(name: str) -> str | None:
-    """The original name of a hidden folder that an interrupted replacement left behind; None if `name` is no such
-    folder's."""
+    """The original name of a hidden folder that an interrupted replacement left behind. None if `name` is not the name
+    of such a folder."""
     found = _ASIDE.fullmatch(name)
     return found and found[1]
 
 
 def _replaced_in_two_steps(new: Path, folder: Path) -> bool:
-    """Replace a folder by two renames, if the system cannot exchange folders.
+    """Replace a folder by two renames, for systems that cannot exchange folders. Returns whether it was replaced:
+    another process may have been faster.
 
-    Between them the old folder has a hidden name that `put_aside` recognizes.
+    Between the renames the old folder has a hidden name that `put_aside` recognizes.
     """
     old = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.old")
     os.rename(folder, old)
@@ -244,7 +247,8 @@ def _remove(old: Path) -> None:
 
 
 def _steadily(folder: Path, read: Callable[[], A]) -> A:
-    """Read a folder. If it was replaced meanwhile, read again, as the files may be from both."""
+    """The result of `read`, which reads a folder. If it fails and the folder was replaced meanwhile, read again: the
+    files may have been from both folders."""
     until = time.monotonic() + _READ_SECONDS
     while True:
         # A folder that is replaced during the read has another inode afterwards.
@@ -265,7 +269,7 @@ def _identity(folder: Path) -> tuple[int, ...]:
 
 
 def warm_up() -> None:
-    """Load the libraries for writing and reading a table now; else each forked rank would load them."""
+    """Load the libraries for writing and reading tables now, as otherwise each forked rank would load them."""
     written = pa.BufferOutputStream()
     pq.write_table(_table([]), written)
     pq.ParquetFile(pa.BufferReader(written.getvalue())).read(use_threads=False)
@@ -283,7 +287,7 @@ def _table(rows: Iterable[tuple[Key, Record]]) -> pa.Table:
 
 
 def _transposed(rows: Sequence[Any], kind: Any) -> Sequence[Sequence[Any]]:
-    """The columns of rows of the same kind; empty columns without rows."""
+    """The columns of these rows, which are named tuples of one kind. Without rows, the columns are empty."""
     return list(zip(*rows, strict=True)) or [()] * len(kind._fields)
 
 
@@ -294,7 +298,8 @@ def _values_path(folder: Path, rank: int) -> Path:
 def _write_folder(
     folder: Path, manifest: Manifest, tables: Iterable[pa.Table], silent: Set[str], values: Sequence[Path] = ()
 ) -> None:
-    """Write a recording's folder, with a row group per table. Its last columns are left out if they are in `silent`."""
+    """Write a recording's folder, with a row group per table. `silent` names columns of OF_LAYOUTS that are empty in
+    all tables. These are left out, from the last column on, up to the first that is not empty."""
     folder = Path(folder)
     # The random name keeps two writers of the same folder apart.
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.partial")
@@ -307,7 +312,7 @@ def _write_folder(
             for table in tables:
                 writer.write_table(table.drop_columns(left_out), row_group_size=max(len(table), 1))
         about = {"schema": SCHEMA} | manifest.to_dict() | {"digests_sha256": _sha256(partial / DIGESTS)}
-        del about["values_sha256"]  # those of another folder, if the manifest was read from one
+        del about["values_sha256"]  # if the manifest was read from another folder, they are about its files
         for rank, source in enumerate(values):
             path = _values_path(partial, rank)
             path.parent.mkdir(exist_ok=True)
@@ -320,7 +325,7 @@ def _write_folder(
 
 @contextmanager
 def _written(folder: Path) -> Iterator[None]:
-    """Raises RecordingError if files cannot be written within the block, as on a full disk."""
+    """Context that raises RecordingError if files cannot be written, as on a full disk."""
     try:
         yield
     except OSError as error:
@@ -333,7 +338,8 @@ def _written(folder: Path) -> Iterator[None]:
 
 
 def _sha256(path: Path) -> str:
-    """The sha256 of a file. Parquet has no checksum of its contents: a flipped bit could pass for another digest."""
+    """The sha256 of a file. It is needed because Parquet files have no checksum: a flipped bit in a digest would look
+    like a difference between systems."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -345,7 +351,7 @@ def sha256_of_manifest(manifest: Mapping[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check a recording's manifest only. Raises RecordingError when it is missing, damaged or hostile."""
+    """Read and check a recording's manifest alone. Raises RecordingError if it is missing, damaged or hostile."""
     return _steadily(folder, lambda: _read_manifest(folder))
 
 
@@ -386,7 +392,7 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _manifest_checks(manifest: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Further checks of a manifest, which bound the work of later readers."""
+    """Yield further checks of a manifest, each with its result. They bound the work of later readers."""
     steps, world_size = manifest["steps"], manifest["world_size"]
     is_bearable = steps >= 1 and world_size >= 1 and steps * world_size <= MOST_STEPS_OF_RANKS
     yield f"steps and world_size from 1 on, and {MOST_STEPS_OF_RANKS} at most together", is_bearable

@@ -1,6 +1,6 @@
-"""Select the tensors whose values a recording keeps, by shell patterns over `step/kind/name`: `*/grad/layers.1.moe.*`.
+"""Selects the tensors whose values a recording keeps, by shell patterns over `step/kind/name`: `*/grad/layers.1.moe.*`.
 
-`*` also crosses slashes: `0/*` is all of the first step.
+`*` also matches slashes: `0/*` selects all tensors of the first step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_PATTERN = 1000
 
 
 def parse_values(texts: Sequence[str]) -> tuple[str, ...]:
-    """The patterns in a command line's texts. A text without a wildcard or a slash lists kinds: `grad,param`.
+    """The patterns in the texts of a command line's option. A text without wildcard or slash lists kinds: `grad,param`.
 
     Raises UsageError for a kind that does not exist.
     """
@@ -47,19 +47,19 @@ def first_and_last_step(steps: int) -> tuple[str, ...]:
 
 
 def chooser(patterns: Sequence[str]) -> Callable[[Key], bool]:
-    """A function that decides whether a tensor's value is kept: whether its name matches any of the patterns."""
+    """A function from a tensor's key to whether its value is kept: whether any of the patterns matches its name."""
     # `(?!)` matches nothing.
     fits = re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns) or r"(?!)").match
     return lambda key: fits(name_value(key)) is not None
 
 
 def name_value(key: Key) -> str:
-    """A tensor's name for patterns, and within its rank's file of values."""
+    """A tensor's name, `step/kind/name`, for patterns and in its rank's file of values."""
     return f"{key.step}/{key.kind}/{key.name}"
 
 
 def are_patterns(patterns: object) -> bool:
-    """Whether an object read from disk can be patterns."""
+    """Whether an object that was read from disk is a list of patterns of allowed number and length."""
     return (
         isinstance(patterns, list)
         and len(patterns) <= _MAX_PATTERNS

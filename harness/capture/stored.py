@@ -1,10 +1,10 @@
 """A recording's table of digests on disk, read rank by rank.
 
-A thousand ranks write tens of millions of rows, more than a process should keep in memory. In a long table each rank's
-rows are a row group, so that a rank can be read without the others. A table with another layout is read as a whole.
+A thousand ranks write tens of millions of rows, more than a process should keep in memory. In a long table the rows of
+each rank are a row group, so that a rank can be read without the others. A table of another form is read as a whole.
 
 The file is not trusted: schema, sizes and every value are checked before use. It stays open, so that later reads get
-the checked file even if another file has its name by then.
+the checked file even if its name then belongs to another file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import Key, Manifest, Record, Recording
 
 OF_LAYOUTS = ("cells", "box", "placements")
-"""The last columns, in reverse order. A recording leaves out as many of them as are empty."""
+"""The last columns of a table, from the last one on. A recording leaves out each that is empty, up to the first that is
+not."""
 _WITHOUT = tuple(pa.schema(list(COLUMNS)[: len(COLUMNS) - count]) for count in range(len(OF_LAYOUTS) + 1))
 _FIRST_COLUMNS = pa.schema(
     [*list(COLUMNS)[:6], pa.field("shape", pa.list_(pa.int32()), nullable=False), COLUMNS.field("value")]
@@ -43,16 +44,17 @@ KEPT_ROWS = 1_000_000
 _BATCH_ROWS = 10_000
 _MOST_UNPACKED = 256 << 20
 _MOST_TIMES = 1000
-"""A table may be 256 MiB in memory however small its file is, or 1,000 times its file: digests hardly compress, yet
-those of parameters that nothing updates are the same at every step."""
+"""The limit of a table's size in memory: 256 MiB, or 1,000 times the size of its file if that is more. Digests hardly
+compress, but parameters that nothing updates have the same digests at every step."""
 _MOST_TEXT, _MOST_PARTS = 1 << 24, 1 << 18
-"""Bytes of one text, and row groups, in a file's metadata: Arrow takes ten times as much memory for them."""
+"""The maximum number of bytes of a text, and of row groups, in a file's metadata. In memory Arrow takes ten times as
+much for them."""
 _LIES = ("step", "kind", "name", "box", "placements")
 _LIKENESS = ("step", "kind", "name", "dtype", "shape", "content", "placements")
 
 
 class RankRows:
-    """A rank's rows: columns, and records by key, made at first use."""
+    """A rank's rows, as columns, and as records by key. The records are made at first use."""
 
     def __init__(self, rank: int, table: pa.Table) -> None:
         self.rank = rank
@@ -65,7 +67,7 @@ class RankRows:
 
     @cached_property
     def records(self) -> dict[Key, Record]:
-        """Records by key, in the order in which they were recorded."""
+        """The rank's records by key, in the order in which they were recorded."""
         return read_records(self.columns)
 
     @cached_property
@@ -80,12 +82,13 @@ class RankRows:
         return not any("n" in text for text in values_of(self.columns["value"].drop_null()))
 
     def recorded_like(self, other: RankRows) -> bool:
-        """Whether both have the same rows except for digests and finite losses."""
+        """Whether `other` has the same rows, except for digests and losses, and all losses of these rows are finite."""
         return all(self.columns[name].equals(other.columns[name]) for name in _LIKENESS) and self.is_finite
 
 
 class StoredRecording(Recording):
-    """A recording in its folder. `records` are read at first use; later changes to them count, not the file."""
+    """A recording that is read from its folder on demand. `records` are read at first use; from then on they are used,
+    not the file, since a caller may change them."""
 
     def __init__(self, manifest: Manifest, tables: dict[int, Callable[[], pa.Table]]) -> None:
         self.manifest = manifest
@@ -117,7 +120,7 @@ class StoredRecording(Recording):
         return super().told_as(manifest) if self.holds_records else StoredRecording(manifest, self._tables)
 
     def _part(self, manifest: Manifest, keeps: Callable[[Any], Any]) -> StoredRecording:
-        """The rows whose step passes `keeps`, read on demand."""
+        """The recording of the rows whose step passes `keeps`, read on demand."""
 
         def part(table: Callable[[], pa.Table]) -> Callable[[], pa.Table]:
             return lambda: _where(table(), "step", keeps)
@@ -130,7 +133,7 @@ class StoredRecording(Recording):
         return super().ranks if self.holds_records else tuple(self._tables)
 
     def records_of(self, rank: int) -> dict[Key, Record]:
-        """A rank's records, made from its own rows."""
+        """A rank's records. Only this rank's rows are read."""
         return super().records_of(rank) if self.holds_records else self.of_rank(rank).records
 
     def records_at(self, rank: int, step: int) -> dict[Key, Record]:
@@ -146,14 +149,14 @@ class StoredRecording(Recording):
         return read_records(_where(self.of_rank(rank).columns, "kind", lambda kind: kind == "loss"))
 
     def of_rank(self, rank: int) -> RankRows:
-        """A rank's rows as they were stored; empty if it recorded nothing."""
+        """A rank's rows, in the order in which they are stored. They are empty if it recorded nothing."""
         return RankRows(rank, self._tables[rank]() if rank in self._tables else COLUMNS.empty_table())
 
 
 class DigestFile:
-    """An open file of digests, after checking its schema, sizes and sha256, if known.
+    """An open file of digests. Its schema, its sizes, and its sha256 if it is known, are checked when it is opened.
 
-    Parquet has no checksum of its contents: a flipped bit could pass for another digest.
+    Parquet files have no checksum: without the sha256, a flipped bit in a digest would look like a difference.
     """
 
     def __init__(self, path: Path, sha256: str | None = None) -> None:
@@ -188,10 +191,11 @@ class DigestFile:
             raise RecordingError(f"{path} is too large", found=f"{self.num_rows} rows")
 
     def table(self, group: int | None = None) -> pa.Table:
-        """The rows of a row group, or of the whole file.
+        """The rows of a row group, or of the whole file. Raises RecordingError if they are damaged or too large.
 
-        Reads batch by batch: a file's stated size is not trusted, and a dictionary with a single long name makes a
-        small file a huge table. Each batch is measured before it is unpacked, so such a table never exists.
+        They are read batch by batch, because the size that the file states is not trusted: a small file can become a
+        huge table, by a dictionary with a single long name. Each batch is measured before it is unpacked, so such a
+        table never exists.
         """
         groups = None if group is None else [group]
         try:
@@ -213,7 +217,7 @@ class DigestFile:
         return table
 
     def _stated_bytes(self, groups: Iterable[int]) -> int:
-        """The unpacked size of row groups, as stated in the file."""
+        """The size of row groups in memory, as the file states it."""
         parts = map(self._file.metadata.row_group, groups)
         return sum(part.column(index).total_uncompressed_size for part in parts for index in range(part.num_columns))
 
@@ -226,7 +230,7 @@ class DigestFile:
 
 
 def _unpacked_bytes(batch: pa.RecordBatch) -> int:
-    """The size of a batch once its dictionaries are unpacked: 10,000 rows with one text of 20 MB take 200 GB."""
+    """The size of a batch after its dictionaries are unpacked: 10,000 rows with one text of 20 MB take 200 GB."""
     return sum(map(_column_bytes, batch.columns))
 
 
@@ -238,16 +242,16 @@ def _column_bytes(column: pa.Array) -> int:
 
 
 def _unpacked(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with texts in place of dictionaries."""
+    """The batch with texts in place of its dictionary-encoded columns."""
     columns = [x.dictionary_decode() if pa.types.is_dictionary(x.type) else x for x in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
-    """Read the recording whose digests are in `file`, after checking that every value is in its range and each key
-    unique.
+    """Read the recording whose digests are in `file`. Raises RecordingError unless every value is in its range and each
+    key unique.
 
-    The statistics of row groups are not read: Arrow crashes the process if they are damaged.
+    The statistics of row groups are not read, because Arrow crashes the process if they are damaged.
     """
     if (
         file.num_rows > KEPT_ROWS
@@ -269,7 +273,8 @@ def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
 
 
 def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
-    """As `read_rows`, a row group at a time in memory; None unless each group is a rank, in ascending order."""
+    """Like `read_rows`, with only one row group in memory at a time. None unless each row group is a rank, in ascending
+    order."""
     tables: dict[int, Callable[[], pa.Table]] = {}
     before: RankRows | None = None
     for group in range(file.num_groups):
@@ -284,12 +289,15 @@ def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
 
 
 def silent_columns(table: pa.Table) -> set[str]:
-    """The names of the empty columns among `OF_LAYOUTS`."""
+    """The names of the columns of `OF_LAYOUTS` that are empty in a table."""
     return {name for name in OF_LAYOUTS if table[name].null_count == len(table)}
 
 
 def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
-    """Whether two recordings have equal rows of a rank in the same order, compared without making records."""
+    """Whether two recordings have the same rows of a rank, in the same order.
+
+    Columns are compared, without making records. False if a recording is not read from a folder.
+    """
     stored = [side for side in (first, second) if isinstance(side, StoredRecording) and not side.holds_records]
     if len(stored) < 2:
         return False
@@ -298,8 +306,10 @@ def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
 
 
 def lie_alike(first: Recording, second: Recording, rank: int) -> bool:
-    """Whether two recordings have the same tensors of a rank at the same steps, in the same layout, compared without
-    making records."""
+    """Whether two recordings have the same tensors of a rank at the same steps, in the same layout.
+
+    Columns are compared, without making records. False if a recording is not read from a folder.
+    """
     stored = [side for side in (first, second) if isinstance(side, StoredRecording) and not side.holds_records]
     if len(stored) < 2:
         return False
@@ -321,12 +331,13 @@ def read_records(table: pa.Table) -> dict[Key, Record]:
 
 
 def _where(table: pa.Table, column: str, keeps: Callable[[Any], Any]) -> pa.Table:
-    """The rows whose value in a column passes `keeps`, which gets all values as an array."""
+    """The rows of a table that `keeps` selects. It gets the values of a column as an array, and returns a mask."""
     return table.filter(pa.array(keeps(numpy.array(values_of(table[column]))), pa.bool_()))
 
 
 def check_file(path: Path, limit: int) -> None:
-    """Check for a regular file of acceptable size: a pipe would block, and a huge file would exhaust memory."""
+    """Raise RecordingError unless a path is a regular file of at most `limit` bytes. A pipe would block, and a huge
+    file would exhaust memory."""
     refuse_link(path)
     try:
         status = path.stat()
@@ -341,7 +352,7 @@ def check_file(path: Path, limit: int) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise RecordingError for a symbolic link: it could name another file's content, or change under the reader."""
+    """Raise RecordingError for a symbolic link. It could lead to any other file, or change while it is read."""
     if path.is_symlink():
         raise RecordingError(f"{path} is a symbolic link", expected="a recording whole in its own folder")
 
@@ -355,16 +366,17 @@ def damaged(path: Path, error: BaseException) -> RecordingError:
 
 
 def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
-    """Contiguous rows of the same rank, with the rank, as slices of the table's memory."""
+    """For each run of contiguous rows of the same rank: the rank, and these rows, as a slice of the table's memory."""
     ranks = numpy.array(values_of(table["rank"]))
     starts = [0, *(numpy.flatnonzero(numpy.diff(ranks)) + 1).tolist(), len(ranks)]
     return [(int(ranks[start]), table.slice(start, end - start)) for start, end in pairwise(starts) if start < end]
 
 
 def _checked_keys(path: Path, rows: RankRows, before: RankRows | None) -> RankRows:
-    """Check that each tensor is named once, and return the rows that were checked.
+    """Raise RecordingError if a rank's rows name a tensor twice. Returns the rows with which to compare the next rank.
 
-    If a rank recorded the same tensors as the rank before, `before` is returned and nothing is checked.
+    `before` are such rows of an earlier rank. If this rank recorded the same tensors, they are returned, and nothing
+    needs to be checked.
     """
     if before and rows.recorded_like(before):
         return before

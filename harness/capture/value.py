@@ -1,4 +1,4 @@
-"""A tensor as bytes: a JSON header line, then the elements' bytes in row-major order. No pickle."""
+"""Converts a tensor to bytes and back: a line of JSON, then the elements' bytes in row-major order. No pickle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADER_BYTES = 4096
 
 
 def pack_value(tensor: torch.Tensor) -> bytes:
-    """A dense tensor as bytes. Raises RecordingError for a tensor without memory of its own."""
+    """The bytes of a dense tensor, with a header. Raises RecordingError for a tensor without memory of its own."""
     return _header_line(tensor.dtype, tensor.shape) + tensor_bytes(tensor)
 
 
@@ -27,7 +27,7 @@ def _header_line(dtype: torch.dtype, shape: torch.Size) -> bytes:
 
 
 def unpack_value(packed: bytes, where: str) -> torch.Tensor:
-    """The inverse of `pack_value`, on the CPU. Raises RecordingError, naming `where`, when the bytes are damaged."""
+    """The tensor that `pack_value` packed, on the CPU. Raises RecordingError, naming `where`, for damaged bytes."""
     header, _, content = packed.partition(b"\n")
     try:
         dtype, shape = _header(json.loads(header[:HEADER_BYTES]))

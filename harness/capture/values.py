@@ -1,8 +1,8 @@
-"""A rank's tensors of a run on disk: a safetensors file, which cannot contain code.
+"""Stores the tensors that a rank keeps in a run: in a safetensors file, which cannot contain code.
 
-A tensor's name is `step/kind/name`, such as `3/grad/layers.1.moe.router.weight`. Writing replaces the whole file;
-reading returns a tensor at a time, so a large recording needs little memory, and compares each with its recorded
-digest.
+A tensor's name is `step/kind/name`, such as `3/grad/layers.1.moe.router.weight`. Writing replaces the whole file.
+Reading returns a tensor at a time, so a large recording needs little memory, and each tensor is compared with its
+recorded digest.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from bitproof.harness.records import Key, Record, Recording
 
 
 def copy_value(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense copy in host memory, safe from later in-place updates."""
+    """A dense copy of a tensor in host memory, which later in-place updates do not change."""
     return tensor.resolve_conj().resolve_neg().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def write_values(path: Path, values: Mapping[Key, torch.Tensor]) -> None:
-    """Write a rank's tensors; the file appears whole or not at all."""
+    """Write a rank's tensors to a file. It appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + f".{os.getpid()}.partial")
     save_file({name_value(key): tensor for key, tensor in values.items()}, partial)
@@ -40,7 +40,7 @@ def write_values(path: Path, values: Mapping[Key, torch.Tensor]) -> None:
 
 
 class Values:
-    """An open file of values: its names, and a tensor at a time."""
+    """An open file of values. `names` are the names of its tensors, which are read one at a time."""
 
     def __init__(self, path: Path, file: Any) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class Values:
         self._file = file
 
     def read(self, name: str) -> torch.Tensor:
-        """A tensor. Raises RecordingError when it is not there or damaged."""
+        """The tensor of this name. Raises RecordingError if it is missing or damaged."""
         try:
             tensor: torch.Tensor = self._file.get_tensor(name)
         except (SafetensorError, OSError, ValueError, RuntimeError) as error:
@@ -56,7 +56,7 @@ class Values:
         return tensor
 
     def read_recorded(self, key: Key, record: Record) -> torch.Tensor:
-        """A tensor, after checking its recorded digest. Raises RecordingError for another value."""
+        """The tensor of a record. Raises RecordingError if its digest is not the recorded one."""
         tensor = self.read(name_value(key))
         if (found := digest(tensor)) != record.digest:
             raise RecordingError(
@@ -70,9 +70,10 @@ class Values:
 
 @contextmanager
 def open_values_of(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
-    """Open a rank's values of a recording. The file may contain only tensors that the rank recorded.
+    """Context that yields a rank's values of a recording.
 
-    Raises RecordingError when the recording keeps no values, or the file does not match the manifest.
+    Raises RecordingError if the recording keeps no values, if the file does not match the manifest, or if it contains a
+    tensor that the rank did not record.
     """
     with open_values(checked_values_path(folder, recording.manifest, rank)) as values:
         if extra := sorted(values.names - set(map(name_value, recording.records_of(rank)))):
@@ -86,7 +87,8 @@ def open_values_of(folder: Path, recording: Recording, rank: int) -> Iterator[Va
 
 @contextmanager
 def open_values(path: Path) -> Iterator[Values]:
-    """Open a rank's file. Raises RecordingError naming it when it is missing, cut short or damaged."""
+    """Context that yields the values in a rank's file. Raises RecordingError, naming the file, if it is missing, cut
+    short or damaged."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             yield Values(path, file)

@@ -1,12 +1,12 @@
-"""XXH3-128 of many leaves at once, in torch operators: for tensors on a device on which xxhash does not run.
+"""Computes the XXH3-128 of many leaves at once, in torch operators, for devices on which xxhash does not run.
 
 Written from the specification (xxHash, doc/xxhash_spec.md, 0.2.0, "large inputs"), for inputs of exactly LEAF_BYTES,
 seed 0 and the default secret. All arithmetic is modulo 2**64, in int64. Two facts allow parallelism:
 
-    A block adds its stripes to the accumulators in any order. So a single reduction reads all bytes of all
-    leaves, and only its result, a sixteenth of the words, is processed block after block.
+    The order in which a block's stripes are added to the accumulators does not matter. So a single reduction reads all
+    bytes of all leaves, and only its result, a sixteenth of the words, is processed block after block.
 
-    A lane's word also goes to its neighbour's accumulator. So lanes are kept as pairs, even and odd.
+    A lane's word is also added to the accumulator of the neighbouring lane. So lanes are kept as pairs, even and odd.
 
 `mix`, `scramble`, `fold` and `avalanche` are all of the arithmetic. They use operators only, so that they mean the same
 for torch's tensors and for Triton's blocks: `xxh3_kernel.py` compiles these very functions.
@@ -24,7 +24,7 @@ BLOCKS, STRIPES, PAIRS = 16, 16, 4
 LEAF_WORDS = BLOCKS * STRIPES * PAIRS * 2
 LEAF_BYTES = 8 * LEAF_WORDS
 SLAB_LEAVES = 2048
-"""Leaves that are hashed at a time: 32 MiB, which bounds the intermediates of the operators."""
+"""The number of leaves that are hashed at a time: 32 MiB. It bounds the memory for the operators' intermediates."""
 
 _SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"
@@ -41,18 +41,18 @@ _INITIAL = (_PRIME32_3, _PRIME64_1, _PRIME64_2, _PRIME64_3, _PRIME64_4, _PRIME32
 
 
 def mix(word: torch.Tensor, neighbour: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The addend of a lane's accumulator, from the lane's word, its neighbour's and the stripe's key."""
+    """The number to add to a lane's accumulator, from the lane's word, its neighbour's word and the stripe's key."""
     value = word ^ key
     return neighbour + (value & 0xFFFFFFFF) * ((value >> 32) & 0xFFFFFFFF)
 
 
 def scramble(accumulator: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """An accumulator after a whole block."""
+    """The new value of an accumulator at the end of a block."""
     return (accumulator ^ ((accumulator >> 47) & 0x1FFFF) ^ key) * 0x9E3779B1
 
 
 def fold(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Upper xor lower half of the 128-bit product, from products of 32-bit halves."""
+    """The upper half xor the lower half of the 128-bit product of two words, from products of their 32-bit halves."""
     left_low, left_high = left & 0xFFFFFFFF, (left >> 32) & 0xFFFFFFFF
     right_low, right_high = right & 0xFFFFFFFF, (right >> 32) & 0xFFFFFFFF
     cross = left_low * right_high + ((left_low * right_low >> 32) & 0xFFFFFFFF)
@@ -62,15 +62,15 @@ def fold(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def avalanche(x: torch.Tensor) -> torch.Tensor:
-    """Final mixing: every bit affects every other."""
+    """The final mixing of a word, after which each bit depends on all bits."""
     x = (x ^ ((x >> 37) & 0x7FFFFFF)) * 0x165667919E3779F9
     return x ^ ((x >> 32) & 0xFFFFFFFF)
 
 
 def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
-    """XXH3-128 of every leaf, int64 [L, 2] (upper, lower half), on the device of the words, int64 [L, LEAF_WORDS].
+    """The XXH3-128 of every leaf, int64 [L, 2] (upper, lower half), on the device of the words, int64 [L, LEAF_WORDS].
 
-    Reads the words some ten times. For devices without Triton, and the reference for tests of the kernel.
+    The words are read some ten times. This is for devices without Triton, and for tests of the kernel.
     """
     slabs = [_hash_slab(slab, tables(leaves_LW.device)) for slab in leaves_LW.split(SLAB_LEAVES)]
     return torch.cat(slabs)
@@ -103,8 +103,8 @@ UPPER_LENGTH, LOWER_LENGTH = _signed(~(LEAF_BYTES * _PRIME64_2)), _signed(LEAF_B
 
 @functools.cache
 def tables(device: torch.device) -> torch.Tensor:
-    """All constants, int64 [36, 8], a row each: the keys of a block's 16 stripes, those of the last block's 16 stripes,
-    the key of scrambling, the keys of the upper and the lower half, and the initial accumulators."""
+    """All constants, int64 [36, 8]. Rows: keys for a block's 16 stripes, keys for the last block's 16 stripes, the key
+    for scrambling, keys for the upper and the lower half of the result, and the initial accumulators."""
 
     def key(offset: int) -> tuple[int, ...]:
         return struct.unpack_from("<8q", _SECRET, offset)

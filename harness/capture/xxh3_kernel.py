@@ -1,10 +1,11 @@
-"""XXH3-128 of many leaves in a Triton kernel: every byte is read once, and 16 bytes per leaf are written.
+"""Computes the XXH3-128 of many leaves in a Triton kernel. It reads every byte once, and writes 16 bytes per leaf.
 
-The arithmetic is `xxh3.py`'s own four functions, compiled. A program with a single warp hashes a leaf: a block at a
-time, 1,024 contiguous bytes, 32 per thread in two loads, while the block before is added up in registers.
+The arithmetic is that of the four functions of `xxh3.py`, compiled. A program with a single warp hashes a leaf, block
+after block. It loads a block, 1,024 contiguous bytes, 32 per thread in two loads, while it adds up the previous block
+in registers.
 
-Compiled for Hopper that is 74 instructions per warp and block, no shared memory and no barrier. By that count, not by a
-measurement, an H200 (132 SMs, 4.8 TB/s) needs two fifths of its issue slots to keep up with its memory.
+Compiled for Hopper, this takes 74 instructions per warp and block, no shared memory and no barrier. By that count, not
+by a measurement, an H200 (132 SMs, 4.8 TB/s) needs two fifths of its issue slots to keep up with its memory.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ _UPPER_LENGTH, _LOWER_LENGTH = tl.constexpr(xxh3.UPPER_LENGTH), tl.constexpr(xxh
 
 
 def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
-    """XXH3-128 of every leaf, int64 [L, 2] (upper, lower half), on the device of the words, int64 [L, LEAF_WORDS]."""
+    """The XXH3-128 of each leaf, int64 [L, 2] (upper, lower half), on the device of the words (int64 [L, LEAF_WORDS]).
+
+    A program hashes a leaf.
+    """
     digests_L2 = leaves_LW.new_empty(len(leaves_LW), 2)
     with torch.cuda.device_of(leaves_LW):
         hash_leaf[(len(leaves_LW),)](leaves_LW, xxh3.tables(leaves_LW.device), digests_L2, num_warps=1)
@@ -29,7 +33,7 @@ def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def hash_leaf(words: tl.tensor, table: tl.tensor, digests: tl.tensor) -> None:
-    """Hash the leaf of this program's number."""
+    """Hash the leaf with the same index as this program."""
     # A leaf has 16 blocks of 128 words; a block has 16 stripes of 4 pairs; the table has rows of 8 words.
     leaf = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, 128)
@@ -45,7 +49,7 @@ def hash_leaf(words: tl.tensor, table: tl.tensor, digests: tl.tensor) -> None:
     for _ in range(15):
         word_even, word_odd = tl.split(tile.reshape(16, 4, 2))
         block += 128
-        tile = tl.load(block)  # loads while the block before is added up
+        tile = tl.load(block)  # this load runs while the previous block is added up
         even = _scramble(even + tl.sum(_mix(word_even, word_odd, key_even), 0), scramble_even)
         odd = _scramble(odd + tl.sum(_mix(word_odd, word_even, key_odd), 0), scramble_odd)
     word_even, word_odd = tl.split(tile.reshape(16, 4, 2))

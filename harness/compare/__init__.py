@@ -1,1 +1,1 @@
-"""Compare two recordings exactly: pair by full key, judge, and describe in bits how two tensors differ."""
+"""Compares two recordings exactly: pairs records by full key, judges, and describes in bits how two tensors differ."""

@@ -1,6 +1,7 @@
-"""Pair the records of two recordings by their full key, and name every record without a partner.
+"""Pairs the records of two recordings by their full key, and names every record without a partner.
 
-A record pairs by (step, rank, kind, name) or not at all: no prefix, no position, no best match.
+Two records are partners if they have the same step, rank, kind and name. Nothing else pairs them: no prefix of a name,
+no position, no best match.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ NUM_NAMED = 5
 class Alignment:
     """Paired records, in the order of the reference, and unpaired keys.
 
-    `missing` is in the reference alone, `extra` in the candidate alone. A duplicated key keeps its first record;
-    `empty` names the sides without any record.
+    `missing` are the keys that only the reference has, `extra` those that only the candidate has. `duplicates` has, by
+    side, the keys of several records; the first record of each is paired. `empty` names the sides without any record.
     """
 
     pairs: dict[Key, tuple[Record, Record]] = field(default_factory=dict)
@@ -30,7 +31,7 @@ class Alignment:
 
 @dataclass(kw_only=True)
 class Unpaired:
-    """Records without a partner in the alignments so far. `names` has the names that paired, by kind."""
+    """The keys without a partner in the alignments so far. `names` has, by kind, the names of paired records."""
 
     missing: list[Key] = field(default_factory=list)
     extra: list[Key] = field(default_factory=list)
@@ -39,7 +40,7 @@ class Unpaired:
     names: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, alignment: Alignment) -> None:
-        """Add an alignment of further records: no earlier alignment has them."""
+        """Add an alignment. Its records must not be in an earlier alignment."""
         self.missing += alignment.missing
         self.extra += alignment.extra
         for side, keys in alignment.duplicates.items():
@@ -61,7 +62,8 @@ class Unpaired:
         return gaps
 
     def _strangers(self) -> Iterator[str]:
-        """A sentence for each kind in which each side has names that the other never uses, and how to pair them.
+        """Yield a sentence for each kind for which both sides have names that the other side never uses. It says how to
+        pair them.
 
         Example: the reference has `grad layers.0.w` and the candidate `grad module.layers.0.w`, at every step.
         """
@@ -111,7 +113,7 @@ def align(
 
 
 def name_keys(keys: Iterable[Key]) -> str:
-    """How many records, and the first few by name: `2 records: step 0, rank 1, grad w; ...`."""
+    """The number of keys, and the first few, in words: `2 records: step 0, rank 1, grad w; ...`."""
     keys = list(keys)
     named = "; ".join(f"step {key.step}, rank {key.rank}, {key.kind} {key.name}" for key in keys[:NUM_NAMED])
     rest = f"; and {len(keys) - NUM_NAMED} more" if len(keys) > NUM_NAMED else ""
@@ -119,7 +121,7 @@ def name_keys(keys: Iterable[Key]) -> str:
 
 
 def _index(items: Iterable[tuple[Key, Record]]) -> tuple[dict[Key, Record], tuple[Key, ...]]:
-    """Records by key, and the duplicated keys."""
+    """The first record of each key, and the keys of several records."""
     records: dict[Key, Record] = {}
     twice: dict[Key, None] = {}
     for key, record in items:

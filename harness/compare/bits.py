@@ -1,7 +1,7 @@
-"""How two tensors differ, in bits: which elements, by how many ULPs, and the first differing bits.
+"""Describes how two tensors differ, in bits: which elements, by how many ULPs, and the first differing bits.
 
-Bits decide, never values: -0.0 differs from 0.0, a NaN equals only a NaN of the same payload, and `torch.equal` (which
-knows neither) is not used. torch is imported inside the functions.
+Bits decide, never values: -0.0 differs from 0.0, and a NaN equals only a NaN of the same payload. `torch.equal` of
+floats follows neither rule, so only bytes are compared. torch is imported inside the functions.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _BUCKET_ENDS = (0, *(2**power for power in range(63)))
 
 @dataclass(frozen=True, kw_only=True)
 class BitDifference:
-    """Two tensors of the same dtype and shape, compared bit for bit.
+    """How two tensors of the same dtype and shape differ, bit for bit.
 
-    `max_ulp` and `histogram`, which counts elements by `records.BUCKETS`, are None for a dtype without ULPs;
-    `first_index` and the bits are None when nothing differs. `samples` are the first elements that differ: the index,
-    the reference's bits, the candidate's.
+    `histogram` counts elements by `records.BUCKETS`; it and `max_ulp` are None for a dtype without ULPs. `first_index`
+    and the bits are None if nothing differs. `samples` are the first elements that differ: index, bits of the
+    reference, bits of the candidate.
     """
 
     elements: int
@@ -50,14 +50,15 @@ class BitDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedBits:
-    """`difference`: how two values differ, None if dtype or shape differ. `digests`: the digests of both values."""
+    """The result of comparing two values. `difference` is None if dtype or shape differ. `digests` are those of both
+    values."""
 
     difference: BitDifference | None
     digests: tuple[str, str]
 
 
 def bits_equal(reference: Tensor, candidate: Tensor) -> bool:
-    """Whether two tensors agree in dtype, in shape and in every bit. Layout and device do not count."""
+    """Whether two tensors agree in dtype, in shape and in every bit. Their strides and devices may differ."""
     import torch
 
     if tensor_type(reference) != tensor_type(candidate):
@@ -66,9 +67,10 @@ def bits_equal(reference: Tensor, candidate: Tensor) -> bool:
 
 
 def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
-    """Compare two tensors element by element, in row-major order, on the reference's device, a slice at a time.
+    """The difference of two tensors, compared element by element in row-major order, on the reference's device, a slice
+    at a time.
 
-    Raises RecordingError when dtype or shape differ: then elements have no partners.
+    Raises RecordingError if dtype or shape differ: then elements have no partners.
     """
     import torch
 
@@ -101,10 +103,10 @@ def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
 
 
 def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
-    """The largest distance of two elements in ULPs: the number of steps between them in the total order.
+    """The largest distance between corresponding elements in ULPs. None for a dtype that is not in ULP_DTYPES.
 
-    The order is IEEE 754's totalOrder: -NaN < -inf < ... < -0.0 < 0.0 < ... < inf < NaN, NaNs by payload. Example: -0.0
-    and 0.0 are 1 apart. None for dtypes other than floating point with a sign, an exponent and a mantissa.
+    The distance of two numbers is the difference of their positions in IEEE 754's totalOrder: -NaN < -inf < ... < -0.0
+    < 0.0 < ... < inf < NaN, with NaNs ordered by payload. Example: -0.0 and 0.0 have the distance 1.
     """
     import torch
 
@@ -118,9 +120,10 @@ def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
 
 
 def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
-    """Each element's distance in the order of `max_ulp_distance`, for dtypes in ULP_DTYPES: int64, modulo 2^64.
+    """The distances between corresponding elements, as `max_ulp_distance` defines them: int64, modulo 2^64. The dtype
+    must be in ULP_DTYPES.
 
-    Only two float64s can be 2^63 or more apart; their distance then looks negative.
+    A distance of 2^63 or more looks negative. Only float64s can have such a distance.
     """
     import torch
 
@@ -129,7 +132,7 @@ def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
-    """How many elements fall into each of `records.BUCKETS`: int64 of shape [buckets], on the CPU."""
+    """The number of elements in each of `records.BUCKETS`, by their distance: int64 of shape [buckets], on the CPU."""
     import torch
 
     counts = torch.zeros(len(BUCKETS), dtype=torch.int64)
@@ -150,18 +153,19 @@ def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def name_counts(counts: Tensor) -> dict[str, int]:
-    """The counts of nonempty buckets, by name and in order."""
+    """The counts of `ulp_counts` by bucket name, in order, without empty buckets."""
     return {name: count for name, count in zip(BUCKETS, counts.tolist(), strict=True) if count}
 
 
 def is_unlike(reference: Tensor, candidate: Tensor) -> Tensor:
-    """Mask of the elements that are NaN or infinite on a side, unless both sides are NaN or the same infinity."""
+    """A mask of the elements that are NaN or infinite on either side. It leaves out elements that are NaN on both
+    sides, or the same infinity on both."""
     special = ~(reference.isfinite() & candidate.isfinite())
     return special & ~(reference.isnan() & candidate.isnan()) & (reference != candidate)
 
 
 def tensor_type(tensor: Tensor) -> str:
-    """dtype and shape as a word: `float32[4, 8]`."""
+    """A tensor's dtype and shape as text: `float32[4, 8]`."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
@@ -170,7 +174,8 @@ def _has_ulps(tensor: Tensor) -> bool:
 
 
 def _ordered(tensor: Tensor) -> Tensor:
-    """Floats as int64s that sort in the total order: a negative float's magnitude bits are flipped."""
+    """Integers, int64, in the same order as the floats have in totalOrder. The bits of a negative float, except the
+    sign, are flipped, since they grow with its magnitude."""
     import torch
 
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
@@ -180,10 +185,10 @@ def _ordered(tensor: Tensor) -> Tensor:
 
 
 def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield slices of both tensors' bytes, at most SLICE elements at a time, on the reference's device.
+    """Yield slices of at most SLICE elements of both tensors: the index of the first element, and for each tensor its
+    bytes, uint8 of shape [elements, bytes per element], on the reference's device.
 
-    A slice has the index of its first element, and for each tensor uint8 of shape [elements, bytes per element]. So a
-    GPU's tensor is never fetched whole.
+    So no tensor is copied from a GPU as a whole.
     """
     from bitproof.harness.capture.digest import octets
 
@@ -194,7 +199,7 @@ def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor,
 
 
 def _typed_slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """As `_slices`, with the elements themselves, of shape [elements]."""
+    """Yield the slices of `_slices`, but with the elements, of shape [elements], in place of their bytes."""
     for start, left, right in _slices(reference, candidate):
         yield start, left.view(reference.dtype)[:, 0], right.view(reference.dtype)[:, 0]
 

@@ -1,8 +1,8 @@
-"""Modules that two recordings ran in chunks, and how often: systems that chunk must have chunked the same.
+"""Checks that two systems that chunk ran the same modules in chunks, equally often.
 
-A system that runs a module whole computes other bits than a system that splits it, and neither's code is to blame. If
-the bits agree nevertheless, chunking was not tested. So a manifest's `chunked` has, for each module, its calls in
-chunks per step. Systems that do not chunk, and a user's own, have no entry.
+A system that runs a module whole computes other bits than a system that splits it, and the code of neither is to blame.
+If the bits agree nevertheless, chunking was not tested. So `chunked` of a manifest has, for each module, the number of
+its calls in chunks per step. Systems that do not chunk have no such entry, nor have a user's own systems.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Calls = Mapping[str, int]
 def agreed_by_ranks(
     system: str, by_rank: Sequence[dict[str, int] | None], stage_ranks: int | None = None
 ) -> dict[str, int] | None:
-    """The chunked calls on which all ranks agree; in a pipeline, the ranks of a stage for that stage's modules.
+    """The number of calls in chunks by module, on which all ranks must agree. In a pipeline, the ranks of each stage
+    must agree on the stage's modules; `stage_ranks` is their number.
 
     Raises RecordingError, naming the first rank that differs.
     """
@@ -36,7 +37,8 @@ def agreed_by_ranks(
 
 
 def unlike_chunks(reference: Recording, candidate: Recording) -> Iterator[str]:
-    """Reasons why two chunked recordings cannot be compared: other modules, or other numbers of calls."""
+    """Yield the reasons why recordings of two systems that chunk cannot be compared: they chunked other modules, or
+    made other numbers of calls."""
     found: list[Calls] = []
     for side, recording in (("reference", reference), ("candidate", candidate)):
         if not _runs_in_chunks(recording.manifest):
@@ -58,7 +60,7 @@ def _runs_in_chunks(manifest: Manifest) -> bool:
 
 
 def _tell(calls: Calls | None, *both: Calls | None) -> str:
-    """The number of calls in `calls` of each module whose number differs between `both`, as text."""
+    """The number of calls of each module in `calls`, as text. Modules on which `both` agree are left out."""
     names = sorted({name for side in both for name in side or {}})
     differing = [name for name in names if len({(side or {}).get(name, 0) for side in both}) > 1]
     return ", ".join(f"{name} {(calls or {}).get(name, 0)}" for name in differing) or "nothing"

@@ -1,14 +1,14 @@
-"""How close two recordings are in value: the evidence for CLOSE, and for a DIFFERENT that is as large as expected.
+"""Measures how close two recordings are in value: the evidence for CLOSE, and for a DIFFERENT of the expected size.
 
-Bits have been compared before. Here every recorded tensor's values are read, rank by rank, and checked against their
-digest, so that the measured values are the recorded values.
+Bits have been compared before. Here every recorded tensor's values are read, rank by rank. Their digests are compared
+with the recorded digests, so that the measured values are the recorded values.
 
-- A tensor's relative error is |r - c| / |r|, Euclidean norms over all elements in float64. Squares are added in
-  sequence in row-major order, after division by the largest magnitude, so none over- or underflows. Example: r = [3, 4]
-  and c = [3, 5] have the error 1 / 5.
-- A NaN on both sides adds nothing to an error, nor does the same infinity on both. A NaN or an infinity on a single
-  side makes the error infinite, as does a difference from a reference of zeros.
-- Tensors that are not floating point have no error: they agree in bits or are infinitely far apart.
+- A tensor's relative error is |r - c| / |r|, with Euclidean norms over all elements in float64. Numbers are divided by
+  the largest magnitude before they are squared, so no square over- or underflows. Squares are added in sequence in
+  row-major order. Example: r = [3, 4] and c = [3, 5] have the error 1 / 5.
+- An element that is NaN on both sides, or the same infinity on both, adds nothing to an error. A NaN or an infinity on
+  a single side makes the error infinite. So does a difference from a reference of zeros.
+- The error of tensors that are not floating point is 0 if they agree in bits, and otherwise infinite.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from bitproof.harness.records import Closeness, Key, Recording
 
 
 def measure(reference: Path, candidate: Path, bound: float, step: int | None = None) -> Closeness:
-    """Compare the values of two recordings, at `step` or at all steps. Except for buffers, both must have the same
-    keys.
+    """The distance of two recordings with values, at `step` or at all steps. Except for buffers, both must have the
+    same keys.
 
-    Raises RecordingError when a side lacks evidence.
+    Raises RecordingError if a side lacks a record or a value.
     """
     folders = {"reference": reference, "candidate": candidate}
     recordings = {side: read_recording(folder) for side, folder in folders.items()}
@@ -74,7 +74,7 @@ def measure(reference: Path, candidate: Path, bound: float, step: int | None = N
 
 
 def _refuse_unlike(key: Key, left: Tensor, right: Tensor) -> None:
-    """Raise RecordingError if shapes differ, as for shards of different sizes: then elements have no partners."""
+    """Raise RecordingError if two tensors have different shapes, as shards may have: then elements have no partners."""
     if left.shape != right.shape:
         raise RecordingError(
             f"step {key.step}, rank {key.rank}, {key.kind} {key.name} is of two sizes: a bound says nothing of it",
@@ -85,7 +85,7 @@ def _refuse_unlike(key: Key, left: Tensor, right: Tensor) -> None:
 
 
 def relative_error(reference: Tensor, candidate: Tensor) -> float:
-    """|r - c| / |r| as the top of this file defines it; infinity if it is not finite."""
+    """The relative error of a tensor, |r - c| / |r|, as the top of this file defines it; it may be infinity."""
     if bits_equal(reference, candidate):
         return 0.0
     if not reference.is_floating_point() or tensor_type(reference) != tensor_type(candidate):
@@ -101,7 +101,7 @@ def relative_error(reference: Tensor, candidate: Tensor) -> float:
 
 @contextmanager
 def _opened(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
-    """Open a rank's values. Raises RecordingError unless they are those of exactly the tensors that the rank
+    """Context that yields a rank's values. Raises RecordingError unless the file has exactly the tensors that the rank
     recorded."""
     path = checked_values_path(folder, recording.manifest, rank)
     names = {name_value(key) for key in recording.records if key.rank == rank}
@@ -117,7 +117,7 @@ def _opened(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
 
 
 def _norm_of(x: Tensor) -> float:
-    """The Euclidean norm of finite float64s, squares added in row-major order."""
+    """The Euclidean norm of finite float64s. Their squares are added in row-major order."""
     largest = float(x.abs().max()) if x.numel() else 0.0
     return 0.0 if largest == 0 else largest * math.sqrt(float((x / largest).square().cumsum(0)[-1]))
 

@@ -1,4 +1,4 @@
-"""Compare the settings of two trainers' optimizers, where their bits differ.
+"""Compares the settings of two trainers' optimizers, if the trainers' bits differ.
 
 Records show which tensors an optimizer changed, not why. If settings differ, the cause is often one number of a group:
 
@@ -24,9 +24,10 @@ class _Held(NamedTuple):
 
 
 class DifferingSetting(NamedTuple):
-    """A setting of an optimizer that differs between two trainers, for the `parameters` in whose group it does.
+    """A setting of an optimizer that differs between two trainers for these `parameters`.
 
-    `mine` and `theirs` are all settings of that group, as numbers, on the candidate's side and the reference's.
+    `found` is the candidate's setting, `expected` the reference's. `mine` and `theirs` are all settings of the
+    candidate and the reference for the first of the parameters, as far as they are numbers.
 
     Example: `DifferingSetting("AdamW", "beta1", "0.95", "0.9", ("ln1.weight",), {"beta1": 0.95, ...}, ...)`.
     """
@@ -55,9 +56,10 @@ class DifferingSetting(NamedTuple):
 def differing_settings(
     reference: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]], step: int
 ) -> list[DifferingSetting]:
-    """The settings that differ at `step`, whenever they were set. `name` is empty if the optimizers' classes differ.
+    """The settings that differ at `step`; they may have been set in an earlier step. A difference between classes of
+    optimizers has an empty `name`.
 
-    `reference` and `candidate` are the descriptions of each rank's system. A setting that only one side's optimizer has
+    `reference` and `candidate` have the description of each rank's system. A setting that only one side's optimizer has
     is not compared: another release of torch may have added it.
     """
     sides = [_settings_at(side, step) for side in (reference, candidate)]
@@ -77,14 +79,14 @@ def differing_settings(
 
 
 def setting_sentences(settings: Sequence[DifferingSetting]) -> Iterator[str]:
-    """A sentence for each of the first settings that differ, and the number of all others."""
+    """Yield a sentence for each of the first settings that differ, and a sentence with the number of all others."""
     yield from map(str, settings[:_MAX_SENTENCES])
     if len(settings) > _MAX_SENTENCES:
         yield f"{len(settings) - _MAX_SENTENCES} more settings of optimizers differ"
 
 
 def _numbers(settings: Mapping[str, str]) -> dict[str, float]:
-    """The settings that are numbers."""
+    """Those of the settings that are numbers, as numbers."""
     found = dict[str, float]()
     for name, text in settings.items():
         with suppress(ValueError):
@@ -93,7 +95,7 @@ def _numbers(settings: Mapping[str, str]) -> dict[str, float]:
 
 
 def _each(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Settings one by one: `betas`, a pair, is beta1 and beta2."""
+    """Yield name and text of each setting. The pair `betas` becomes two settings, beta1 and beta2."""
     for name, text in settings.items():
         pair = text.strip("()").split(", ")
         if name == "betas" and len(pair) == 2:
@@ -103,7 +105,7 @@ def _each(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _Held]:
-    """Each parameter's optimizer and settings at a step, by name. If several ranks name it, the lowest rank counts."""
+    """By parameter, its optimizer and the settings for it at a step, as the lowest rank that names it states them."""
     found: dict[str, _Held] = {}
     for rank in ranks:
         groups: dict[str, tuple[str, list[str], dict[str, str]]] = {}
@@ -123,7 +125,7 @@ def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _He
 
 
 def _entries_of(rank: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entries of a rank's description; none if they are damaged: a recording may come from anywhere."""
+    """The entries of a rank's log of settings. Empty if any is damaged, since a recording may come from anywhere."""
     entries = rank.get(OPTIMIZERS)
     if not isinstance(entries, list):
         return []

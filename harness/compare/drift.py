@@ -1,7 +1,8 @@
-"""Tensors that differ between two recordings, and, if both keep values, in how many elements and by how many ULPs.
+"""Lists the tensors that differ between two recordings. If both keep values, it states how many elements differ, and by
+how many ULPs.
 
-Digests show which records drifted; values, each checked by its digest, show by how much. Recordings keep the values of
-some tensors only, so an entry states for how many of its records the size of the drift is known.
+Digests show which records drifted; values show by how much. Each value is compared with its digest before. Recordings
+keep the values of some tensors only, so an entry states for how many of its records the size of the drift is known.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from bitproof.harness.records import BUCKETS, Drift, Key, Record, Recording
 
 
 def measure_drift(reference: Path, candidate: Path) -> list[Drift]:
-    """An entry for each (kind, name) that differs anywhere, in the order of computation.
+    """An entry for each (kind, name) that differs at any step on any rank, in the order of computation.
 
-    The records of one rank are in memory at a time. Statistics are None for records without stored values. Raises
-    RecordingError when values are damaged or differ from the recorded digests.
+    Only the records of one rank are in memory at a time. The statistics of an entry without stored values are None.
+    Raises RecordingError if values are damaged or do not have the recorded digests.
     """
     folders = (reference, candidate)
     recordings = (read_recording(reference), read_recording(candidate))
@@ -40,7 +41,7 @@ def measure_drift(reference: Path, candidate: Path) -> list[Drift]:
         for key in sorted(differing, key=order):
             place, new = order(key), _new_entry(key, left[key], right[key])
             first, entry = entries.setdefault((key.kind, key.name), (place, new))
-            if place < first:  # the first difference of an earlier rank was at a later step
+            if place < first:  # an earlier rank has its first difference at a later step
                 for name in ("step", "rank", "reference_type", "candidate_type"):
                     setattr(entry, name, getattr(new, name))
                 entries[key.kind, key.name] = place, entry
@@ -71,7 +72,7 @@ def _new_entry(key: Key, reference: Record, candidate: Record) -> Drift:
 def _kept_pairs(
     keys: Sequence[Key], folders: tuple[Path, Path], recordings: tuple[Recording, Recording]
 ) -> Iterator[tuple[Key, Tensor, Tensor]]:
-    """The values of `keys`, all of the same rank, that both recordings keep."""
+    """Yield each of these keys whose values both recordings keep, with both values. All keys have the same rank."""
     if not keys or not all(recording.manifest.values_sha256 for recording in recordings):
         return
     rank = keys[0].rank

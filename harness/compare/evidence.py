@@ -1,12 +1,12 @@
 """The evidence in two recordings, added up rank by rank.
 
-Most ranks record alike: the same names at the same steps, of the same dtype, shape and content. The consequences (gaps,
-counts, the order of computation) are computed from the records of the first rank of each such group; for the others
-only digests are compared, as whole columns. So a thousand ranks take seconds, and the memory of two. A rank that
+Most ranks record alike: the same names at the same steps, of the same dtype, shape and content. Everything that follows
+from these (gaps, counts, the order of computation) is computed for the first rank of each such group. For the other
+ranks only digests are compared, as whole columns. So a thousand ranks take seconds, and the memory of two. A rank that
 recorded differently is processed on its own.
 
 1. Pair the records of a rank; keep records without a partner.
-2. Check the promises of the case: kinds at each step, names at every step, real digests.
+2. Check what the case requires: all kinds at each step, the same names at every step, real digests.
 3. Compare dtype and shape, then digests.
 4. Keep the differing records that were computed first.
 """
@@ -47,8 +47,11 @@ _is_digest = re.compile("[0-9a-f]{32}").fullmatch
 
 
 class DifferingPair(NamedTuple):
-    """A record that differs, and its position in the run. `records` have the right types, but may have another rank's
-    digests."""
+    """A record that differs, and its position in the run.
+
+    `records` are the reference's and the candidate's. Their types are right, but their digests may be those of another
+    rank that recorded alike.
+    """
 
     place: ComputedAt
     key: Key
@@ -56,7 +59,7 @@ class DifferingPair(NamedTuple):
 
     @property
     def divergence(self) -> Divergence:
-        """The record as a report names it, before values are read."""
+        """The divergence at this record, as far as it is known without reading values."""
         types = [_tell_type(record) for record in self.records]
         tensor = TensorDifference(reference_type=types[0], candidate_type=types[1])
         key = self.key
@@ -65,11 +68,13 @@ class DifferingPair(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Likeness:
-    """A group of ranks that recorded alike, and all consequences of their records except the digests.
+    """A group of ranks that recorded alike, and everything that follows from their records without the digests.
 
-    `reference` and `candidate` are the rows of the group's first rank; `keys` are the reference's, and `partners` maps
-    each to the row of the candidate that pairs with it. `computed` has the rows in the order in which a step computes
-    them. `kinds` has a number for each row, equal for rows of equal (step, kind); `tensors` likewise for (kind, name).
+    `reference` and `candidate` are the rows of the group's first rank. `keys` are the keys of the reference's rows, and
+    `partners` the index of the candidate's row that pairs with each. `computed` has the indices of rows in the order in
+    which a step computes them. `kinds` has a number for each row, equal for rows of the same step and kind; `tensors`
+    has a number for each row, equal for rows of the same kind and name. `compared` counts the rows of each kind, `seen`
+    has the steps and kinds that occur.
     """
 
     reference: RankRows
@@ -83,7 +88,7 @@ class Likeness:
     seen: frozenset[tuple[int, str]]
 
     def fits(self, reference: RankRows, candidate: RankRows) -> bool:
-        """Whether another rank recorded the same."""
+        """Whether another rank's rows are like those of this group on both sides."""
         return reference.recorded_like(self.reference) and candidate.recorded_like(self.candidate)
 
 
@@ -91,10 +96,9 @@ class Likeness:
 class Evidence:
     """The comparison so far, and its gaps.
 
-    `compared` and `mismatched` count records by kind. `first` is the differing record that was computed first.
-    `differing` are the first MAX_DIFFERING records that differ and are inside the case. `kinds` has the kinds that
-    differ at each step. `layouts` has a sentence for each pair whose dtype, shape or placements differ. `one_sided` are
-    buffers of one side, which are no gaps.
+    `compared` and `mismatched` count records by kind. `first` is the differing record that was computed first. `kinds`
+    has the kinds that differ at each step. `shown` says whether agreement shows anything. `one_sided` are the buffers
+    and settings that only one side has, which are no gaps; it is set at the end, from `unpaired_state`.
     """
 
     case: Case
@@ -140,11 +144,12 @@ class Evidence:
 
     @property
     def num_differing(self) -> int:
-        """How many records of known kinds differ."""
+        """The number of differing records of known kinds."""
         return sum(self.mismatched.values())
 
     def add(self, reference: Mapping[Key, Record], candidate: Mapping[Key, Record]) -> bool:
-        """Add all records of some ranks. Returns whether each has a usable partner of the same type."""
+        """Add all records of some ranks. Returns whether nothing is wrong with them except for digests: each record has
+        a usable partner of the same type, and no step lacks a name."""
         alignment = align(reference.items(), candidate.items())
         before = len(self._skipped), len(self._unusable), len(self._unlike), len(self._sharded)
         self._unpaired.add(alignment)
@@ -170,7 +175,7 @@ class Evidence:
         return not (unpaired or alignment.duplicates or alignment.empty) and before == after
 
     def add_rank(self, reference: RankRows, candidate: RankRows) -> None:
-        """Add a rank's rows of both recordings."""
+        """Add a rank's rows of both recordings. If the rank is not like a known group, it may begin a new group."""
         for likeness in self._likenesses:
             if likeness.fits(reference, candidate):
                 return self._add_like(likeness, reference, candidate)
@@ -197,7 +202,7 @@ class Evidence:
         )
 
     def _add_like(self, likeness: Likeness, reference: RankRows, candidate: RankRows) -> None:
-        """Add a rank of a known group: only digests can differ."""
+        """Add a rank that is like a known group: only its digests can differ."""
         for kind, count in likeness.compared.items():
             self.compared[kind] = self.compared.get(kind, 0) + count
         self._seen[reference.rank] = likeness.seen
@@ -222,7 +227,7 @@ class Evidence:
                 break
 
     def _differ(self, found: DifferingPair) -> None:
-        """Note a differing pair, and how its types differ."""
+        """Note a differing pair, and whether its types or placements differ."""
         key, (reference, candidate) = found.key, found.records
         told = _tell_layout(key, reference, candidate)
         if _type(reference) != _type(candidate):
@@ -235,7 +240,8 @@ class Evidence:
             self._keep(found)
 
     def _keep(self, found: DifferingPair) -> bool:
-        """Keep a differing record if it is among the first. Returns whether a later record could still be."""
+        """Keep a differing record if it is among the first MAX_DIFFERING. Returns False if it is not: then no record
+        that was computed later is."""
         if self.first is None or found < self.first:
             self.first = found
         if not is_inside(found.key, self.case):
@@ -250,7 +256,7 @@ class Evidence:
         return True
 
     def _absent(self) -> Iterator[str]:
-        """A sentence for each kind that the case promises and that no pair shows at some step on some rank."""
+        """Yield a sentence for each required kind without a pair on some rank at some step."""
         ranks, nothing = range(self.case.parallelism.world_size), frozenset[tuple[int, str]]()
         on_any = {place for seen in self._seen.values() for place in seen}
         for kind in required_kinds(self.case):
@@ -266,7 +272,7 @@ class Evidence:
 
 
 def evidence_of(reference: Recording, candidate: Recording, case: Case) -> Evidence:
-    """Compare two recordings: rank by rank if the records of both are not loaded, else as wholes."""
+    """The evidence in two recordings. It is collected rank by rank, unless a recording has its records in memory."""
     evidence, sides = Evidence(case=case), (reference, candidate)
     stored = [side for side in sides if isinstance(side, StoredRecording)]
     if any(side.holds_records for side in sides):
@@ -282,12 +288,12 @@ def evidence_of(reference: Recording, candidate: Recording, case: Case) -> Evide
 
 
 def is_inside(key: Key, case: Case) -> bool:
-    """Whether a record's step and rank are within the case's."""
+    """Whether a record's step and rank are among those that the case compares."""
     return key.step in case.compared_steps and 0 <= key.rank < case.parallelism.world_size
 
 
 def _tell_type(record: Record) -> str:
-    """A record's type, as in "bfloat16[4, 8]", with the placements of a sharded tensor."""
+    """A record's dtype and shape as text, such as "bfloat16[4, 8]", with placements if the tensor has any."""
     return f"{record.dtype}{list(record.shape)}" + (f", {record.placements}" if record.placements else "")
 
 
@@ -296,9 +302,9 @@ def _type(record: Record) -> tuple[str, tuple[int, ...]]:
 
 
 def _are_sharded_otherwise(reference: Record, candidate: Record) -> bool:
-    """Whether placements differ, and a rank has different parts of the tensor on the two sides.
+    """Whether placements differ, and the rank has different parts of the tensor on the two sides.
 
-    A tensor that is missing on a side, such as a gradient of None, has no placements there.
+    False if the tensor is absent on a side, such as a gradient of None: it has no placements there.
     """
     is_same_part = reference.box is not None and reference.box == candidate.box
     has_both = holds_any(reference) and holds_any(candidate)
@@ -314,7 +320,7 @@ def _tell_layout(key: Key, reference: Record, candidate: Record) -> str:
 
 
 def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[str]:
-    """A sentence for each name that both sides lack at some steps, although they recorded it at others."""
+    """Yield a sentence for each name that both sides recorded at some steps, but neither recorded at other steps."""
     for kind, name, rank in dict.fromkeys((key.kind, key.name, key.rank) for key in alignment.pairs):
         if kind == "rng" or Key(0, kind, name, rank).is_changed_setting:
             # Recorded only at steps that draw from it or change it.
@@ -326,7 +332,7 @@ def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[s
 
 
 def _unusable(key: Key, pair: tuple[Record, Record], case: Case) -> Iterator[str]:
-    """Why a pair cannot be evidence: outside the case, or without a real digest."""
+    """Yield the reasons why a pair is no evidence: it is outside the case, or has no real digest."""
     if key.kind not in KINDS or not is_inside(key, case):
         yield f"{_tell_place(key)} is outside the case ({case.steps} steps, {case.parallelism.world_size} ranks)"
     if not (_is_digest(pair[0].digest) and _is_digest(pair[1].digest)):
@@ -343,12 +349,12 @@ def _tell_places(places: list[tuple[int, int]]) -> str:
 
 
 def _numbered(values: Iterable[Any]) -> Any:
-    """Map equal values to equal numbers."""
+    """An array with a number for each value. Equal values have equal numbers."""
     numbers: dict[Any, int] = {}
     return numpy.array([numbers.setdefault(value, len(numbers)) for value in values])
 
 
 def _first_of_each(numbers: Any, rows: Any) -> Iterator[tuple[int, int]]:
-    """The first row with each number, and how many rows have that number."""
+    """Yield, for each number that occurs, the first row with this number and the count of rows with it."""
     _, places, counts = numpy.unique(numbers, return_index=True, return_counts=True)
     yield from zip(rows[places].tolist(), counts.tolist(), strict=True)

@@ -6,16 +6,16 @@ from bitproof.harness.compare.order import place_of
 from bitproof.harness.records import Comparison, Divergence, InFloat64, Key, LayoutBounds, Verdict
 
 USED_BY_ONE = 0.6
-"""A single tensor that uses less than this share of its bound causes no remark.
+"""If a single tensor is `near`, and it uses less than this share of its bound, there is no remark.
 
-In a tensor of a hundred, rounding may use half of the bound: for example, a loss that moves by two units in the last
-place. 7 of 60 correct pairs had such a tensor (`bench_bounds.py`).
+Among a hundred tensors, there may be one in which rounding alone uses half of the bound, such as a loss that moves by
+two units in the last place. 7 of 60 correct pairs of systems had such a tensor (`bench_bounds.py`).
 """
 
 
 def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
-    """CLOSE if every difference is rounding within its derived bound; else DIFFERENT, with a sentence about the first
-    difference that is not."""
+    """The verdict: CLOSE if every difference is within its bound and explained by rounding. Otherwise DIFFERENT, with a
+    sentence about the first difference that is not."""
     if layouts.is_rounding:
         return Verdict.CLOSE, None
     if layouts.is_within and layouts.in_float64:
@@ -34,7 +34,7 @@ def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
 
 
 def first_beyond(layouts: LayoutBounds, comparison: Comparison) -> Divergence | None:
-    """The first tensor that differs by more than rounding, on the first rank on which it differs."""
+    """The divergence at the first tensor that differs by more than rounding, on the first rank on which it differs."""
     beyond_in_float64 = layouts.in_float64.rows if layouts.in_float64 and layouts.in_float64.shows_defect else []
     for row in [*layouts.rows, *beyond_in_float64]:
         if row.is_beyond:
@@ -54,8 +54,8 @@ def _told_in_float64(found: InFloat64) -> str:
 
 
 def remarks_on(layouts: LayoutBounds) -> list[str]:
-    """Remarks on a CLOSE: the result of the second test, in float64, if it decides nothing, or that this test was not
-    possible."""
+    """The remarks on a CLOSE, about the second test, in float64: that it was not possible, or what it found although
+    that does not change the verdict."""
     found = layouts.in_float64
     if found is None:
         return []
@@ -79,9 +79,10 @@ def remarks_on(layouts: LayoutBounds) -> list[str]:
 
 
 def told_near(layouts: LayoutBounds) -> str | None:
-    """The sentence about a CLOSE whose tensors differ by more than rounding usually does; None if none do.
+    """The sentence about a CLOSE whose tensors differ by more than rounding usually does; None if no tensor does.
 
-    Example: "5 tensors of blocks.1.norm use up to 85% of their bound, and no other module's more than 20%".
+    Example: "a small defect is possible: 5 tensors differ by more than rounding usually does, most of all 3 tensors of
+    blocks.1.norm, by up to 85% of the bound; elsewhere at most 20%".
     """
     used: dict[str, list[float]] = {}
     for row in layouts.rows:

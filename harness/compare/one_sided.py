@@ -1,20 +1,20 @@
-"""Buffers that only one of two systems registers, and their effect on the verdict.
+"""Finds buffers that only one of two systems registers, and decides their effect on the verdict.
 
-A constant of one side, such as `positions`, is another way to write a number: its effects show in every compared
-tensor. So it is a remark, and the other tensors decide the verdict. State is another matter: if steps change a buffer
-of a single side, nothing shows that its values are right.
+A constant buffer of one side, such as `positions`, is another way to write a number: its effects show in the tensors
+that are compared. So it only leads to a remark, and the other tensors decide the verdict. A buffer that steps change is
+state: if only one side has it, nothing shows that its values are right.
 
     candidate alone   positions   the same bits at every step     EQUAL is EQUAL, with a remark
     candidate alone   count       other bits at a later step      EQUAL and CLOSE are UNVERIFIED
 
-This holds only for buffers, and only if the side without them is known to show every buffer it has
-(`shows_every_buffer` in its manifest): another system may have the buffer and not show it. If each side has buffers
-that the other lacks, they may be the same under two names: then their records are missing, as usual. The records of a
-buffer are also missing if the other side has it on some rank or at some step.
+This holds only for buffers, and only if the side without them shows every buffer that it has (`shows_every_buffer` in
+its manifest): otherwise it may have the buffer and not show it. If each side has buffers that the other lacks, they may
+be the same buffers under two names. Then their records count as missing, like those of any other kind. So do the
+records of a buffer that the other side has on some rank or at some step.
 
-Changed settings and attributes of an optimizer (`@changed`) have records on the side and at the steps of the change.
-Without a partner they withhold EQUAL and CLOSE, like a buffer that steps change; if the other side's system does not
-show such changes at all, they are a remark.
+Settings and attributes of an optimizer have records (`@changed`) only at the steps that change them. If such a record
+has no partner, EQUAL and CLOSE become UNVERIFIED, as for a buffer that steps change. If the system of the other side
+never shows such changes, it only leads to a remark.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _NUM_NAMED = 5
 class OneSided:
     """Buffers that only one side has, and optimizer settings that only one side's steps change.
 
-    `side` has the buffers; it is None if there are none. `names` are all of them, `changed` those that steps change.
-    `settings` has the settings of each side. They count for the sides in `compared`: the other side's system would
-    have recorded such changes.
+    `side` is the side that has the buffers, or None if there are none. `names` are the names of all these buffers,
+    `changed` of those that steps change. `settings` has the names of each side's settings. They count only for the
+    sides in `compared`: for these, the system of the other side would have recorded such changes.
     """
 
     side: Role | None = None
@@ -43,12 +43,12 @@ class OneSided:
     compared: frozenset[Role] = frozenset()
 
     def covers(self, key: Key) -> bool:
-        """Whether a record without a partner belongs to these buffers or settings."""
+        """Whether a record without a partner is about one of these buffers or settings."""
         is_setting = key.is_changed_setting and any(bare(key.name) in names for names in self.settings.values())
         return is_setting or (key.kind == "buffer" and bare(key.name) in self.names)
 
     def remarks(self) -> Iterator[str]:
-        """Sentences that name the buffers and settings."""
+        """Yield sentences that name the buffers and settings."""
         if self.side is not None:
             what = "it stays the same" if len(self.names) == 1 else "they stay the same"
             held = f"; {what} in all steps, and what it changes is compared" if not self.changed else ""
@@ -57,7 +57,7 @@ class OneSided:
             yield f"only the {role}'s steps change {_first_few(names)} of its optimizer"
 
     def unshown(self) -> Iterator[str]:
-        """A sentence for each reason why agreement of all other tensors does not show that the systems agree."""
+        """Yield a sentence for each reason why agreement of all other tensors does not show that the systems agree."""
         if self.changed:
             which = "it" if len(self.changed) == 1 else "them"
             yield f"only the {self.side} has buffer {_first_few(self.changed)}, and steps change {which}"
@@ -69,7 +69,8 @@ class OneSided:
 def one_sided(
     sides: Sequence[Recording], unpaired: Mapping[Role, Iterable[tuple[Key, Record]]], num_steps: int
 ) -> OneSided:
-    """Sort records without a partner by side, and keep the buffers that the other side never has."""
+    """The buffers and settings that only one of two recordings has. `unpaired` has the records without a partner, by
+    side; they are of buffers and changed settings."""
     if sides[0].manifest.system == sides[1].manifest.system:
         return OneSided()  # two runs of the same system register the same
     changing = {
@@ -99,7 +100,8 @@ def one_sided(
 
 
 def _changes(moments: Mapping[tuple[int, str], Mapping[int, str]], num_steps: int) -> bool:
-    """Whether a buffer's value changes on some rank, or is missing at some step. `moments` has its digests by step."""
+    """Whether a buffer's value changes on some rank, or is missing at some step. `moments` has, by rank and name, its
+    digests by step."""
     by_rank: dict[int, set[str]] = {}
     for (rank, _), steps in moments.items():
         by_rank.setdefault(rank, set()).update(steps.values())
@@ -113,7 +115,7 @@ def _buffers_of(recording: Recording) -> Iterator[Key]:
 
 
 def bare(name: str) -> str:
-    """A buffer's name without the moment at which it is recorded."""
+    """The name of a buffer or setting without its end, such as `@after_optimizer` or `@changed`."""
     return name.rpartition("@")[0] or name
 
 

@@ -1,4 +1,4 @@
-"""The order in which a step computes its records: decides which of several differing records is first."""
+"""The order in which a step computes its records. It decides which of several differing records is the first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ parameters, their norm, buffers before the optimizer, parameters, optimizer stat
 
 
 class ComputedAt(NamedTuple):
-    """A record's position in a run: step, phase of the step, index of its tensor among all, rank."""
+    """A record's position in a run, for sorting. `phase` is an index into PHASES, `tensor` the index of the record's
+    kind and name in the reference's order."""
 
     step: int
     phase: int
@@ -26,23 +27,23 @@ class ComputedAt(NamedTuple):
 
 
 class ComputationOrder:
-    """A sort key for records: step, phase of the step, index of the name in the reference's order, rank."""
+    """A sort key for records: a function from a key to its position in a run. All names must be added before."""
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], int] = {}
 
     def add(self, recorded: Iterable[Key]) -> None:
-        """Add names in the order in which they were recorded."""
+        """Add the names of these keys, which must be in the order in which they were recorded."""
         for key in recorded:
             self._tensors.setdefault((key.kind, key.name), len(self._tensors))
 
     def __call__(self, key: Key) -> ComputedAt:
-        """The position of a record whose name is known."""
+        """The position of a record in the run. Its name must have been added."""
         return ComputedAt(key.step, phase_of(key), self._tensors[key.kind, key.name], key.rank)
 
 
 def computation_order(recorded: Iterable[Key]) -> Any:
-    """A `ComputationOrder` for records whose names are those of `recorded`."""
+    """A `ComputationOrder` for records with the names of `recorded`."""
     order = ComputationOrder()
     order.add(recorded)
     return order
@@ -58,7 +59,7 @@ def phase_of(key: Key) -> int:
 
 
 def place_of(key: Key) -> tuple[str, str]:
-    """The module of a record, "" outside any module, and the direction in which it is computed."""
+    """The module of a record's tensor, "" for a tensor outside any module, and the direction that computes it."""
     if key.kind == "activation" and (boundary := boundary_of(key.name)) is not None:
         return boundary.module, boundary.direction
     if key.kind not in ("grad", "param", "optimizer"):

@@ -1,4 +1,4 @@
-"""Make a case's result from a judgement, from an error, or from an interruption."""
+"""Makes the result of a case from a judgement, from an error, or from an interruption."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from bitproof.harness.errors import (
 from bitproof.harness.records import CaseResult, Verdict
 
 MAX_ERROR = 2 * MAX_TRACEBACK
-"""The most characters in a result's error: its message, a traceback, and text from a search for the cause."""
+"""The maximum number of characters in the error of a result. It has room for a message, a traceback, and text from a
+search for the cause."""
 
 
 def result_of(case: Case, judgement: Judgement, *, device: str, backend: str, **facts: Any) -> CaseResult:
-    """A judged case. `facts` are CaseResult's remaining fields: losses, seconds, passes, memory.
+    """The result of a judged case. `facts` are CaseResult's remaining fields: losses, seconds, passes, memory.
 
-    A verdict that the result's own numbers contradict is withdrawn: the case is UNVERIFIED.
+    If the result's own numbers contradict its verdict, the verdict is withdrawn, and the case is UNVERIFIED.
     """
     judged = {name: getattr(judgement, name) for name in judgement.__dataclass_fields__}
     result = _result(case, device=device, backend=backend, **judged, **facts)
@@ -39,7 +40,7 @@ def result_of(case: Case, judgement: Judgement, *, device: str, backend: str, **
 
 
 def result_of_error(case: Case, error: BaseException, *, device: str, backend: str, **facts: Any) -> CaseResult:
-    """A case that failed. RecordingError and MachineError leave it UNVERIFIED, any other error makes it an ERROR."""
+    """The result of a case that failed: UNVERIFIED after a RecordingError or MachineError, ERROR after any other."""
     text = (
         str(error) if isinstance(error, BitproofError) else f"{type(error).__name__}: {bounded(str(error), MAX_FACT)}"
     )
@@ -50,7 +51,7 @@ def result_of_error(case: Case, error: BaseException, *, device: str, backend: s
 
 
 def complete(cases: Iterable[Case], results: Iterable[CaseResult], reason: str) -> list[CaseResult]:
-    """Every case's result, in case order. A case without a result is UNVERIFIED, with `reason`, and ran nowhere."""
+    """A result for every case, in the order of cases. A case that is not in `results` is UNVERIFIED, for `reason`."""
     found = {result.case.name: result for result in results}
     return [
         found.get(case.name)

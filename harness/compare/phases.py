@@ -1,23 +1,24 @@
-"""Which tensors must be equal bit by bit between two layouts.
+"""Decides which tensors must be equal bit by bit between two layouts.
 
 A layout changes only the order of sums. The phases of a step are forward, backward, clipping (operations on gradients
-before they are shown) and update. Up to the first phase in which the two systems add over other ranks, or exchange rows
-among other ranks, every sum has the same terms in the same order: each tensor up to there must agree in every bit.
+before they are shown) and update. Consider the first phase in which the two systems add over different ranks, or
+exchange rows among different ranks. Before this phase, every sum has the same terms in the same order, so each tensor
+must agree in every bit.
 
-- Two terms have a single sum, so over two ranks an all-reduce and a reduce-scatter agree. Over more ranks, other
-  collectives add in other orders.
+- Two terms have only one sum, so over two ranks an all-reduce and a reduce-scatter agree. Over more ranks, different
+  collectives add in different orders.
 - Several backwards of a step also change the order: a system may reduce accumulated gradients, or accumulate reduced
   gradients. If the number of backwards differs, the batch is divided differently, so sums differ from the first phase
   on.
 - Over more than two ranks, a collective's order of addition for an element depends on the element's index among all
   elements that are added at once (measured on gloo's ring). So sums of other sizes have other orders. Sums of gradients
   also have other orders if the two systems give a rank other parts of a gradient: FSDP1 cuts a flattened tensor, and
-  FSDP2 cuts rows. The norms of these parts differ, too, so the sum of norms has other terms on any number of ranks.
+  FSDP2 cuts rows. The norms of such parts differ as well, so the sum of norms has other terms on any number of ranks.
 - A number that is no power of two rounds: dividing each term by 3 before the sum differs from dividing the sum by 3.
 
-Stages of a pipeline are an exception. If each parameter is on one rank on both sides, and no rank adds over
-others, all terms of a gradient are added on its own rank. Then the sums are the same on any number of ranks, if
-gradients have the same number of parts added in place, or a single part in the same number of backwards.
+Stages of a pipeline are an exception. If each parameter is on a single rank on both sides, and no collective adds over
+ranks, all terms of a gradient are added on that rank. Then the sums are the same on any number of ranks, if both sides
+add the same number of parts to a gradient in place; or, for a single part, if both have the same number of backwards.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 def regrouped_from(
     reference: Manifest, candidate: Manifest, *, are_staged: bool = False, are_moved: bool = False
 ) -> int | None:
-    """The first phase, as an index into PHASES, whose sums have another order or other terms; None if no phase has.
+    """The first phase, as an index into PHASES, in which sums have another order or other terms; None if there is none.
 
-    If the numbers of ranks differ, the batch is divided differently, so it is the first phase. With `are_staged` each
-    parameter is on one rank; with `are_moved` ranks have other parts of gradients than in the other system.
+    If the numbers of ranks differ, this is the first phase of all, because the batch is divided differently.
+    `are_staged`: each parameter is on a single rank. `are_moved`: ranks have other parts of gradients than in the other
+    system.
     """
     meetings = [manifest.meetings or () for manifest in (reference, candidate)]
     if are_staged and not any(meeting.ranks for side in meetings for meeting in side):
         return None if _are_added_alike(*meetings) else 0
-    # Another number of ranks divides the batch differently.
     if reference.world_size != candidate.world_size:
         return 0
     for place, phase in enumerate(PHASES):
@@ -57,20 +58,20 @@ def regrouped_from(
 
 
 def regrouped_between(reference: Recording, candidate: Recording) -> int | None:
-    """As `regrouped_from`, for two recordings."""
+    """The phase of `regrouped_from` for two recordings."""
     sides = reference, candidate
     manifests = (side.manifest for side in sides)
     return regrouped_from(*manifests, are_staged=are_staged(*sides), are_moved=gradients_lie_otherwise(*sides))
 
 
 def apart_from(candidate: Manifest) -> int:
-    """The first step in which the candidate may have its own layout. Until then, a resumed case runs the reference's
-    system."""
+    """The first step in which the candidate may have its own layout. In a case that resumes the reference, its system
+    runs all steps before."""
     return int(candidate.case["resume_at"]) if candidate.case.get("resumes_reference") else 0
 
 
 def _are_added_alike(*sides: Sequence[Meeting]) -> bool:
-    """Whether the sides add the same number of parts to a gradient, or a single part in the same number of
+    """Whether both sides add the same number of parts to each gradient, and, if that is one, run the same number of
     backwards."""
     parts, backwards = (
         [{meeting.backwards for meeting in side if meeting.what == what} for side in sides]
@@ -80,7 +81,7 @@ def _are_added_alike(*sides: Sequence[Meeting]) -> bool:
 
 
 def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
-    """A key that is equal for two sums in the same order. Over two ranks the order is the same for any collective."""
+    """A key that is equal for two collectives that add in the same order. Over two ranks, all collectives do."""
     if meeting.what == "backward":
         return meeting.what, "", str(meeting.backwards), 0
     is_ordered = meeting.ranks.count(",") > 1 or meeting.backwards > 1 or meeting.what == "scale"
@@ -88,9 +89,10 @@ def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
 
 
 def _follows_places(meeting: Meeting) -> bool:
-    """Whether a sum's order or terms depend on which parts of gradients ranks have.
+    """Whether the order or the terms of a sum depend on the parts of gradients that ranks have.
 
-    A DTensor adds results of parts, such as norms, by a functional all-reduce.
+    A sum over more than two ranks does, and so does a functional all-reduce: DTensors add results of parts with it,
+    such as norms.
     """
     if meeting.phase == "forward" or meeting.what != "sum":
         return False
@@ -98,7 +100,7 @@ def _follows_places(meeting: Meeting) -> bool:
 
 
 def phase_of(tensor: LogicalTensor) -> int:
-    """The phase of its step in which a tensor is computed, as an index into PHASES; -1 if the step begins with it."""
+    """The phase of a step in which a tensor is computed, as an index into PHASES; -1 if it exists before the step."""
     if tensor.kind == "buffer" and tensor.name.endswith(BEFORE_FORWARD):
         return -1
     if tensor.kind == "activation":

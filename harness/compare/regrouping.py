@@ -1,4 +1,4 @@
-"""Bounds for tensors of another layout: which must be equal, and how far rounding may move the others.
+"""Computes bounds for tensors of another layout: which must be equal, and how far rounding may move the others.
 
 1. `phases.py` decides which tensors must agree in every bit.
 2. All others may differ by rounding. The amount depends on the number of terms, on dtypes and on the amplification of
@@ -13,7 +13,8 @@
    a tensor that moves by more than NEAR_SPREADS, and by more than a unit, is `near`: `across` then takes more samples,
    and with twelve a bound is 6 spreads.
 
-Distances are Euclidean, over all cells of a tensor, each cell once; among a candidate's replicas the farthest counts.
+Distances are Euclidean, over all cells of a tensor, each cell once. If several ranks of the candidate have a cell, the
+one with the largest distance counts.
 """
 
 from __future__ import annotations
@@ -42,22 +43,22 @@ CONFIDENCE = 0.99
 FEWEST_UNITS = 4
 NEAR_SPREADS = 2.5
 MARGIN = 2.0**14
-"""How many spreads a difference in float64 must have to be no rounding.
+"""A difference in float64 of more than this many spreads is no rounding.
 
-From float32 to float64, rounding shrinks by 2^29 and a defect does not. This factor has half of these 29 bits, so it is
-far from both, and a single sample is enough to estimate the spread.
+From float32 to float64, rounding shrinks by 2^29, but a defect does not. This factor has half of these 29 bits, so it
+is far from both, and a single sample is enough to estimate the spread.
 """
 NEARLY_ALL = 0.95
-"""The quantile of the tensors' error ratios that decides about a loss of accuracy.
+"""The quantile of the tensors' ratios of errors that decides whether the candidate is less accurate.
 
-The largest ratios do not count, as the reference may be exact in a small tensor by chance.
+The largest ratios are ignored, because the reference may be exact in a small tensor by chance.
 """
 
 
 def measure_layouts(
     reference: Path, candidate: Path, samples: Sequence[Path], apart: Collection[LogicalTensor] = ()
 ) -> LayoutBounds:
-    """Compare every tensor that differs with its bound. All folders are recordings with values.
+    """The bounds of all tensors, and the error of each tensor that differs. All paths are recordings with values.
 
     Tensors in `apart` have replicas that differ, so they have no bound. Raises RecordingError if a value does not have
     its recorded digest.
@@ -110,11 +111,12 @@ def measure_in_float64(
     plain: tuple[Path, Path, Sequence[Path]],
     apart: Collection[LogicalTensor] = (),
 ) -> InFloat64:
-    """The second test. `wide` are the reference, the candidate and samples in float64; `plain` are the plain runs.
+    """The second test. `wide` are recordings of the reference, the candidate and samples in float64; `plain` are those
+    of the plain runs.
 
-    1. If a tensor differs in the plain runs, and moves by MARGIN spreads in float64, rounding does not explain it.
+    1. If a tensor differs in the plain runs, and by more than MARGIN spreads in float64, rounding does not explain it.
     2. All plain runs are compared with the reference in float64, which is nearly exact. The candidate is less accurate
-       if its errors are significantly larger than those of the reference and of its samples in other orders.
+       if its errors are significantly larger than those of the plain reference and of its samples in other orders.
 
     Raises RecordingError if a value does not have its recorded digest.
     """
@@ -150,13 +152,13 @@ def measure_in_float64(
 
 
 def student_quantile(level: float, degrees: int) -> float:
-    """The number of standard deviations that a normal error exceeds with probability `level`, if the deviation is
-    estimated from `degrees` distances.
+    """The number of standard deviations that a normally distributed error exceeds with probability `level`, if the
+    deviation is estimated from `degrees` distances.
 
     Two-sided Student's t distribution: Student, Biometrika 6 (1908), 1. Its integral for whole degrees of freedom:
     Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.
     """
-    # Bisection, as the probability to exceed a distance falls with the distance.
+    # Found by bisection, since the probability to exceed a distance falls as the distance grows.
     low, high = 0.0, 1e6
     for _ in range(200):
         middle = (low + high) / 2
@@ -165,7 +167,8 @@ def student_quantile(level: float, degrees: int) -> float:
 
 
 def _student_within(t: float, degrees: int) -> float:
-    """The probability that |T| is at most t."""
+    """The probability that |T| is at most t, for T of Student's distribution."""
+    # The sums of 26.7.3 and 26.7.4: in powers of the cosine, even powers for even degrees of freedom, odd for odd.
     angle = math.atan(t / math.sqrt(degrees))
     sine, cosine = math.sin(angle), math.cos(angle)
     is_odd = degrees % 2
@@ -180,9 +183,10 @@ def _student_within(t: float, degrees: int) -> float:
 
 @dataclass(frozen=True)
 class Distances:
-    """Distances of the candidate and of each sample from the reference, the reference's norm, and the least bound.
+    """The distances of a tensor in the candidate (`error`) and in each sample from the reference.
 
-    `rank` is the candidate's first rank that differs.
+    `norm` is the norm of the reference's tensor, and `least` the smallest distance that is allowed as a bound. `rank`
+    is the candidate's first rank that differs.
     """
 
     rank: int
@@ -192,7 +196,7 @@ class Distances:
     least: float
 
     def bound(self, factor: float) -> float:
-        """The largest relative error that sums in other orders explain."""
+        """The largest relative error that sums in other orders explain. `factor` is the number of spreads."""
         spread = self.spread
         return self.relative(max(factor * spread, self.least)) if math.isfinite(spread) else math.inf
 
@@ -207,12 +211,12 @@ class Distances:
         return self.error > NEAR_SPREADS * self.spread and self.error > self.least / FEWEST_UNITS
 
     def relative(self, distance: float) -> float:
-        """A distance as a share of the tensor's norm; infinite if a tensor of zeros moved."""
+        """A distance as a share of the tensor's norm; infinite for a tensor of zeros, unless the distance is 0."""
         return distance / self.norm if self.norm else (0.0 if distance == 0 else math.inf)
 
 
 class _Side:
-    """A recording, whose ranks' values are read a tensor at a time."""
+    """A recording with open files of values. The values are read a tensor at a time."""
 
     def __init__(self, folder: Path, recording: Recording, stack: ExitStack) -> None:
         self.recording = recording
@@ -226,8 +230,8 @@ class _Side:
 
 
 class _Unit(NamedTuple):
-    """A cell: `here` is a rank of the reference that has it, `at` the cell's slice of this rank's part. `there` has the
-    candidate's ranks with the cell, each with its slice."""
+    """A cell of a tensor. `here` is a rank of the reference that has the cell, and `at` selects it in this rank's part.
+    `there` has the candidate's ranks that have the cell, each with the slices that select it there."""
 
     here: int
     at: tuple[slice, ...]
@@ -235,9 +239,10 @@ class _Unit(NamedTuple):
 
 
 def _distances(tensor: LogicalTensor, sides: Sequence[_Side], *, of_one_dtype: bool = True) -> Distances:
-    """The distances of a tensor on all further sides from the tensor on the first side.
+    """The distances of a tensor on all other sides from the tensor on the first side.
 
-    Without `of_one_dtype`, floats of all dtypes are compared as float64.
+    All sides but the second have the layout of the first. Unless `of_one_dtype`, floats of all dtypes are compared as
+    float64.
     """
     squares, norm, eps = [0.0] * (len(sides) - 1), 0.0, 0.0
     values: dict[tuple[int, int], Values] = {}
@@ -276,7 +281,10 @@ def _crosses(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:
 
 
 def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[bool, list[_Unit]]:
-    """Whether cells index a tensor as flat, and its cells, each once. If ranks pair, a rank's whole part is a cell."""
+    """Whether a tensor's cells are slices of the flattened tensor; and the cells, each once.
+
+    If the tensor's records pair rank by rank, the whole part of each rank is a cell.
+    """
     here, there = reference.parts[tensor], candidate.parts.get(tensor, {})
     if not _crosses(tensor, reference, candidate):
         return False, [_Unit(rank, (), [(rank, ())] if rank in there else []) for rank in here]
@@ -309,7 +317,8 @@ def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[b
 
 
 def squared_distance(own: Values, other: Values) -> float:
-    """The squared distance of two values; infinite if types differ, or for a NaN or infinity on one side only."""
+    """The squared distance of two tensors. It is infinite if their dtypes or shapes differ, or if an element is NaN or
+    infinite on one side only."""
     if own.dtype != other.dtype or own.shape != other.shape:
         return math.inf
     if not own.is_floating_point():
@@ -318,7 +327,7 @@ def squared_distance(own: Values, other: Values) -> float:
     if is_unlike(left, right).any():
         return math.inf
     distance = float((left - right)[left.isfinite()].square().sum())
-    return distance if distance or bits_equal(own, other) else math.ulp(0.0)  # zeros of opposite sign differ, too
+    return distance if distance or bits_equal(own, other) else math.ulp(0.0)  # zeros of opposite sign differ
 
 
 def _finite(error: float) -> float | None:

@@ -1,20 +1,20 @@
-"""Compare two systems with different tensor layouts by logical tensor.
+"""Compares two systems with different tensor layouts by logical tensor.
 
-Both first runs record the part of each tensor that a rank has. The cuts of all these parts divide a tensor into cells,
-and a second run of each system records the digest of each cell. From these the reference's records are converted to the
-candidate's layout, and paired with the candidate's records as usual. Nothing is gathered, and no process loads more
-than a rank's own part. For example, rows 0:4 and 4:8 on the reference's two ranks, and rows 0:2, 2:4, 4:6, 6:8 on the
-candidate's four, have the cells 0:2, 2:4, 4:6, 6:8.
+The first run of each system records the part of each tensor that a rank has. The cuts of all these parts divide a
+tensor into cells, and a second run of each system records the digest of each cell. With these digests, the reference's
+records are converted to the candidate's layout, and paired with the candidate's records as usual. Nothing is gathered,
+and no process loads more than a rank's own part. For example, rows 0:4 and 4:8 on the reference's two ranks, and rows
+0:2, 2:4, 4:6, 6:8 on the candidate's four, have the cells 0:2, 2:4, 4:6, 6:8.
 
-- A rank of the candidate whose cell has other bits than the reference's differs in that tensor.
+- If a cell on a rank of the candidate has other bits than in the reference, that rank differs in the tensor.
 - A tensor that is whole on several ranks of the reference must be the same on all of them. If it is not, some rank of
   the candidate differs from one of them, and `replicas` names the tensor.
 - A plain tensor counts as whole. If the candidate has as many ranks, and each has the same part as in the reference,
   records pair rank by rank, and plain tensors may differ between ranks.
-- A cell that the other side lacks is a gap.
+- A cell that one side lacks is a gap in the evidence.
 
 Recordings are read rank by rank, as with equal layouts. Only the digests of cells and the tensors' layouts stay in
-memory; steps with the same layout share it.
+memory; a layout that does not change from step to step is stored once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NUM_NAMED = 5
 
 
 class LogicalTensor(NamedTuple):
-    """The step, kind and name of a tensor; it may be recorded on any ranks, in parts or whole."""
+    """The step, kind and name of a tensor, whichever ranks recorded it, whole or in parts."""
 
     step: int
     kind: Kind
@@ -62,10 +62,11 @@ PartLayouts = Mapping[int, PartLayout]
 
 @dataclass(frozen=True)
 class Relaid:
-    """The reference's recording in the candidate's layout, and findings on the way.
+    """The reference's recording in the candidate's layout, and the findings of converting it.
 
-    `across` are the tensors that had to be compared by cells. `unusable` lists gaps in the evidence. `parted` are the
-    tensors whose replicas differ within the reference or within the candidate, and `apart` has a sentence for each.
+    `across` are the tensors that are compared by cells. `unusable` has a sentence for each gap in the evidence.
+    `parted` are the tensors whose replicas differ within the reference or within the candidate; `apart` has the
+    sentences about them.
     """
 
     recording: Recording
@@ -76,7 +77,7 @@ class Relaid:
 
 
 def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recording) -> bool:
-    """Whether some tensor has another layout on the two systems' ranks, or the case says that their meshes differ."""
+    """Whether some tensor has different layouts in the two systems, or the case says that their meshes differ."""
     if case.reference_parallelism is not None:
         return True
     if reference.manifest.world_size == candidate.manifest.world_size:
@@ -88,7 +89,8 @@ def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recordin
 
 
 def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> bool:
-    """Whether layouts differ only in that ranks lack a parameter's gradient or optimizer state, so calls have partners.
+    """Whether layouts differ only because some ranks lack a parameter's gradient or optimizer state. Then the calls of
+    the two systems have partners.
 
     Example: a rank leaves a parameter out of its update, or another rank updates it for all.
     """
@@ -97,15 +99,16 @@ def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> 
 
 
 def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayouts) -> bool:
-    """Whether a tensor is a gradient or a state with equal layouts on each rank where both sides have it. If it is also
-    missing on some ranks, only a part is lacking."""
+    """Whether a tensor is a gradient or a state, and its layouts are equal on all ranks that have it on both sides. So
+    a difference of layouts can only be that ranks lack it."""
     both = here.keys() & there
     left, right = ({rank: side[rank] for rank in both} for side in (here, there))
     return tensor.kind in ("grad", "optimizer") and not lies_otherwise(left, right, have_as_many=True)
 
 
 def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
-    """The cuts of each tensor whose layouts differ, by kind and name. A tensor of two logical shapes has none."""
+    """By `kind/name`, the cuts of each tensor whose layouts differ. A tensor with different logical shapes on the two
+    sides is left out."""
     boxes: dict[str, set[Box]] = {}
     for tensor, sides in _across(reference, candidate):
         parts = [_box_of(held) for side in sides for held in {*side.values()}]
@@ -114,7 +117,7 @@ def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
 
 
 def relaid(reference: Recording, candidate: Recording, cuts: Mapping[str, Cuts]) -> Relaid:
-    """The reference in the candidate's layout, from two recordings with the digests of the cells of `cuts`."""
+    """The reference in the candidate's layout. Both recordings must have the digests of the cells of `cuts`."""
     across = [tensor for tensor, _ in _across(reference, candidate)]
     known = {tensor: _Cells(tensor, cuts.get(f"{tensor.kind}/{tensor.name}")) for tensor in across}
     for number, side in enumerate((reference, candidate)):
@@ -160,7 +163,8 @@ class _RelaidRecording(Recording):
         return {key: record for rank in self.ranks for key, record in self.records_of(rank).items()}
 
     def records_of(self, rank: int) -> dict[Key, Record]:
-        """A rank's records: the candidate's with the reference's digests, then those that the candidate lacks."""
+        """A rank's records: first the candidate's records with the reference's digests, then the reference's records
+        that the candidate lacks."""
         own, found = self._reference.records_of(rank), dict[Key, Record]()
         for key, record in self._candidate.records_of(rank).items():
             cells = self._known.get(LogicalTensor(*key[:3]))
@@ -180,7 +184,8 @@ class _RelaidRecording(Recording):
 
 
 def replicas(recording: Recording) -> Iterator[LogicalTensor]:
-    """Each DTensor whose replicas differ: its placement says that ranks have the same part, but digests differ."""
+    """Yield each DTensor whose replicas differ: by its placements ranks have the same part, but digests differ."""
+    # Digests are only read for parts that several ranks have.
     shared: set[tuple[str, str, str]] = set()
     for (kind, name), ranks in _layouts_of(recording).items():
         boxes = [held.box for steps in ranks.values() for held in {*steps.values()} if held.box is not None]
@@ -198,10 +203,11 @@ def replicas(recording: Recording) -> Iterator[LogicalTensor]:
 
 @dataclass
 class _Cells:
-    """A tensor's cells on both sides, rank after rank. `first` is the reference's first record of it.
+    """A tensor's cells on both sides, collected rank by rank. Pairs have the reference first.
 
-    `digests` has, for each side, the digest of each cell, or a set if ranks differ; it is empty for a side without a
-    known layout.
+    `first` is the reference's first record of the tensor. `digests` has, for each side, the digest of each cell, or a
+    set of digests if ranks differ; it is empty for a side whose layout is unknown. `has` counts the ranks that have a
+    part, `placed` those whose part has placements.
     """
 
     tensor: LogicalTensor
@@ -214,16 +220,16 @@ class _Cells:
 
     @property
     def are_on_both(self) -> bool:
-        """Whether each side has some of the tensor."""
+        """Whether the tensor is on some rank of each side."""
         return all(self.has)
 
     @property
     def left(self) -> list[Cell]:
-        """The reference's cells that are on no rank of the candidate."""
+        """The reference's cells that no rank of the candidate has; empty if a side lacks the whole tensor."""
         return sorted(self.digests[0].keys() - self.digests[1].keys()) if self.are_on_both else []
 
     def add(self, side: int, rank: int, record: Record) -> None:
-        """Add a rank's part."""
+        """Add the part of a rank of the side with this index."""
         if side == 0 and not self.has[0]:
             self.first = record
         self.has[side] += 1
@@ -243,7 +249,7 @@ class _Cells:
                 known[cell] = {digest} | (before if isinstance(before, set) else {before})
 
     def apart(self) -> Iterator[str]:
-        """A sentence for each side on which ranks have other bits of the same cell."""
+        """Yield a sentence for each side on which ranks have different bits of the same cell."""
         for side, role in enumerate(("reference", "candidate")):
             if any(isinstance(digests, set) for digests in self.digests[side].values()):
                 is_placed = self.placed[side] == self.has[side]
@@ -251,10 +257,10 @@ class _Cells:
                 yield f"{what} of one tensor differ within the {role}: {self.tensor}"
 
     def as_in(self, rank: int, record: Record) -> Record | None:
-        """The reference's record in the layout of `record`, the candidate's on a rank.
+        """The reference's tensor as a record in the layout of `record`, which is the candidate's record on a rank.
 
-        It is `record` itself if all its cells agree, and otherwise has another digest. None if the reference lacks a
-        cell.
+        It is `record` itself if all its cells agree. Otherwise it is a copy with another digest. None if the reference
+        lacks one of its cells.
         """
         first = self.first
         # Such tensors cannot be equal: a placeholder for the digest makes the pair differ.
@@ -268,7 +274,7 @@ class _Cells:
 
 
 def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
-    """The digest of each cell of a rank's part; None if its layout or its digests are not known."""
+    """The digest of each cell of a rank's part; None if the part's layout or the digests are unknown."""
     cells = _cells_in(record.box, record.shape if record.box is None and not record.placements else None, cuts)
     text = record.cells
     if cells is None or text is None or len(text) != DIGEST_DIGITS * len(cells):
@@ -278,7 +284,8 @@ def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> list[Cell] | None:
-    """The cells of a part, or of a whole plain tensor of a shape; the same objects for all steps."""
+    """The cells of a part, given as the text of its box, or of a whole plain tensor of this shape. None if both are
+    None, or if the cuts do not fit. The result is cached, so all steps share it."""
     known = Box.parse(box) if box is not None else Box.whole(shape) if shape is not None else None
     cut = known.cut_by(cuts) if known is not None else None
     return None if cut is None else cut.cells(cuts)
@@ -287,7 +294,8 @@ def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> lis
 def _across(
     reference: Recording, candidate: Recording
 ) -> Iterator[tuple[LogicalTensor, tuple[PartLayouts, PartLayouts]]]:
-    """The tensors that do not pair rank by rank, with both layouts, by step and then in the order of the reference."""
+    """Yield the tensors that do not pair rank by rank, with their layouts on both sides, by step and then in the order
+    of the reference."""
     have_as_many = reference.manifest.world_size == candidate.manifest.world_size
     here, there = _layouts_of(reference), _layouts_of(candidate)
     sides = {name: (here.get(name, {}), there.get(name, {})) for name in {**here, **there}}
@@ -301,10 +309,10 @@ def _across(
 
 
 def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_as_many: bool) -> bool:
-    """Whether a tensor's records do not pair rank by rank.
+    """Whether a tensor's records do not pair rank by rank. If the numbers of ranks differ, no record does.
 
-    A tensor that is missing on a side does not count as laid out differently. Nor does a tensor without elements on a
-    side, such as the gradient None of a parameter that FSDP2 shards: its records pair, and differ.
+    False for a tensor that is missing on a side. A rank's part without elements on a side also counts as equally laid
+    out, such as the gradient None of a parameter that FSDP2 shards: its records pair, and differ.
     """
     if not have_as_many:
         return True
@@ -318,8 +326,8 @@ def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_a
 
 
 def holds_any(part: Record | PartLayout) -> bool:
-    """Whether a rank has any of the tensor. A plain tensor without elements counts as absent; a DTensor's shard may be
-    empty and still has a position."""
+    """Whether a rank has a part of the tensor. A plain tensor without elements counts as absent. An empty shard of a
+    DTensor counts as a part, since it has a position."""
     return bool(part.box or part.placements) or 0 not in part.shape
 
 
@@ -328,7 +336,7 @@ def _held_as(part: Record | PartLayout) -> tuple[str | None, bool]:
 
 
 def by_rank(recording: Recording) -> dict[LogicalTensor, dict[int, Record]]:
-    """Each tensor's records, by rank."""
+    """By tensor, its records by rank."""
     found: dict[LogicalTensor, dict[int, Record]] = {}
     for key, record in recording.records.items():
         found.setdefault(LogicalTensor(key.step, key.kind, key.name), {})[key.rank] = record
@@ -336,16 +344,16 @@ def by_rank(recording: Recording) -> dict[LogicalTensor, dict[int, Record]]:
 
 
 def tensors_of(recording: Recording) -> list[LogicalTensor]:
-    """Every tensor at every step, on any ranks."""
+    """Every tensor that any rank recorded, at each step at which it did."""
     held = _layouts_of(recording).items()
     steps = {name: sorted({step for own in ranks.values() for step in own}) for name, ranks in held}
     return [LogicalTensor(step, *name) for name, all_steps in steps.items() for step in all_steps]
 
 
 def _layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, dict[int, PartLayout]]]:
-    """Layouts by (kind, name), rank and step. Equal layouts are a single object.
+    """The part layouts of all tensors, by (kind, name), rank and step. Ranks with equal layouts share an object.
 
-    The result is cached on a recording whose records are not in memory, as they cannot change.
+    The result is cached on the recording if its records are not in memory: only then they cannot change.
     """
     is_stored = not recording.holds_records
     if is_stored and (known := vars(recording).get("part_layouts")) is not None:
@@ -366,7 +374,8 @@ def _layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, dict[i
 
 
 def are_staged(*recordings: Recording) -> bool:
-    """Whether each recording has parameters, each of them whole on one rank, as in the stages of a pipeline."""
+    """Whether each recording has parameters, and each parameter is whole on a single rank, as in the stages of a
+    pipeline."""
     for recording in recordings:
         parameters = [ranks for (kind, _), ranks in _layouts_of(recording).items() if kind == "param"]
         held = [{*steps.values()} for ranks in parameters for steps in ranks.values()]
@@ -379,9 +388,9 @@ def are_staged(*recordings: Recording) -> bool:
 
 
 def gradients_lie_otherwise(reference: Recording, candidate: Recording) -> bool:
-    """Whether the ranks have other parts of some gradient or parameter than the ranks of the other system.
+    """Whether ranks of the two systems have different parts of some gradient or parameter.
 
-    A gradient that only some ranks lack does not count: it does not affect how the others are summed.
+    A gradient that some ranks lack does not count, as this does not affect how other gradients are summed.
     """
     have_as_many = reference.manifest.world_size == candidate.manifest.world_size
     return any(
@@ -391,7 +400,7 @@ def gradients_lie_otherwise(reference: Recording, candidate: Recording) -> bool:
 
 
 def box_of(record: Record) -> Box | None:
-    """The box of a rank's part: all of a plain tensor. None if a DTensor's record lacks it."""
+    """The box of a rank's part. A plain tensor's box is the whole tensor. None for a DTensor without a recorded box."""
     return _box_of(record)
 
 
@@ -402,12 +411,12 @@ def _box_of(part: Record | PartLayout) -> Box | None:
 
 
 def _other(digest: str) -> str:
-    """A placeholder that differs from this digest, for a cell without a digest of its own."""
+    """A placeholder for the digest of a record that must differ from a record with this digest."""
     return hashlib.blake2b(digest.encode(), digest_size=DIGEST_DIGITS // 2).hexdigest()
 
 
 def first_few(names: Iterable[str]) -> str:
-    """The first few names, and how many more there are."""
+    """The first few names, and the number of the others, as text."""
     names = list(names)
     more = f"; and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
     return "; ".join(names[:NUM_NAMED]) + more

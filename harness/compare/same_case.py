@@ -1,4 +1,4 @@
-"""Check that two recordings were made from the same case, in the same way; if not, they cannot be compared."""
+"""Checks that two recordings were made from the same case, in the same way. Otherwise they cannot be compared."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LABELS = (
 
 
 def contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]:
-    """Each fact in a recording's manifest that contradicts `case`."""
+    """Yield a sentence for each fact in a recording's manifest that contradicts `case`."""
     manifest = recording.manifest
     if not manifest.case:
         yield f"the {side} manifest does not say which case it recorded"
@@ -38,9 +38,9 @@ def contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]
 
 
 def in_todays_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A recorded case in this version's form: settings that it lacks get their defaults, which change nothing.
+    """A recorded case in this version's form. Settings that it lacks get their default values, which change nothing.
 
-    A case that this version refuses stays unchanged: a comparison shows each difference.
+    A case that this version refuses is returned unchanged; comparing it then shows each difference.
     """
     try:
         return Case.from_dict(dict(case)).to_dict()
@@ -49,16 +49,16 @@ def in_todays_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
-    """A reason if the kinds of digest differ: equal bits then have unequal digests."""
+    """Yield a reason if two recordings have different kinds of digests: then equal bits have unequal digests."""
     kinds = [recording.manifest.digest or "unnamed" for recording in (reference, candidate)]
     if kinds[0] != kinds[1]:
         yield f"the reference has digests of kind {kinds[0]}, the candidate of kind {kinds[1]}: record both again"
 
 
 def leaf_differences(values: Mapping[str, tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Each path at which two trees of JSON values differ, such as `case.batch.seq_len`, with both values there.
+    """Yield each path at which two trees of JSON values differ, such as `case.batch.seq_len`, with both values there.
 
-    `values` has, by name, the subtrees of both.
+    `values` has, by name, the subtrees of both trees. LABELS of a case are not compared.
     """
     for name, (left, right) in values.items():
         path = f"{prefix}{name}"

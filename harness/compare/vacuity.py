@@ -1,14 +1,14 @@
-"""Agreement that shows nothing: ranks without collectives, code that was not compiled, and tensors without a value.
+"""Finds agreement that shows nothing: of ranks without collectives, of code that was not compiled, and of vacuous
+tensors.
 
-A tensor without a value has no elements or no finite element, or is a gradient or a parameter of zeros alone.
+The agreement of a tensor is vacuous if it has no elements or no finite element, or if it is a gradient or a parameter
+of zeros alone. Two systems that both lost every value agree in every bit. So at every step each required kind needs a
+tensor, on any rank, whose agreement shows something. A remark names tensors that never show anything, such as the
+gradient of an expert without tokens.
 
-Two systems that both lost every value agree in every bit. So at every step each required kind needs a tensor, on any
-rank, whose agreement shows something. A remark names single tensors that never show anything, such as the gradient of
-an expert without tokens.
-
-A system whose ranks ran no collective in their steps trained a separate model per rank, so its parallelism was not
-tested. A system may declare that its ranks are independent. If torch.compile captured no code, the compiled system ran
-as eager code: then eager was compared with eager.
+If ranks ran no collective in their steps, they trained a separate model each, so the parallelism was not tested. A
+system may declare that its ranks are independent. If torch.compile captured no code, the compiled system ran as eager
+code, and eager was compared with eager.
 
 A difference is never vacuous: zeros against NaN are a difference, and reported as such.
 """
@@ -27,18 +27,18 @@ _ZERO_IS_VACUOUS: tuple[Kind, ...] = ("grad", "param")
 
 
 class Agreement:
-    """Whether agreement so far shows anything, by kind and step, and by tensor."""
+    """Collects, for each kind at each step and for each tensor, whether agreement of records so far shows anything."""
 
     def __init__(self) -> None:
         self._steps: dict[tuple[str, int], set[str | None]] = {}
         self._tensors: dict[tuple[str, str], set[str | None]] = {}
 
     def add(self, key: Key, pair: tuple[Record, Record]) -> None:
-        """Add a pair of records."""
+        """Add a pair of records, whether equal or not."""
         self._add(key, _vacuity(key, pair))
 
     def add_differing(self, key: Key) -> None:
-        """Add a pair that differs, which always shows something."""
+        """Add a pair that differs. Such a pair always shows something."""
         self._add(key, None)
 
     def _add(self, key: Key, reason: str | None) -> None:
@@ -46,7 +46,7 @@ class Agreement:
         self._tensors.setdefault((key.kind, key.name), set()).add(reason)
 
     def vacuous_steps(self, case: Case) -> Iterator[str]:
-        """A sentence for each required kind whose agreement shows nothing at some step, on any rank."""
+        """Yield a sentence for each required kind whose tensors show nothing at some step, on all ranks."""
         for kind in required_kinds(case):
             steps = [step for step in case.compared_steps if None not in self._steps.get((kind, step), {None})]
             if steps:
@@ -54,7 +54,7 @@ class Agreement:
                 yield f"on every rank each {kind} is {' or '.join(reasons)} at {_tell_steps(steps, case)}"
 
     def vacuous_tensors(self) -> Iterator[str]:
-        """A sentence for each kind and reason with tensors that show nothing at any step on any rank."""
+        """Yield a sentence for each required kind with tensors that show nothing at any step on any rank."""
         for kind in REQUIRED_KINDS:
             tensors = {name: reasons for (of, name), reasons in self._tensors.items() if of == kind}
             vacuous = {name: reasons for name, reasons in tensors.items() if None not in reasons}
@@ -69,7 +69,7 @@ class Agreement:
 
 
 def vacuous_runs(side: str, manifest: Manifest) -> Iterator[str]:
-    """A sentence for each reason why agreement of a system's run shows nothing."""
+    """Yield a sentence for each reason why agreement of a system's run shows nothing."""
     if manifest.alone:
         yield (
             f"{side} {manifest.system} ran no collective in its steps on {_tell_ranks(manifest.alone, manifest)}: each "
@@ -84,7 +84,7 @@ def vacuous_runs(side: str, manifest: Manifest) -> Iterator[str]:
 
 
 def compiled_runs(side: str, manifest: Manifest) -> Iterator[str]:
-    """A sentence on how much of a system's code torch.compile compiled, if any."""
+    """Yield a sentence on how much of a system's code torch.compile compiled, if it compiled any."""
     found = [compiled for compiled in manifest.compiled or () if compiled is not None and compiled.is_any]
     if found:
         least = min(found, key=lambda compiled: (compiled.graphs, compiled.operators))
@@ -93,7 +93,7 @@ def compiled_runs(side: str, manifest: Manifest) -> Iterator[str]:
 
 
 def unshown_state(side: str, manifest: Manifest) -> Iterator[str]:
-    """A sentence about state that a system keeps and does not record, if it has any."""
+    """Yield a sentence about the state that a system keeps and does not record, if there is any."""
     if found := manifest.unshown or []:
         more = f" and {len(found) - _NUM_NAMED} more" if len(found) > _NUM_NAMED else ""
         yield (
@@ -106,7 +106,8 @@ def _tell_compiled(found: TorchCompile) -> str:
     """A description such as "2 graphs of 31 operators by inductor, from 2 of 3 frames, 1 graph break, the first:
     ...".
 
-    Dynamo counts no frames of code that must be captured whole (fullgraph=True), which raises if it cannot be.
+    Dynamo counts no frames of code that must be captured whole (fullgraph=True). Such code raises an error if it cannot
+    be captured.
     """
     by = f" by {', '.join(found.backends)}" if found.backends else ""
     breaks = f"{found.breaks} graph break{'' if found.breaks == 1 else 's'}" if found.breaks else "no graph break"
@@ -122,7 +123,8 @@ def _tell_compiled(found: TorchCompile) -> str:
 
 
 def _why_not_compiled(manifest: Manifest) -> str:
-    """The environment variable that disables torch.compile, and the first failure, as far as they are known."""
+    """The known reasons why nothing was compiled, as text: environment variables that disable torch.compile, and the
+    first failure."""
     environment = manifest.environment or {}
     off = [name for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE") if environment.get(name) == "1"]
     failed = [found.first_failure for found in manifest.compiled or () if found is not None and found.first_failure]
@@ -139,7 +141,7 @@ def _tell_ranks(ranks: Sequence[int], manifest: Manifest) -> str:
 
 
 def _vacuity(key: Key, pair: tuple[Record, Record]) -> str | None:
-    """Why a pair that agrees shows nothing; None if it shows something."""
+    """The reason why a pair shows nothing, such as "all zeros"; None if it shows something, or differs."""
     reference, candidate = pair
     if reference[:3] != candidate[:3]:
         return None

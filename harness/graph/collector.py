@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the collector in this context.
+    """Pause the garbage collector in this context, and then restore its state.
 
-    Its code creates many objects that stay alive. Searching them for garbage again and again would take n log n.
+    The code in the context creates n objects that stay alive: searching them for garbage would cost time n log n.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""The context of a pass: its input and output besides the graph, so that nothing is global."""
+"""The context of a pass: all that a pass reads and writes besides the graph, so that nothing is global."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from bitproof.harness.graph.tracing.trace import ChunkSymbol, Guard
 
 @dataclass(frozen=True)
 class PassContext:
-    """The settings of a case's pipeline.
+    """The settings of a case's pipeline, and facts about its step.
 
-    - `chunk_groups`: the groups whose collectives may run once per chunk, including those that isolation may make.
-    - `groups`: the table of all groups, to which passes may add.
+    - `chunk_groups`: the names of groups whose collectives may run once per chunk, including groups that the isolation
+      passes may add.
+    - `guards`: the assumptions about sizes that the trace made.
+    - `groups`: the table of all process groups; passes may add groups.
     - `module_calls`: for each of the model's modules, the number of its calls in the traced step.
-    - `is_joint`: the step was exported as a joint graph, to be partitioned.
+    - `is_joint`: whether the step was exported as a joint graph, to be partitioned.
     - `cuts`: the division into pipeline stages; passes get a single stage's graph at a time.
     - `facts`: a pass's JSON values for the report; the runner empties it before each pass.
     """

@@ -1,4 +1,4 @@
-"""Removes dead calls: those without readers and effects."""
+"""Removes dead calls: calls that have no readers and no effects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from bitproof.harness.graph import operators
 
 
 def drop_dead_code(module: GraphModule) -> None:
-    """Erase calls without readers and without effects, last first."""
+    """Erase calls and references to nested graphs that have no readers and no effects.
+
+    The last are erased first, so that a call whose only reader was erased is found as well.
+    """
     num_nodes = len(module.graph.nodes)
     # Last first: once a reader is erased, its inputs may have no reader left.
     for node in reversed(module.graph.nodes):

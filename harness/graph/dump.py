@@ -34,9 +34,9 @@ from bitproof.harness.torch_compile import trace_artifact
 
 
 class GraphDump:
-    """Writes each graph that it is called with into `folder`. Use it in a `with` block.
+    """Writes each graph with which it is called into `folder`. Use it in a `with` block.
 
-    Texts name the parameter, buffer or gradient of each graph input and output.
+    The text of a graph input or output names its parameter, buffer or gradient.
     """
 
     def __init__(self, folder: Path, parameter_names: Sequence[str], buffer_names: Sequence[str]) -> None:
@@ -56,8 +56,7 @@ class GraphDump:
         self._trace.close()
 
     def __call__(self, name: str, module: GraphModule) -> None:
-        """Write the next graph, and its differences from the previous graph."""
-        # `_tell` begins each part with an empty line; the file does not begin with it.
+        """Write the next graph, and its differences from the previous graph. `name` is the name of the last pass."""
         label, lines = f"{self._count:02d}-{file_name(name)}", list(self._tell(module))[1:]
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / f"{label}.txt").write_text("\n".join(lines) + "\n")
@@ -69,7 +68,7 @@ class GraphDump:
         self._label, self._lines, self._count = label, lines, self._count + 1
 
     def _tell(self, module: GraphModule) -> Iterator[str]:
-        """The graph, then the graphs nested in it. Each part starts with an empty line."""
+        """Yield the lines of the graph, then of the graphs nested in it. Each section starts with an empty line."""
         yield from _tell_graph(module, self._inputs, self._outputs)
         for name, nested in module.named_modules():
             if name and isinstance(nested, GraphModule):
@@ -130,13 +129,13 @@ def _text(argument: Any) -> str:
 
 
 def _value(node: Node) -> str:
-    """The node's value as ` -> float32[4, 8]`; empty if its value is not a tensor or a size."""
+    """The text of a node's value, for example ` -> float32[4, 8]`; empty for no value and for a nested graph."""
     value = node.meta.get("val")
     return "" if value is None or isinstance(value, GraphModule) else f" -> {_tell_value(value)}"
 
 
 def _tell_value(value: Any) -> str:
-    """dtype and shape; strides unless they are contiguous; the device unless it is the CPU."""
+    """The text of a value; for a tensor its dtype, shape, strides unless contiguous, and device unless the CPU."""
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_tell_value, value))})"
     if not isinstance(value, torch.Tensor):
@@ -158,7 +157,8 @@ def _sizes(sizes: Sequence[Any]) -> str:
 def _is_contiguous(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
     """Whether strides are those of a contiguous tensor of this shape.
 
-    Symbols are replaced by a number first, since a stride and a size may be different expressions of the same number.
+    All symbols are replaced by the same number first: a stride and a size may be different expressions for the same
+    number.
     """
     sizes = [max(1, _any_number(size)) for size in shape]
     wanted = list(itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1))[: len(sizes)]

@@ -5,7 +5,7 @@ Needs:    a function of a GraphModule, and of a PassContext if it takes two; it 
 Promises: the function's changes, with metadata on every new or changed node.
 Refuses:  a function that returns something else; a call that does not run on its inputs' fake values.
 
-The function need not handle metadata: afterwards `val` is computed for every call that is new, has other inputs, or
+The function need not handle metadata. After it, `val` is computed for every call that is new, has other arguments, or
 reads a value whose layout changed. A new node's origin is unknown. Verification then checks that the result is a valid
 graph, as after any pass.
 """
@@ -38,7 +38,7 @@ from bitproof.harness.user_code.user_file import run_file
 
 
 class ExtraPass:
-    """A user's function as a pass. `sha256` is that of the function's file."""
+    """A user's function as a pass. `sha256` is the hash of the function's file; `spec` has its place in the list."""
 
     def __init__(self, function: Callable[..., Any], sha256: str, spec: PassSpec) -> None:
         self.__name__ = function.__name__
@@ -71,7 +71,7 @@ class ExtraPass:
 
 
 def load_pass(spec: PassSpec) -> ExtraPass:
-    """Load the function. Raises UsageError if there is none; errors of its module pass through."""
+    """Load the function that `spec` names. Raises UsageError if there is none; errors of its module pass through."""
     if spec.file is not None:
         module, sha256 = run_file(spec.file)
     else:
@@ -96,9 +96,9 @@ def load_pass(spec: PassSpec) -> ExtraPass:
 
 
 def insert(pass_list: Sequence[Callable[..., Any]], extras: Sequence[ExtraPass]) -> list[Callable[..., Any]]:
-    """The pass list with each extra pass at its place; two at the same place keep their order.
+    """Return the pass list with each extra pass at its place. Two extra passes at the same place keep their order.
 
-    Raises UsageError, which shows the pass list, for an unknown place or a name already in use.
+    Raises UsageError for an unknown place or a name already in use; the error shows the pass list.
     """
     pass_list = list(pass_list)
     for extra in extras:
@@ -129,12 +129,12 @@ def _stands_at(run_pass: Callable[..., Any], spec: PassSpec) -> bool:
 
 
 def _calls(module: GraphModule) -> dict[str, str]:
-    """The text of each node by its name. A copied graph has the same texts."""
+    """The target and arguments of each node as text, by the node's name. A copy of a graph has the same texts."""
     return {node.name: f"{node.target}{node.args}{node.kwargs}" for node in module.graph.nodes}
 
 
 def _propagate(module: GraphModule, before: dict[str, str]) -> None:
-    """Compute the value of every call that differs from `before` or reads a changed value."""
+    """Compute the fake value of every call that differs from `before` or reads a value whose layout changed."""
     mode = _mode_of(module)
     changed: set[Node] = set()
     now = _calls(module)
@@ -159,7 +159,7 @@ def _mode_of(module: GraphModule) -> FakeTensorMode:
 
 
 def _evaluate(node: Node, module: GraphModule, mode: FakeTensorMode) -> Any:
-    """Run the call on fake values and return its result. Raises PassError when it does not run on them."""
+    """Run the call on the fake values of its inputs and return its result. Raises PassError if the call fails."""
 
     def value_of(read: Node) -> Any:
         value = read.meta["val"] if "val" in read.meta else getattr(module, str(read.target))

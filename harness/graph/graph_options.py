@@ -1,4 +1,4 @@
-"""A run's graph options beyond its case: users' passes, and a folder for graphs.
+"""The graph options of a run that are not in its case: users' passes, and a folder for graphs.
 
 Imports no torch: a wrong command line is refused before anything starts.
 """
@@ -29,7 +29,10 @@ _SYNTAX = re.compile(r"(?P<source>.+):(?P<function>[^\W\d]\w*)(@(?P<side>before|
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions:
-    """`extra_passes` are texts in the form of SYNTAX; `dump_dir` is the folder for graphs, or None."""
+    """Options of the command line about graphs.
+
+    `extra_passes` are texts in the form of SYNTAX; `dump_dir` is the folder to write graphs to, or None.
+    """
 
     extra_passes: tuple[str, ...] = ()
     dump_dir: Path | None = None
@@ -37,10 +40,10 @@ class GraphOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PassSpec:
-    """A function, its module or file, and its place in the pass list.
+    """A user's pass: `function` of the module or file `source`, and its place in the pass list.
 
-    The default place is after `concretize_symbols`: after all rewriting passes, when every size is a number, and before
-    a compiling backend.
+    The place is before or after (`side`) the pass `anchor`. The default place is after `concretize_symbols`: after all
+    rewriting passes, when every size is a number, and before a compiling backend.
     """
 
     source: str
@@ -50,7 +53,7 @@ class PassSpec:
 
     @property
     def file(self) -> Path | None:
-        """The named file; None for a module."""
+        """The path of the file that `source` names; None if it names a module."""
         return file_of(self.source)
 
 

@@ -10,7 +10,7 @@ from bitproof.harness.graph.groups import GroupTable, Partition
 
 
 def collectives_by_object(graph: Graph, groups: GroupTable) -> list[list[Node]]:
-    """The graph's collectives in order, in a list for each process-group object.
+    """The graph's collectives, in order and grouped: a list for each process-group object.
 
     Raises PassError for a group missing from the table, and for an object with two rank sets.
     """
@@ -24,8 +24,10 @@ def collectives_by_object(graph: Graph, groups: GroupTable) -> list[list[Node]]:
 
 
 def move_to_own_group(nodes: list[Node], groups: GroupTable, purpose: str, *, high_priority: bool = False) -> str:
-    """Move collectives that share a process-group object to a new group over the same ranks. Returns the new group's
-    name."""
+    """Move collectives that share a process-group object to a new group over the same ranks.
+
+    Returns the new group's name: `purpose` is its last part.
+    """
     name = groups.derive(operators.group_name(nodes[0]), purpose, high_priority=high_priority)
     for node in nodes:
         node.args = (*node.args[:-1], name)

@@ -1,4 +1,4 @@
-"""The passes' table of process groups: each name's object and its ranks.
+"""The passes' table of process groups: for each name, its process-group object and its ranks.
 
 Passes run without process groups. They use this table, and add to it the groups that ranks must make before they run
 the graph.
@@ -16,9 +16,10 @@ Partition = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Group:
-    """A name's process-group object, and the ranks of every instance of it, in the order of the group.
+    """The process group of a name. `object` names its object; `partition` has the ranks of each instance, in order.
 
-    Names with the same `object` denote the same process group, whose collectives wait for each other.
+    For example, over 4 ranks the group `tp` of size 2 has the instances (0, 1) and (2, 3). Names with the same `object`
+    denote the same process group, and the collectives of a process group wait for each other.
     """
 
     object: str
@@ -45,7 +46,7 @@ class GroupTable:
         return self.groups[name]
 
     def derive(self, source: str, purpose: str, *, high_priority: bool = False) -> str:
-        """Add a separate group over the ranks of `source`, unless it already exists. Returns its name."""
+        """Return the name of a separate group over the ranks of `source`; adds the group if `purpose` has none yet."""
         name = derived_name(source, purpose)
         if name not in self.groups:
             self.groups[name] = Group(name, self[source].partition, high_priority)
@@ -57,12 +58,12 @@ class GroupTable:
         return {name: group.partition for name, group in self.groups.items()}
 
     def made(self) -> Mapping[str, Group]:
-        """The groups that ranks must make, in order."""
+        """The groups that ranks must make, by name, in the order in which ranks must make them."""
         return {name: self.groups[name] for name in self.derived}
 
 
 def derived_name(source: str, purpose: str) -> str:
-    """The name of a new group over the ranks of `source`, the same on every rank: for example, ep.expert_only."""
+    """The name of a new group over the ranks of `source`, for example ep.expert_only. It is the same on every rank."""
     return f"{source}.{purpose}"
 
 

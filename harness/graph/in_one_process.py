@@ -20,8 +20,11 @@ class NotEvaluatedError(Exception):
 
 
 def collective(op: str, partition: Partition, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-    """The result of a collective on every rank. `arguments[rank]` has the rank's arguments: its tensor first, no
-    group."""
+    """The results of the collective `op`, one for each rank.
+
+    `arguments[rank]` has the rank's arguments: its tensor first, without the group. `partition` has the ranks of each
+    instance of the group.
+    """
     found: list[Any] = [None] * len(arguments)
     for group in partition:
         xs = [arguments[rank][0] for rank in group]
@@ -44,7 +47,7 @@ def _delivered(name: str, xs: list[Tensor], rest: list[Sequence[Any]], place: in
 
 
 def reduced(xs: Sequence[Tensor], operation: str) -> Tensor:
-    """The sum or the average of `xs`, added in their order."""
+    """The sum or the average of `xs`, which are added in their order; `operation` is "sum" or "avg"."""
     if operation not in ("sum", "avg"):
         raise NotEvaluatedError(f"a reduction by {operation}")
     total = functools.reduce(torch.add, xs).clone()

@@ -1,12 +1,13 @@
 """Activations at module boundaries of a graph: marked during the trace, recorded when the finished graph computes them.
 
 Needs:    a trace with a node for every marked tensor; passes that copy a node's metadata to the nodes they write.
-Promises: the graph's calls unchanged and in order, plus calls that only read.
+Promises: the graph's calls stay unchanged and in order; the added calls only read.
 Refuses:  a boundary whose chunks would have to be joined or split along a dim that it does not have.
 
-1. During the trace, hooks get observed modules' outputs and their gradients, and mark their nodes. Marks are metadata
-   that change no pass's behavior.
-2. After all passes, each mark becomes a call of `observed` right after the node, or the chunks' nodes.
+1. During the trace, hooks get the outputs of observed modules and the gradients of these outputs, and mark the nodes
+   that compute them. Marks are metadata; no pass depends on them.
+2. After all passes, each mark becomes a call of `observed` right after the marked node, or after the nodes of its
+   chunks.
 3. A value that is whole in the graph and per chunk in eager is split; in the reverse case it is joined, chunk 0 first.
 """
 
@@ -36,9 +37,10 @@ MARKS_KEY = "observed"
 
 
 class Mark(NamedTuple):
-    """A traced boundary. `dim` is its chunked dim, None if it has none.
+    """A mark on a node: the module boundary whose value the node computes.
 
-    `carries`: whether its shape depends on the chunked dim.
+    `dim` is the value's chunked dim, None if no single dim is it. `carries` is whether the value's shape depends on
+    the chunked dim.
     """
 
     boundary: Boundary
@@ -50,13 +52,16 @@ _observers: list[Observe] = []
 
 
 def observed(name: str, parts: list[Tensor], dim: int | None = None, piece: int | None = None) -> None:
-    """Pass an activation to the step's observer. Graphs call this function; it is no operator."""
+    """Pass an activation to the step's observer, if there is one. Graphs call this Python function.
+
+    `name` is the record's name; for the other arguments see `activation`.
+    """
     if _observers:
         _observers[-1]("activation", name, activation(parts, dim, piece))
 
 
 def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = None) -> Tensor:
-    """The chunks' rows joined along `dim`, chunk 0 first; with `piece`, half 0 or 1 of the result."""
+    """The chunks of an activation joined along `dim`, chunk 0 first; with `piece`, only half 0 or 1 of it."""
     with disable_current_modes(), torch.no_grad():
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim if dim is not None else 0)
         if piece is None or dim is None:
@@ -67,7 +72,7 @@ def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = 
 
 @contextmanager
 def shown_to(observe: Observe) -> Iterator[None]:
-    """Call `observe` with the activations of graphs that run in this context."""
+    """Within this context, call `observe` with each activation of a graph that runs."""
     _observers.append(observe)
     try:
         yield
@@ -80,7 +85,10 @@ def shown_to(observe: Observe) -> Iterator[None]:
 
 @contextmanager
 def marking(model: nn.Module, patterns: Sequence[str], tracer: Any, symbol: Any) -> Iterator[None]:
-    """Mark observed modules' outputs and their gradients in the trace within this context."""
+    """Within this context, mark the nodes of observed modules' outputs and of the outputs' gradients.
+
+    `patterns` choose the modules; `tracer` makes the nodes; `symbol` is the chunk symbol.
+    """
     names = observed_modules(patterns, [name for name, _ in model.named_modules()]) if patterns else []
     calls: Counter[str] = Counter()
 
@@ -119,20 +127,20 @@ def marking(model: nn.Module, patterns: Sequence[str], tracer: Any, symbol: Any)
 
 
 def hand_on_marks(node: Node, to: Node) -> None:
-    """Copy a node's marks to its replacement."""
+    """Copy the marks of `node` to its replacement `to`, which keeps its own."""
     if MARKS_KEY in node.meta:
         to.meta[MARKS_KEY] = (*to.meta.get(MARKS_KEY, ()), *node.meta[MARKS_KEY])
 
 
 class Marked(NamedTuple):
-    """A marked node. `readers` maps the name of each reader to the indices of the node among that reader's inputs."""
+    """A marked node. `readers` has the names of its readers, each with the node's indices among the reader's inputs."""
 
     node: Node
     readers: dict[str, list[int]]
 
 
 def marked_nodes(graph: Graph) -> list[Marked]:
-    """Every marked node, before a user's code changes the graph."""
+    """All marked nodes and their readers. Called before a user's code changes the graph."""
     found = []
     for node in graph.nodes:
         if MARKS_KEY in node.meta:
@@ -142,8 +150,10 @@ def marked_nodes(graph: Graph) -> list[Marked]:
 
 
 def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
-    """If a marked node is gone, move its marks to the node that its readers now read. If that node is new, it also gets
-    the chunk of the lost node."""
+    """Move the marks of each removed node to the node that its readers read now.
+
+    `before` is from `marked_nodes`. A new node also gets the chunk of the removed node.
+    """
     nodes = {node.name: node for node in graph.nodes}
     for node, readers in before:
         if nodes.get(node.name) is not None:
@@ -165,16 +175,17 @@ def _read_by(node: Node) -> list[Node]:
     return found
 
 
-# 2. Calls that look.
+# 2. Calls that observe.
 
 
 def show_activations(module: GraphModule, chunking: Chunking | None) -> int:
-    """Write a call of `observed` for each marked boundary, and return their number. Raises PassError if chunks cannot
-    be joined or split.
+    """Write calls of `observed` for all marked boundaries, and return the number of calls.
 
-    `chunking` is the graph's chunking, None for an unchunked graph. If a pass removed the boundary's nodes, there is no
-    call, and the comparison finds its record missing.
+    `chunking` is the graph's chunking, None for an unchunked graph. If passes removed all nodes of a boundary, there is
+    no call, and the comparison finds its record missing. Raises PassError if chunks cannot be joined or split.
     """
+    # A mark may be on several nodes, for example one in each chunk. Recomputed nodes repeat a value that forward has
+    # already shown.
     found: dict[Mark, dict[int | None, Node]] = {}
     for node in module.graph.nodes:
         if not node.meta.get(RECOMPUTED_KEY):
@@ -190,7 +201,7 @@ Show = tuple[str, list[Node], int | None, int | None]
 
 
 def put_in(graph: Graph, shows: Sequence[Show]) -> None:
-    """Write observing calls, each behind the last node that it reads."""
+    """Write observing calls into a graph, each after the last node that it reads and after the graph's inputs."""
     order = {node: index for index, node in enumerate(graph.nodes)}
     first = next((node for node in order if node.op not in ("placeholder", "get_attr")), None)
     for name, parts, dim, piece in shows:
@@ -203,7 +214,10 @@ def put_in(graph: Graph, shows: Sequence[Show]) -> None:
 
 
 def take_out(graph: Graph) -> list[Show]:
-    """Remove the observing calls, so that other code can change the graph. Returns them as `put_in` takes them."""
+    """Remove the observing calls, and return what `put_in` needs to write them again.
+
+    Code that reads or changes the other calls can run in between.
+    """
     shows: list[Show] = []
     for node in graph.find_nodes(op="call_function", target=observed):
         name, parts, dim, piece = node.args
@@ -213,12 +227,14 @@ def take_out(graph: Graph) -> list[Show]:
 
 
 def _shows(mark: Mark, nodes: dict[int | None, Node], chunking: Chunking | None) -> Iterator[Show]:
-    """The observing calls of a boundary: for each, the record's name, the nodes to join, the dim, and the half to
-    take."""
+    """Yield the observing calls of a boundary: the record's name, the nodes to join, the dim, and the half to take.
+
+    `nodes` has the marked nodes by chunk; the key None is for a node that is written once.
+    """
     boundary, dim = mark.boundary, mark.dim
     root = chunking.root_of(boundary.module) if chunking else None
     whole = nodes.get(None)
-    # Outside of chunks, and at the boundary of a chunked module, eager has one value.
+    # Eager records the boundary of a chosen module itself whole, and that of a module within it once per chunk.
     if root is None or root == boundary.module:
         if whole is not None:
             yield boundary.name, [whole], None, None

@@ -1,14 +1,14 @@
-"""Operators that copy an activation to host memory and back; each copy is started by a call and awaited by another.
+"""Operators that copy an activation to host memory and back; one call starts a copy, and another waits for it.
 
     host = offload(x)              begin to copy x
     host = wait_offload(host, x)   x may be freed after this
     y = reload(host, device)       begin to copy back, to this process's current device of that type
     y = wait_reload(y)             y may be read after this
 
-Bits, sizes and strides stay the same. On CUDA copies run on a separate stream, through pinned memory. The copy's event
-is an attribute of the target tensor and is freed with it, so a failing step leaves nothing behind; the stream's use is
-recorded with the allocator, so memory freed early is not reused during a copy. On the CPU nothing overlaps, but the
-copies are real: backward reads a second buffer.
+Bits, sizes and strides stay the same. On CUDA, copies run on a separate stream, through pinned memory. The event of a
+copy is an attribute of the target tensor and is freed with it, so a failing step leaves nothing behind. The allocator
+knows that the stream uses the memory, so memory that is freed early is not reused during a copy. On the CPU nothing
+overlaps, but the copies are real: backward reads a second buffer.
 """
 
 from __future__ import annotations
@@ -35,28 +35,30 @@ WAIT_RELOAD = torch.ops.bitproof.wait_reload.default
 COPIES = (OFFLOAD, RELOAD)
 """The calls that return before their output is filled."""
 WAITS = (WAIT_OFFLOAD, WAIT_RELOAD)
-"""The calls that wait until their first argument, which they return, is filled."""
+"""The calls that wait until their first argument is filled, and return that argument."""
 
 
 def is_host_copy(node: Node) -> bool:
-    """Whether a call makes a tensor in host memory."""
+    """Whether a call copies a tensor to host memory, so that its result is there."""
     return node.target is OFFLOAD
 
 
 @functools.cache
 def copy_stream(device: torch.device) -> Any:
-    """A device's stream for copies."""
+    """The stream for copies from and to a device; the same for each call."""
     return torch.cuda.Stream(device)
 
 
 def empty_like(x: Tensor, device: torch.device | str, pin: bool = False) -> Tensor:
-    """Memory on `device` for the values of `x`, with the same strides."""
+    """An uninitialized tensor on `device` with the sizes, strides and dtype of `x`; with `pin`, in pinned memory."""
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device, pin_memory=pin)
 
 
 def begin_copy(source: Tensor, target: Tensor, device: torch.device) -> None:
-    """Copy `source` to `target`. On CUDA this only starts the copy, on the device's copy stream, after the current
-    stream's earlier work."""
+    """Copy `source` to `target`; on CUDA, only start the copy. `device` is the one that is not the host.
+
+    On CUDA the copy runs on the device's copy stream, after earlier work of the current stream.
+    """
     if device.type != "cuda":
         target.copy_(source)
         return
@@ -65,18 +67,18 @@ def begin_copy(source: Tensor, target: Tensor, device: torch.device) -> None:
     with torch.cuda.stream(stream):
         target.copy_(source, non_blocking=True)
         cast(Any, target).copied = stream.record_event()
-    # The allocator must not reuse the memory on the GPU before the copy stream is done with it.
+    # The allocator belongs to the current stream: without this it could reuse the memory while the copy still runs.
     (source if source.is_cuda else target).record_stream(stream)
 
 
 def end_copy(target: Tensor, device: torch.device) -> None:
-    """Let the current stream wait for a copy; the host does not wait."""
+    """Let the current stream of `device` wait for the copy into `target`; the host does not wait."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_event(cast(Any, target).copied)
 
 
 def land(target: Tensor) -> None:
-    """Let the host wait until the copy into `target` is done, as pinned memory can be read during a copy."""
+    """Let the host wait until the copy into `target` is done: it could read pinned memory during a copy."""
     if (copied := getattr(target, "copied", None)) is not None:
         copied.synchronize()
 

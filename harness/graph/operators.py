@@ -27,7 +27,7 @@ from bitproof.harness.torch_operators import is_composed, schema_of
 
 
 def _targets(names: Iterable[str]) -> frozenset[OpOverload]:
-    """The operators of these full names: aten.view.default."""
+    """The operators with these full names, such as aten.view.default."""
     return frozenset(functools.reduce(getattr, name.split("."), torch.ops) for name in names)  # type: ignore[arg-type]
 
 
@@ -58,7 +58,7 @@ def name_of(target: Any) -> str:
 
 @functools.cache
 def row_of(target: Any) -> Operator:
-    """The table's row for an operator, or, by its name, for another function or a method."""
+    """The row of an operator, function or method in the table of operators; a method is given by its name."""
     packet = getattr(target, "overloadpacket", target)
     if isinstance(packet, OpOverloadPacket):
         return known(str(packet))
@@ -66,9 +66,9 @@ def row_of(target: Any) -> Operator:
 
 
 def nested_call(node: Node) -> tuple[GraphModule, list[Any]] | None:
-    """The graph that a higher-order call runs, and the operand for each of its placeholders, in order.
+    """The graph that a higher-order call runs, and the operands for the graph's placeholders, in order.
 
-    None for any other call, and for a call that runs several graphs or passes its operands in another way.
+    It is None for any other call, and for a call that runs several graphs or passes operands in another way.
     """
     places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and graph_of(x) is not None]
     if len(places) != 1 or node.kwargs or any(isinstance(x, Node) for x in node.args[: places[0]]):
@@ -85,7 +85,7 @@ def nested_call(node: Node) -> tuple[GraphModule, list[Any]] | None:
 
 
 def graph_of(node: Node) -> GraphModule | None:
-    """The nested graph of a node."""
+    """The nested graph to which a node refers; None for any other node."""
     owner = node.graph.owning_module
     if node.op != "get_attr" or owner is None:
         return None
@@ -97,7 +97,10 @@ def graph_of(node: Node) -> GraphModule | None:
 
 
 def called(node: Node) -> tuple[Any, tuple[Any, ...]]:
-    """The operator that a call runs, and its arguments; for a call with effects, those of the wrapped operator."""
+    """The operator that a call runs, and the operator's arguments.
+
+    A call of `with_effects` wraps an operator: the result is the wrapped operator and its arguments.
+    """
     if isinstance(node.target, HigherOrderOperator) and node.target.name() == "with_effects" and len(node.args) > 1:
         return node.args[1], node.args[2:]
     return node.target, node.args
@@ -135,8 +138,8 @@ def launch_of(wait: Node) -> Node:
 def group_name(node: Node) -> str:
     """The name of a collective's process group.
 
-    A functional collective takes the name as its last argument. torch's own collectives (c10d) take a group object: the
-    result is its name, or "" if it is unknown.
+    A functional collective takes the name as its last argument. One of torch's own collectives (c10d) takes a group
+    object: the result is the object's name, or "" if the name is unknown.
     """
     target, given = called(node)
     if getattr(target, "namespace", None) != "c10d":
@@ -158,12 +161,12 @@ def attends_backward(node: Node) -> bool:
 
 
 def is_compute_heavy(node: Node) -> bool:
-    """Whether a call's work grows faster than the bytes that it reads and writes."""
+    """Whether a call is attention or a matrix product: its work grows faster than the bytes it reads and writes."""
     return attends(node) or named(operator_name(node)).factors_from is not None
 
 
 def is_random(node: Node) -> bool:
-    """Whether a call draws random numbers, so that its order among such calls determines its values.
+    """Whether a call draws random numbers, so that its values depend on its order among such calls.
 
     Attention operators are tagged as random because of dropout; without dropout they draw nothing.
     """
@@ -174,7 +177,7 @@ def is_random(node: Node) -> bool:
 
 
 def reads_data(target: Any) -> bool:
-    """Whether an operator's result has data-dependent sizes or scalars, which are new symbols."""
+    """Whether an operator's result has sizes or scalars that depend on data; in a trace these are new symbols."""
     tags = getattr(target, "tags", ())
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
@@ -201,9 +204,9 @@ def aliased_names(target: Any) -> tuple[str, ...]:
 
 @functools.cache
 def may_return_argument(target: OpOverload) -> bool:
-    """Whether an operator may return an argument itself although its schema denies it: `dropout` in evaluation.
+    """Whether an operator may return an argument itself although its schema denies it, as `dropout` in evaluation.
 
-    Such operators are composed of other operators, or random.
+    The result is True for all operators that are composed of other operators, and for all random ones.
     """
     return is_composed(target) or torch.Tag.nondeterministic_seeded in target.tags
 
@@ -214,7 +217,7 @@ def is_view(target: Any) -> bool:
 
 
 def storage_owners(nodes: Any) -> dict[Node, Node]:
-    """The owner of each node's storage: the node that first had it.
+    """The owner of each node's storage: the first node whose value has that storage.
 
     A view, or a call that returns a written argument, has the owner of that argument; any other node owns its storage.
     All results of a call count as a single storage.
@@ -222,7 +225,7 @@ def storage_owners(nodes: Any) -> dict[Node, Node]:
     owners: dict[Node, Node] = {}
     for node in nodes:
         chain = []
-        # The nodes need not stand in topological order.
+        # The nodes need not be in topological order.
         while node not in owners:
             shared = sharing_arguments(node)
             chain.append(node)
@@ -234,8 +237,10 @@ def storage_owners(nodes: Any) -> dict[Node, Node]:
 
 
 def sharing_arguments(node: Node) -> list[Node]:
-    """The arguments whose storage a call's result shares, by its schema or, if the schema does not state it, by its
-    row."""
+    """The arguments whose storage the call's result shares.
+
+    The operator's row in the table decides, if it states this; otherwise the operator's schema.
+    """
     if node.target is operator.getitem:
         return node.all_input_nodes[:1]
     if (returned := row_of(node.target).returns) is not None:
@@ -244,7 +249,7 @@ def sharing_arguments(node: Node) -> list[Node]:
 
 
 def _arguments(node: Node, names: tuple[str, ...]) -> list[Node]:
-    """The nodes among the arguments of these names, lists of tensors included."""
+    """The nodes among the arguments with these names, including nodes in lists."""
     if not names:
         return []
     declared = (argument.name for argument in schema_of(node.target).arguments)
@@ -271,10 +276,10 @@ def has_effects(node: Node) -> bool:
 
 
 def is_check(node: Node) -> bool:
-    """Whether a call's only purpose is to raise for some values of its arguments.
+    """Whether a call's only purpose is to raise an error for some values of its arguments.
 
-    That holds for operators that return and write nothing: `_assert_async`, `_assert_scalar`, `sym_constrain_range`,
-    `_linalg_check_errors`; and for asserts that return a token.
+    Such operators return and write nothing, like `_assert_async` and `sym_constrain_range`, or are asserts that return
+    a token.
     """
     schema = schema_of(node.target)
     if schema is None:
@@ -283,7 +288,10 @@ def is_check(node: Node) -> bool:
 
 
 def hidden_effect(node: Node) -> str | None:
-    """An effect of a nested graph's node besides computing from the graph's inputs, in words; None if it has none."""
+    """A text that names an effect of a node in a nested graph, such as a random draw; None if it has none.
+
+    Computing from the nested graph's inputs is no effect.
+    """
     if node.op == "get_attr" and isinstance(_attribute(node), FakeTensor):
         return "a tensor that its function closes over"
     if is_collective(node):

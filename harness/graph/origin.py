@@ -1,11 +1,11 @@
 """The origin of each traced node: module, direction and source line, recorded when the node is created.
 
-Forward nodes get the running module. Backward nodes get the origin of their autograd node's forward, which has the same
-sequence number. Only the tracer's `create_node` is patched:
+Forward nodes get the running module. Each autograd node has a sequence number, and backward nodes get the origin of the
+forward call that made the autograd node with that number. Only the tracer's `create_node` is patched:
 
 1. Global module hooks keep the stack of running modules, for as long as the trace lasts.
-2. Every new forward node stores its origin under the sequence number of the latest autograd node.
-3. Before backward, each autograd node gets a hook pair that names the origin while it runs.
+2. For every new forward node, its origin is stored under the sequence number of the latest autograd node.
+3. Before backward, each autograd node gets two hooks: they set the origin before it runs, and clear it afterwards.
 
 The engine's own additions of gradients between autograd nodes have no origin: `module` is None.
 
@@ -57,9 +57,10 @@ _INSTALLED = "site-packages", "dist-packages"
 
 
 class Origin(NamedTuple):
-    """The origin of a node. `module` is a fully qualified name, "" for the root, None without an owner.
+    """The origin of a node.
 
-    `part` is that of a mixture of experts, None elsewhere.
+    `module` is the fully qualified name of its module, "" for the root, None if it belongs to no module. `source` is a
+    line of user code. `part` is the running part of a mixture of experts, None elsewhere.
     """
 
     module: str | None
@@ -83,12 +84,12 @@ class ModuleCall(NamedTuple):
 
 
 def origin_of(node: Node) -> Origin:
-    """A node's origin from the trace; passes copy it to the nodes that they write."""
+    """A node's origin from the trace, or UNKNOWN. Passes copy the origin to nodes that they write."""
     return node.meta.get(META_KEY, UNKNOWN)
 
 
 def part_in(annotations: Mapping[str, Any]) -> Part | None:
-    """The part of a mixture of experts in torch's annotations."""
+    """The part of a mixture of experts that torch's annotations name; None if they name none."""
     part = annotations.get(_PART_ANNOTATION)
     return part if isinstance(part, str) and part in _PARTS else None  # type: ignore[return-value]
 
@@ -105,10 +106,11 @@ def calls_of(node: Node) -> tuple[ModuleCall, ...]:
 
 
 class OriginRecorder:
-    """Stamps the nodes of a trace. Use `recording` around forward and `before_backward` after it.
+    """Stamps the nodes of a trace with their origins.
 
-    `num_calls` is the number of calls of each of the model's modules, by name, without the root. `name` is the model's
-    fully qualified name, if it is part of a larger model.
+    Use `recording` around forward and backward, and call `before_backward` between the two. `num_calls` has the number
+    of calls of each of the model's modules, by name, without the root. `name` is the model's fully qualified name, if
+    the model is part of a larger one.
     """
 
     def __init__(self, model: nn.Module, name: str = "") -> None:
@@ -124,7 +126,7 @@ class OriginRecorder:
 
     @contextmanager
     def recording(self, tracer: Any) -> Iterator[None]:
-        """Stamp every node that `tracer` makes in this context."""
+        """Within this context, stamp every node that `tracer` makes."""
         create_node = tracer.create_node
         hooks = [
             register_module_forward_pre_hook(self._enter),
@@ -147,7 +149,7 @@ class OriginRecorder:
             autograd_node.register_hook(self._setter(None))
 
     def after_backward(self) -> None:
-        """Mark the end of backward: later nodes are not part of it."""
+        """Mark the end of backward: later nodes are forward nodes again."""
         self._in_backward = False
 
     def module_of(self, error: BaseException) -> str | None:
@@ -172,7 +174,8 @@ class OriginRecorder:
             return self._backward or Origin(None, "backward")
         module = self._running[-1] if self._running else self._name
         origin = Origin(module, "forward", innermost_user_line(sys._getframe(2)), running_part())
-        # The number of the autograd node of this operator.
+        # The autograd node of this operator exists already. Numbers only grow, so the list stays sorted; an operator
+        # that makes no autograd node leaves the number as it is, and the first origin under a number is kept.
         number = last_sequence_number()
         if not self._sequence_numbers or number > self._sequence_numbers[-1]:
             self._sequence_numbers.append(number)
@@ -180,7 +183,10 @@ class OriginRecorder:
         return origin
 
     def _forward_origin(self, number: int) -> Origin | None:
-        """The origin stored under the largest sequence number up to `number`, for backward."""
+        """The origin of the autograd node with this sequence number, with the direction backward.
+
+        It is the origin stored under the largest number up to `number`; None if there is none.
+        """
         index = bisect.bisect_right(self._sequence_numbers, number) - 1
         return self._origins[index]._replace(direction="backward") if index >= 0 else None
 
@@ -215,7 +221,7 @@ def _reachable(root: Any) -> list[Any]:
 
 
 def innermost_user_line(frame: FrameType | None) -> str | None:
-    """The innermost line of user code in a running stack, or None."""
+    """The innermost line of user code in the stack that ends in `frame`, or None."""
     while frame is not None:
         if _user_file(frame.f_code.co_filename):
             return user_line(frame.f_code.co_filename, frame.f_lineno)

@@ -1,6 +1,6 @@
 """The graph pipeline: runs, verifies, times and reports the passes in order.
 
-Only this module names the passes; a row of its pass list has all properties of a pass.
+Only this module names the passes: its pass list has a row for each pass, with all properties of the pass.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ Observe = Callable[[str, GraphModule], None]
 
 
 BLOCKS = "layers.*"
-"""The blocks of activation saving and parameter buckets."""
+"""The pattern of modules that are blocks, for saving activations and for buckets of parameters."""
 
 
 @dataclass(frozen=True)
 class PassRow:
     """A row of the pass list: a pass and its properties.
 
-    `is_wanted` says whether the case needs the pass. `follows` are the case's settings that the pass reads in its
-    context; `bound` are settings from the pass list. A recording's manifest has the settings of both fields. `leaves`
-    is the graph's stage after the pass, None if the pass does not change the stage.
+    `run` is the pass's function, and `is_wanted` is whether the case needs the pass. `follows` are the case's settings
+    that the pass reads in its context; `bound` are settings from the pass list. A recording's manifest has both.
+    `leaves` is the graph's stage after the pass, None if the stage stays the same.
     """
 
     run: Callable[..., GraphModule]
@@ -68,7 +68,7 @@ class PassRow:
 
     @property
     def __name__(self) -> str:
-        """The pass's own name, as reports and errors show it."""
+        """The name of the pass's function, as reports and errors show it."""
         return self.run.__name__
 
     @property
@@ -82,7 +82,7 @@ class PassRow:
 
 
 def build_pipeline(context: PassContext) -> list[PassRow]:
-    """The passes of a case, in order. Other settings than the case's own are bound here."""
+    """The pass list of a case: the passes that it needs, in order. Settings that no case chooses are bound here."""
     chunking, memory, options = context.chunking, context.memory, context.pipeline
     by_blocks = {"blocks": BLOCKS}
     pass_list = [
@@ -103,9 +103,10 @@ def build_pipeline(context: PassContext) -> list[PassRow]:
 
 
 def apply_until(pass_list: Sequence[Pass], until: str | None) -> list[Pass]:
-    """The pass list up to and including the pass `until`: all of it for None, nothing for "".
+    """The pass list up to and including the pass `until`: the whole list for None, an empty list for "".
 
-    Any prefix returns a graph that runs. Raises CaseError, which names the pass list, for a name that is not in it.
+    After any prefix of the pass list, the graph can run. Raises CaseError for a name that is not in the list; the error
+    names the passes.
     """
     names = [run_pass.__name__ for run_pass in pass_list]
     if until is None or until == "":
@@ -128,13 +129,14 @@ def run_pipeline(
     observe: Observe | None = None,
     enter: Callable[[str], None] = lambda place: None,
 ) -> tuple[GraphModule, list[PassReport]]:
-    """Run the passes in order, checking the graph's stage after each. A failure names its pass.
+    """Run the passes in order, and check the rules of the graph's stage after each. A failure names its pass.
 
-    A pass is a row of the pass list, a user's pass, or any function with the same signature, which has no settings and
-    keeps the graph's stage. In a pipeline each pass runs on each stage's graph (staged/stage_graphs.py); it may find
-    nothing to do in some of them, but not in all.
+    Returns the graph, and a report for each pass. A pass is a row of the pass list, a user's pass, or any other
+    function with the same signature; such a function has no settings and keeps the graph's stage. In a pipeline, each
+    pass runs on the graph of each pipeline stage (staged/stage_graphs.py). It may find nothing to do in some of these
+    graphs, but not in all.
 
-    `observe` gets the traced graph, and then the graph after each pass, before its verification. `enter` is called
+    `observe` gets the traced graph, and after each pass the new graph, before that is verified. `enter` is called
     before each pass, with a text such as "in pass chunk".
     """
     reports: list[PassReport] = []
@@ -160,7 +162,10 @@ def run_pipeline(
 
 
 class _StageRun:
-    """The passes over a stage's graph: `idle` is the last pass's refusal, if it found nothing to do."""
+    """A run of the passes over the graph of a pipeline stage.
+
+    `idle` is the error of the last pass, if that pass found nothing to do in this graph.
+    """
 
     def __init__(self, graph: StageGraph, context: PassContext) -> None:
         self.graph, self.context = graph, context
@@ -168,7 +173,7 @@ class _StageRun:
         self._stage, self._facts = OPEN, Facts.of(graph.module)
 
     def run(self, run_pass: Pass) -> PassReport:
-        """Run a pass, without verification."""
+        """Run a pass without verification, and return its report."""
         name, num_nodes = run_pass.__name__, len(self.graph.module.graph.nodes)
         self.context.facts.clear()
         self.idle = None
@@ -191,7 +196,7 @@ class _StageRun:
         )
 
     def check(self, run_pass: Pass) -> None:
-        """Check the graph that a pass has left."""
+        """Verify the graph after a pass, by the rules of its stage."""
         with _blaming(run_pass.__name__):
             if self.idle is None:
                 self._stage = getattr(run_pass, "leaves", None) or self._stage
@@ -199,7 +204,7 @@ class _StageRun:
 
 
 def _refuse_idle(name: str, runs: Sequence[_StageRun]) -> None:
-    """Raise a pass's refusal if it found nothing to do in any stage."""
+    """Raise the error of a pass that found nothing to do in every stage; `name` is the pass's name."""
     idle = [run.idle for run in runs if run.idle is not None]
     if len(idle) == len(runs):
         with _blaming(name):
@@ -207,7 +212,7 @@ def _refuse_idle(name: str, runs: Sequence[_StageRun]) -> None:
 
 
 def _of_all_stages(each: Sequence[PassReport]) -> PassReport:
-    """A pass's report, from those of its runs on all stages."""
+    """Join the reports of a pass's runs on all pipeline stages in a single report."""
     if len(each) == 1:
         return each[0]
     return replace(

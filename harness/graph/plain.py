@@ -1,6 +1,6 @@
 """Converts a finished graph to JSON values and back.
 
-    module = graph_of(plain_of(module))    the same nodes, the same code, the same places
+    module = graph_of(plain_of(module))    a graph with the same nodes, code and places
 
 The values are only data: a target is a name, looked up among torch's operators and a few Python functions, so reading
 executes no code from the file. A node's metadata is reduced to its place (module, direction, source line, part, chunk),
@@ -8,8 +8,8 @@ as a finished graph no longer needs the metadata of passes, such as fake values.
 
 A reader of an untrusted graph states which operators it may call: see `graph.backend.allowed`.
 
-A graph without such a form raises UnkeptError: a graph with tensors as attributes, with calls of other functions, with
-symbols among arguments, or with a node that has an unknown kind of place.
+UnkeptError is raised for a graph that has no such form: a graph with tensors as attributes, with calls of other
+functions, with symbols among arguments, or with a node that has an unknown kind of place.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"torch.{name}": getattr(torch, name) for name in _OF_SIZES},
     "bitproof.observed": observed,
 }
-"""A graph's calls other than operators: arithmetic on sizes, elements of results, and the observation of
-activations."""
+"""The functions that a graph may call besides operators, by name.
+
+They compute with sizes, pick elements of results, and observe activations.
+"""
 
 _NAMES = {function: name for name, function in _FUNCTIONS.items()}
 _CONSTANTS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
-"""Kinds of torch's own constants: `torch.bfloat16` is written as {"dtype": "bfloat16"}."""
+"""Kinds of torch's constants. For example, `torch.bfloat16` is written as {"dtype": "bfloat16"}."""
 
 
 class UnkeptError(BitproofError):
@@ -55,12 +57,12 @@ class UnkeptError(BitproofError):
 
 
 def plain_of(module: GraphModule) -> Json:
-    """A graph as JSON values, including nested graphs. Raises UnkeptError if there is no such form."""
+    """Return a graph and its nested graphs as JSON values. Raises UnkeptError for a graph that has no such form."""
     return _Writer(module).written()
 
 
 def refuse_operators(plain: Json, allowed: Container[str]) -> None:
-    """Raise UnkeptError for values that call an operator other than these, also in nested graphs."""
+    """Raise UnkeptError for a graph as JSON values that calls an operator outside `allowed`, also in nested graphs."""
     for name in [node[2] for node in plain["nodes"] if node[0] == "call_function"]:
         if name not in _FUNCTIONS and name not in allowed:
             raise UnkeptError("the graph calls an operator that is not allowed in a graph from elsewhere", found=name)
@@ -69,9 +71,10 @@ def refuse_operators(plain: Json, allowed: Container[str]) -> None:
 
 
 def graph_of(plain: Json, allowed: Container[str] | None = None) -> GraphModule:
-    """The graph of JSON values, with operators from `allowed`, by default any.
+    """Return the graph that `plain_of` converted to these JSON values.
 
-    Raises UnkeptError for invalid values, and, before any look-up, for an operator that is not allowed.
+    Raises UnkeptError for invalid values and for an operator outside `allowed`; that operator is never looked up. By
+    default any operator is allowed.
     """
     try:
         if allowed is not None:
@@ -82,7 +85,7 @@ def graph_of(plain: Json, allowed: Container[str] | None = None) -> GraphModule:
 
 
 class _Writer:
-    """Writes a graph. Places repeat, so each is written once, and nodes refer to it by number."""
+    """Writes a graph as JSON values. Nodes share places, so each place is written once, and nodes have its number."""
 
     def __init__(self, module: GraphModule) -> None:
         self.module = module
@@ -128,7 +131,10 @@ class _Writer:
         return None if place is None else self.places.setdefault(place, len(self.places))
 
     def _value(self, value: Any) -> Json:
-        """An argument. Lists stay lists; any other container is an object with a single key, which names its kind."""
+        """Convert an argument to JSON. Lists stay lists; any other container becomes an object.
+
+        The object has a single key, the container's kind. For example, (1, 2) becomes {"tuple": [1, 2]}.
+        """
         if value is None or type(value) in (bool, int, float, str):
             return value
         if isinstance(value, Node):
@@ -157,7 +163,7 @@ def _read(plain: Json) -> GraphModule:
     for op, name, target, place, args, kwargs in plain["nodes"]:
         if op not in ("placeholder", "get_attr", "call_function", "output"):
             raise UnkeptError("not a valid graph file", found=f"unknown node op {op!r}")
-        # torch writes a target into the generated code unchanged, so any other text could be code.
+        # Torch writes the target into generated code unchanged: text that is no name could be any code.
         if op != "call_function" and not _is_name(target):
             raise UnkeptError("not a valid graph file", found=f"invalid name {target!r}")
         if op == "get_attr" and target not in attributes:
@@ -188,7 +194,7 @@ def _value(plain: Json, nodes: Sequence[Node]) -> Any:
     [(kind, value)] = plain.items()
     match kind:
         case "node":
-            # A negative index would count from the end: read a later node than written. Make it an IndexError.
+            # A negative index would select a node from the end; it is out of range instead.
             return nodes[value if value >= 0 else len(nodes)]
         case "slice":
             return slice(*(_value(part, nodes) for part in value))
@@ -209,7 +215,7 @@ def _is_name(text: str) -> bool:
 
 
 def _operator(name: str) -> Any:
-    """The operator or function of a name. Raises UnkeptError, or the look-up's error, if there is none."""
+    """The operator or function with a name. Raises UnkeptError or AttributeError if there is none."""
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
     found: Any = torch.ops

@@ -1,7 +1,8 @@
-"""The rules for the graph at each point of the pass list: a stage is the set of rules that hold from there on.
+"""The rules for the graph at each point of the pass list.
 
-A row of the pass list names the graph's stage after the pass, and the runner checks that stage's rules. Only the first
-violated rule is reported, so rules on which others depend come first.
+A stage is a set of rules. A row of the pass list may name the stage that the graph has after the pass; the runner
+checks the rules of the current stage after each pass. Only the first violated rule is reported, so rules on which
+others depend come first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ class GraphStage:
     rules: tuple[Rule, ...]
 
     def check(self, module: GraphModule, before: Facts, chunk_symbol: ChunkSymbol) -> Facts:
-        """Raise PassError unless a pass's graph obeys the rules; returns the graph's facts."""
+        """Check a graph after a pass, and return its facts; `before` are its facts before the pass.
+
+        Raises PassError for the first violated rule.
+        """
         change = PassEffect(module, before, Facts.of(module), chunk_symbol.symbol)
         for rule in self.rules:
             rule(change)
@@ -37,4 +41,4 @@ OPEN = GraphStage("open", (*_IS_A_GRAPH, *_IS_THE_STEP))
 """After tracing: values may carry the chunk symbol."""
 
 RESOLVED = GraphStage("resolved", (*_IS_A_GRAPH, verify.is_resolved, *_IS_THE_STEP))
-"""The chunk symbol is a number. Data-dependent sizes stay symbolic."""
+"""After a pass that replaces the chunk symbol by a number. Data-dependent sizes stay symbolic."""

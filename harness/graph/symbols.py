@@ -23,12 +23,12 @@ def is_number(value: object) -> bool:
 
 
 def expression(size: Any) -> sympy.Basic | int:
-    """A size as a sympy expression, or the int it is."""
+    """The sympy expression of a symbolic size; any other size unchanged, as an int."""
     return size.node.expr if isinstance(size, SYMBOLIC_SCALARS) else size
 
 
 def free_symbols(value: Any) -> set[sympy.Symbol]:
-    """Every symbol in a scalar, in a tensor's sizes and strides, or in a tuple of them."""
+    """The symbols in a value: in a scalar, in a tensor's sizes and strides, or in the items of a tuple or list."""
     if isinstance(value, SYMBOLIC_SCALARS):
         return set(value.node.expr.free_symbols)
     if isinstance(value, torch.Tensor):
@@ -53,9 +53,9 @@ def carries(value: Any, symbol: sympy.Symbol) -> bool:
 
 
 def chunk_dim(value: torch.Tensor, symbol: sympy.Symbol) -> int | None:
-    """The dim whose size IS the symbol, if no other dim carries it; else None.
+    """The dim whose size is the symbol itself, if no other dim carries the symbol; otherwise None.
 
-    A dim of 4 * symbol holds flattened rows: splitting or joining it would scramble them.
+    A dim of size 4 * symbol does not count. It holds flattened rows: splitting or joining it would scramble them.
     """
     carrying = [dim for dim, size in enumerate(value.shape) if symbol in free_symbols(size)]
     if len(carrying) == 1 and expression(value.shape[carrying[0]]) == symbol:
@@ -69,7 +69,7 @@ def is_scalar_of(value: Any, symbol: sympy.Symbol) -> bool:
 
 
 def number(value: Any, symbol: sympy.Symbol, extent: int) -> int | float | bool:
-    """A symbolic scalar's value when the symbol is `extent`."""
+    """The number of a symbolic scalar when the symbol is `extent`."""
     result = _substituted(value.node.expr, symbol, extent)
     if isinstance(value, torch.SymBool):
         return bool(result)
@@ -77,9 +77,10 @@ def number(value: Any, symbol: sympy.Symbol, extent: int) -> int | float | bool:
 
 
 def number_of(node: Node, symbol: sympy.Symbol, extent: int) -> int | float | bool:
-    """The value of a scalar's node when the symbol is `extent`, rounded as Python rounds.
+    """The number of a scalar's node when the symbol is `extent`, rounded as Python rounds.
 
-    Integers are exact, but sympy reorders floats: it makes (n * 0.1) * 0.7 into n * 0.07.
+    Other scalars than integers are computed by running the node's calls again. Sympy would reorder operations on
+    floats: it changes (n * 0.1) * 0.7 to n * 0.07.
     """
     value = node.meta["val"]
     if isinstance(value, torch.SymInt) or (isinstance(value, SYMBOLIC_SCALARS) and node.op == "placeholder"):
@@ -96,9 +97,10 @@ def _substituted(expr: sympy.Basic, symbol: sympy.Symbol, extent: int) -> sympy.
 
 
 def remainder(size: Any, known: Mapping[Any, Any], total: Any) -> dict[sympy.Symbol, Any]:
-    """The value of a sum's only unknown symbol that makes the sum `total`; empty for several or none.
+    """Solve `size` = `total` for the only unknown symbol of the sum `size`. Returns the symbol with its value.
 
-    For example, u0 + 4 with the total 10 returns {u0: 6}.
+    `known` has the values of the other symbols. For example, u0 + 4 with the total 10 returns {u0: 6}. The result is
+    empty if the sum has no unknown symbol, or several.
     """
     unknown = [symbol for symbol in getattr(size, "free_symbols", ()) if symbol not in known]
     if len(unknown) != 1:
@@ -108,7 +110,10 @@ def remainder(size: Any, known: Mapping[Any, Any], total: Any) -> dict[sympy.Sym
 
 
 def require_chunk_dim(node: Node, value: torch.Tensor, symbol: sympy.Symbol, action: str) -> int:
-    """`chunk_dim`, or an error that names the node and its source line."""
+    """The `chunk_dim` of a node's value. Raises ChunkError if there is none; the error names the node and its source.
+
+    `action` is a text for the error: what the dim is needed for.
+    """
     dim = chunk_dim(value, symbol)
     if dim is None:
         raise ChunkError(
@@ -122,7 +127,7 @@ def require_chunk_dim(node: Node, value: torch.Tensor, symbol: sympy.Symbol, act
 
 
 def source_of(node: Node) -> str:
-    """A node's module, direction and source line, for an error's `came from`."""
+    """The text of a node's module, direction and source line, for the `where` of an error."""
     from bitproof.harness.graph.origin import origin_of
 
     origin = origin_of(node)
@@ -130,7 +135,7 @@ def source_of(node: Node) -> str:
 
 
 def symbols_in(nodes: Iterable[Node]) -> set[sympy.Symbol]:
-    """Every symbol in the values of `nodes`."""
+    """All symbols in the values of `nodes`."""
     return set().union(*(free_symbols(node.meta.get("val")) for node in nodes))
 
 

@@ -1,8 +1,8 @@
 """The rules for a graph between passes: each is a function of a pass's effect that may raise PassError.
 
-`stages.py` lists the rules of each stage. Each rule reads every node once, and a value shared by many nodes once, so
-the cost of verification is linear in the graph. Nested graphs of higher-order operators must obey the same rules, each
-separately, and may only compute from their operands (`only_computes`).
+`stages.py` lists the rules of each stage. Each rule reads every node once, and a value that many nodes share once, so
+the cost of verification is linear in the size of the graph. Each nested graph of a higher-order operator must obey the
+same rules, and may only compute from the operator's operands (`only_computes`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _KINDS = ("placeholder", "get_attr", "call_function", "output")
 
 
 class Facts(NamedTuple):
-    """Facts of a graph that no pass may change: the number of inputs and outputs, and its runtime assertions.
+    """Facts of a graph that no pass may change: the numbers of inputs and outputs, and the runtime assertions.
 
-    `checks` are operators, with their messages.
+    `checks` has a text for each assertion: its operator and its message.
     """
 
     num_inputs: int
@@ -36,7 +36,7 @@ class Facts(NamedTuple):
 
     @staticmethod
     def of(module: GraphModule) -> Facts:
-        """Read a graph, before a pass may change it in place."""
+        """Read the facts of a graph. A pass may change the graph in place, so they are read before it runs."""
         outputs = [argument for node in module.graph.find_nodes(op="output") for argument in node.args]
         num_outputs = sum(len(values) if isinstance(values, (list, tuple)) else 1 for values in outputs)
         # A set, since a pass may repeat a check, once for each chunk.
@@ -51,9 +51,9 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class PassEffect:
-    """A pass's effect: the new graph, and the facts of the new and the old graph.
+    """The effect of a pass: the new graph, the facts of the graph before the pass, and the facts of the new graph.
 
-    `chunk_symbol` is the symbol that must become a number.
+    `chunk_symbol` is the symbol that some pass must replace by a number.
     """
 
     module: GraphModule
@@ -63,12 +63,12 @@ class PassEffect:
 
     @cached_property
     def graphs(self) -> list[tuple[str, Graph]]:
-        """The graph and its nested graphs, each with a description for errors."""
+        """The graph and its nested graphs, each after a description for errors, empty for the graph itself."""
         return [(f" of nested graph {name}" if name else "", nested.graph) for name, nested in _graphs(self.module)]
 
     @cached_property
     def carriers(self) -> list[tuple[str, list[tuple[Node, set[sympy.Symbol]]]]]:
-        """The nodes of each graph whose values carry symbols, with the symbols."""
+        """For each graph, its description, and the nodes whose values carry symbols, each with these symbols."""
         return [(of, _carriers(graph)) for of, graph in self.graphs]
 
 
@@ -82,7 +82,7 @@ def in_order(change: PassEffect) -> None:
 
 
 def verify_order(graph: Graph, of: str = "") -> None:
-    """`in_order` for a single graph."""
+    """Check `in_order` for a single graph; `of` is its description for errors."""
     try:
         graph.lint()
     except (RuntimeError, ValueError) as error:
@@ -101,7 +101,7 @@ def verify_order(graph: Graph, of: str = "") -> None:
 
 
 def has_metadata(change: PassEffect) -> None:
-    """Every call has a `val` and an origin; a nested graph has its operator's origin."""
+    """Every call has a `val` and an origin. Calls in nested graphs need no origin: they have that of their operator."""
     for of, graph in change.graphs:
         needed = ("val",) if of else ("val", META_KEY)
         for node in graph.nodes:
@@ -127,7 +127,7 @@ def only_computes(change: PassEffect) -> None:
 
 
 def reads_nodes(change: PassEffect) -> None:
-    """No argument is a symbolic number, as only nodes have values at run time."""
+    """No argument is a symbolic number: at run time only nodes have values."""
     for of, graph in change.graphs:
         for node in graph.nodes:
             if _is_symbolic(node.args) or _is_symbolic(list(node.kwargs.values())):
@@ -149,9 +149,9 @@ def is_resolved(change: PassEffect) -> None:
 
 
 def defines_symbols(change: PassEffect) -> None:
-    """Every symbol in a value comes from a graph input, or from an earlier operator that may create symbols.
+    """Every symbol in a value is also in a graph input, or in the result of an earlier call that may make symbols.
 
-    Such an operator reads data, or is an uneven all-to-all (see fake_mode.py).
+    The operator of such a call reads data, or is an all-to-all (see fake_mode.py).
     """
     for of, carriers in change.carriers:
         defined: set[sympy.Symbol] = set()
@@ -164,7 +164,7 @@ def defines_symbols(change: PassEffect) -> None:
 
 
 def keeps_halves(change: PassEffect) -> None:
-    """If calls state their half, all of forward's precede backward's."""
+    """If calls state their half, all calls of forward are before all calls of backward."""
     first: Node | None = None
     for node in change.module.graph.nodes:
         half = node.meta.get(HALF_KEY)
@@ -180,7 +180,7 @@ def keeps_halves(change: PassEffect) -> None:
 
 
 def is_called_alike(change: PassEffect) -> None:
-    """The graph has the same number of inputs and outputs as when traced."""
+    """The graph has the same numbers of inputs and outputs as before the pass."""
     if change.after[:2] != change.before[:2]:
         raise PassError(
             "the graph has other inputs or outputs than the traced graph",
@@ -190,7 +190,7 @@ def is_called_alike(change: PassEffect) -> None:
 
 
 def keeps_checks(change: PassEffect) -> None:
-    """The graph still has every check from before the pass."""
+    """The graph still has every assertion that it had before the pass."""
     if dropped := sorted(change.before.checks - change.after.checks):
         raise PassError(
             "the graph lost a check of the traced graph, so it would continue where eager raises",
@@ -201,7 +201,7 @@ def keeps_checks(change: PassEffect) -> None:
 
 
 def _graphs(module: GraphModule) -> Iterator[tuple[str, GraphModule]]:
-    """The graph, whose name is empty, and those nested in it."""
+    """The graph and the graphs nested in it, each after its name; the graph itself has an empty name."""
     return ((name, nested) for name, nested in module.named_modules() if isinstance(nested, GraphModule))
 
 

@@ -1,8 +1,8 @@
 """Writes a graph node by node, and runs each node on fake values.
 
-A pass that reads a graph and writes another never patches metadata: a node's `val` is the operator's own result for
-its inputs' values. Equal calls (same operator, equal constants, inputs with equal layouts) have equal layouts, so each
-distinct call runs once; layers repeat, so few are distinct.
+A pass that reads a graph and writes another never patches metadata: a node's `val` is the operator's own result for the
+values of the node's inputs. Calls with the same operator, equal constants and inputs with equal layouts have results
+with equal layouts, so each distinct call runs once. Layers repeat, so few calls are distinct.
 
 `val` describes a value's layout, but not aliasing, as two nodes may share a fake tensor.
 """
@@ -28,8 +28,11 @@ CHUNK_KEY = "chunk"
 
 
 class GraphWriter:
-    """A graph being written. `extent` replaces the chunk symbol in the values of the graph's inputs. Calls are written
-    into `half`, if the graph has halves."""
+    """Writes a graph. `source` is the graph that the pass reads.
+
+    In the values of the new graph's inputs, the number `extent` replaces the chunk symbol. If the graph has halves,
+    `half` is the half of the next calls.
+    """
 
     def __init__(self, source: GraphModule, symbol: Any, extent: int) -> None:
         self.source = source
@@ -44,12 +47,12 @@ class GraphWriter:
         self._nested: dict[str, GraphModule] = {}
 
     def placeholder(self, source: Node) -> Node:
-        """Copy a graph input, with concrete sizes if its value carried the chunk symbol."""
+        """Copy a graph input, with numbers for sizes if the input's value carries the chunk symbol."""
         node = self.graph.placeholder(source.name)
         return self._finish(node, self.resolved(source.meta["val"], self._extent), source)
 
     def get_attr(self, source: Node, extent: int) -> Node:
-        """Copy a reference to an attribute; a nested graph module is copied with the symbol at `extent`."""
+        """Copy a reference to an attribute; a nested graph is copied with `extent` in place of the symbol."""
         value = getattr(self.source, str(source.target))
         if isinstance(value, GraphModule):
             name = f"{source.target}_{extent}"
@@ -70,10 +73,10 @@ class GraphWriter:
         target: Any = None,
         origin: Origin | None = None,
     ) -> Node:
-        """Write a call, with arguments already mapped, of the source node's operator or of another `target`.
+        """Write a call of `target`, by default the operator of `source`, and return its node.
 
-        `chunk` says which chunk the node belongs to; it is kept in the node's metadata and name. `origin`
-        is by default the source node's.
+        `args` and `kwargs` have nodes of the new graph. `chunk` is the chunk to which the call belongs; the node's
+        metadata and name state it. `origin` is by default that of `source`.
         """
         target = target or source.target
         node = self.graph.create_node("call_function", target, args, kwargs, name=_name(source, target, chunk))
@@ -87,12 +90,13 @@ class GraphWriter:
         return node
 
     def output(self, source: Node, args: Any) -> None:
-        """Write the graph's output."""
+        """Write the graph's output; `args` are those of an output node, with nodes of the new graph."""
         self.graph.output(args[0]).meta.update(source.meta)
 
     def module(self) -> GraphModule:
-        """The finished graph with its attributes. Its code is generated at the first use, as the next pass often writes
-        the graph again.
+        """The finished graph with its attributes.
+
+        Its code is generated only at the first use, as the next pass often writes the graph again.
         """
         attributes: dict[str, Any] = dict(self._nested)
         for node in self.graph.nodes:
@@ -101,7 +105,7 @@ class GraphWriter:
         return LazyGraphModule(attributes, self.graph)
 
     def resolved(self, value: Any, extent: int) -> Any:
-        """`value` with the chunk symbol replaced by `extent`, in sizes and strides, as a fake of this graph."""
+        """A value of the source graph with `extent` in place of the chunk symbol; a tensor is a new fake tensor."""
         if isinstance(value, (tuple, list)):
             return type(value)(self.resolved(item, extent) for item in value)
         if symbols.is_scalar_of(value, self._symbol):
@@ -117,7 +121,7 @@ class GraphWriter:
             return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
 
     def _specialized(self, module: GraphModule, extent: int) -> GraphModule:
-        """A nested graph with the symbol's scalars replaced by numbers."""
+        """A copy of a nested graph with `extent` in place of the symbol, and with numbers in place of its scalars."""
         writer = GraphWriter(module, self._symbol, extent)
         env: dict[Node, Any] = {}
         for node in module.graph.nodes:
@@ -142,7 +146,7 @@ class GraphWriter:
         return node
 
     def _evaluate(self, target: Any, args: Any, kwargs: Any) -> Any:
-        # Equal data-dependent calls have different results, so each needs its own symbols.
+        # Each such call makes new symbols, also for inputs that were seen before: two `nonzero` have different sizes.
         if operators.reads_data(target):
             return self._run(target, args, kwargs, _without_memory)
         key = target, self._argument_key(args), self._argument_key(tuple(kwargs.items()))
@@ -166,13 +170,18 @@ class GraphWriter:
         return (type(argument), argument)
 
     def _layout(self, value: Any) -> int:
-        """A number that equal layouts share; data-dependent sizes are equal if their symbols are."""
+        """The number of a value's layout: equal layouts have the same number.
+
+        Sizes that depend on data are equal if their symbols are.
+        """
         return self._layouts.setdefault(layout_key(value), len(self._layouts))
 
 
 def _without_memory(node: Node) -> Any:
-    """A node's value. A fake tensor first forgets the symbols that it has cached, so that this call gets new
-    symbols."""
+    """The value of a node, for a call that makes symbols.
+
+    A fake tensor first forgets the symbols that it has cached, so that the call gets new symbols.
+    """
     value = node.meta["val"]
     if isinstance(value, FakeTensor):
         forget_memos(value)
@@ -182,7 +191,7 @@ def _without_memory(node: Node) -> Any:
 def _shape_env_without(symbol: Any) -> ShapeEnv:
     """A new ShapeEnv that does not reuse the chunk symbol's name for a data-dependent size."""
     shape_env = ShapeEnv()
-    # Symbols are numbered in sequence: take all numbers up to the chunk symbol's.
+    # Symbols are numbered in order, so all up to the chunk symbol's number are used up.
     while shape_env.create_unbacked_symint().node.expr != symbol:
         pass
     shape_env.pending_fresh_unbacked_symbols.clear()
@@ -190,7 +199,10 @@ def _shape_env_without(symbol: Any) -> ShapeEnv:
 
 
 def layout_key(value: Any) -> Any:
-    """The key of a layout: dtype, device, sizes, strides and offset; a number is its own key."""
+    """A key that is equal for values with equal layouts: dtype, device, sizes, strides and offset of tensors.
+
+    The key of a number is its type and value.
+    """
     if isinstance(value, FakeTensor):
         numbers = *value.shape, *value.stride(), value.storage_offset()
         flags = value.is_conj(), value.is_neg()

@@ -13,11 +13,11 @@ from bitproof.harness.records.result import Differing, Verdict, zero_counts
 class Comparison:
     """The outcome of comparing two recordings. `reason` says why the verdict is UNVERIFIED, else None.
 
-    `differing_kinds`: the kinds that differ at the first differing step, any rank. `layout_mismatches` has a sentence
-    for each pair whose dtype, shape or placements differ; `is_sharded_otherwise`: some placements differ. `differing`
-    and `differing_left_out` are as in CaseResult. `vacuous` lists agreement that is no evidence that the systems agree.
-    `unshared` lists state that only one of them has. `remarks` are sentences about vacuous tensors, about the code that
-    torch.compile compiled, and about state without a record.
+    `differing_kinds` are the kinds that differ at the first differing step, on any rank. `layout_mismatches` has a
+    sentence for each pair of records whose dtype, shape or placements differ; `is_sharded_otherwise`: some placements
+    differ. `differing` and `differing_left_out` are as in CaseResult. `vacuous` lists tensors whose agreement is no
+    evidence, such as zeros. `unshared` lists state that only one of the systems has. `remarks` are sentences about
+    vacuous tensors, about the code that torch.compile compiled, and about state without a record.
     """
 
     verdict: Verdict

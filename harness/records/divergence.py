@@ -22,9 +22,9 @@ class Sample(NamedTuple):
 class TensorDifference:
     """How a tensor differs between two systems; None for unknown facts.
 
-    A type is dtype and shape, `bfloat16[10, 100]`. `reference_bits` and `candidate_bits` are those of the first
-    differing element; `samples` are the first few such elements. `histogram` counts the tensor's elements by ULPs; a
-    dtype without ULPs has none.
+    A type is dtype and shape, such as `bfloat16[10, 100]`. `reference_bits` and `candidate_bits` are the bits of the
+    first differing element; `samples` are the first few differing elements. `histogram` counts the tensor's elements by
+    their distance in ULPs; it is None for a dtype without ULPs.
     """
 
     elements_differing: int | None = None
@@ -78,9 +78,10 @@ class ChainLink:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleCalls:
-    """A module's calls in one direction, in the shown step and on the blamed call's rank, and how many differ.
+    """The number of a module's calls in one direction, and the number of those that differ, in the shown step and on
+    the blamed call's rank.
 
-    `turn` is an index from 1, in the order in which modules and directions first differ; None if all calls agree.
+    `turn` counts from 1, in the order in which modules and directions first differ. It is None if all calls agree.
     """
 
     __pydantic_config__ = GROWING
@@ -94,10 +95,10 @@ class ModuleCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherCause:
-    """A further cause, found by a run in which the first cause's values were exchanged.
+    """A further cause of a difference, found in a run in which the first cause's values were exchanged.
 
-    `call` is a sentence about it; `operator`, `module`, `direction` and `rank` are the parts of that sentence.
-    `accounts` is the number of tensors that became equal with it.
+    `call` is a sentence about the blamed call; `operator`, `module`, `direction` and `rank` are its parts. `accounts`
+    is the number of tensors that became equal when this call's values were exchanged as well.
     """
 
     __pydantic_config__ = GROWING
@@ -118,11 +119,12 @@ VerificationStatus = Literal["not verified", "in part", "verified"]
 class Verification:
     """The result of running the step again with the reference's value in place of the blamed call's output.
 
-    `tensors` is the number of records of the step on all ranks; `differing` of them differed before, and `remaining`
-    still differ with all exchanges. `accounts` is the number of those that became equal when this call alone was
-    exchanged. `reverse`: whether the reference, with the candidate's value there, computes the candidate's step; None
-    if that did not run. `calls` are further calls of the same cause, without the `calls_left_out` last; `causes` are
-    independent causes. `reason` names the missing evidence. `runs` is the number of runs with exchanged values.
+    `tensors` is the number of records of the step on all ranks. `differing` of these records differed before, and
+    `remaining` still differ with all exchanges. `accounts` is the number of records that became equal when the output
+    of this call alone was exchanged. `reverse`: whether the reference, with the candidate's value there, computes the
+    candidate's step; None if that did not run. `calls` are further calls of the same cause; `calls_left_out` counts
+    those that are not listed. `causes` are independent causes. `reason` names the missing evidence. `runs` is the
+    number of runs with exchanged values.
 
     Example: differing=40, remaining=0, reverse=True is `verified`; remaining=5 is `in part`.
     """

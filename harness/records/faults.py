@@ -22,8 +22,9 @@ class FaultOutcome:
     """The outcome of a fault in a case.
 
     `first` is the first record that differs; `call` is the blamed call. `place_right`, `operator_right` and
-    `rank_right` say whether the call matches a place that the fault changed: None if the catalogue expects no place, or
-    if no call was to blame. `reason` says why a fault survived, changed nothing or was not judged, or how a run failed.
+    `rank_right` say whether the blamed call matches a place that the fault changed. Each is None if the catalogue
+    expects no place, or if no call was blamed. `reason` says why a fault survived, changed nothing or was not judged,
+    or how a run failed.
     """
 
     __pydantic_config__ = GROWING
@@ -69,10 +70,10 @@ def share_in_words(part: int, whole: int) -> str:
 class Score:
     """Totals of outcomes.
 
-    `places`, `operators` and `ranks` are pairs: the number of faults that were blamed correctly, and the number of
-    faults for which that could be said.
+    `places`, `operators` and `ranks` are pairs: the number of faults whose place, operator or rank was blamed
+    correctly, and the number of faults for which this can be decided.
 
-    `unjudged` outcomes could not be judged; `ended_early` says that the run stopped before the last fault.
+    `unjudged` counts the outcomes that could not be judged. `ended_early`: the run stopped before the last fault.
     """
 
     __pydantic_config__ = GROWING
@@ -109,7 +110,7 @@ class Score:
 
     @property
     def overfull(self) -> Share | None:
-        """The first part that exceeds its whole, which is impossible for real outcomes."""
+        """The first share whose part exceeds its whole; None for real outcomes. A file may claim such a share."""
         shares = (
             Share("killed", self.killed, self.faults),
             Share("flagged", self.flagged, self.equivalents),
@@ -145,9 +146,9 @@ class Score:
 
 @dataclass(kw_only=True)
 class FaultsFound:
-    """The findings of a call of `bitproof faults`, or of several that each continued the previous call.
+    """The findings of a call of `bitproof faults`, or of several calls that each continued the previous one.
 
-    `problem` says why the last call ended early; `cpu_seconds` is the CPU time of all calls on all cores. `own_digest`
+    `problem` says why the last call ended early. `cpu_seconds` is the CPU time of all calls on all cores. `own_digest`
     identifies the code that ran, as in `runtime.sources`.
     """
 

@@ -1,13 +1,13 @@
 """A rank's part of a logical tensor, and the cells into which two layouts divide the tensor.
 
 A *box* is a rank's part: half-open runs of indices in each dim. An FSDP shard is a single run of one dim; an
-interleaved shard of tensor parallelism may have several. A replica's box is the whole tensor. A *cell* is a box with a
-run per dim that no cut of either layout crosses, so a rank of either layout has all of it or none.
+interleaved shard of tensor parallelism may have several. A replica's box is the whole tensor. A *cell* is a box with
+one run per dim, and no cut of either layout divides it: a rank of either layout has all of it or nothing of it.
 
 For example, two ranks with rows 0:4 and 4:8, and a layout with rows 0:2 and 2:8, have the cells 0:2, 2:4 and 4:8.
 
 FSDP1 flattens parameters and may cut within a row: a *flat* box has runs of the flattened tensor's elements. It can be
-compared with other boxes if they are whole slices of the first dim, as those are runs of elements, too.
+compared with a box that consists of whole slices of the first dim, because such slices are runs of elements as well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ MAX_TEXT = 1000
 
 @dataclass(frozen=True)
 class Box:
-    """The part of a tensor of `shape` that `runs` select in each dim; a flat box selects in the flattened tensor."""
+    """A part of a tensor of `shape`. `runs` has the selected runs of each dim; a flat box has runs of the flattened
+    tensor."""
 
     shape: tuple[int, ...]
     runs: tuple[tuple[Run, ...], ...]
@@ -49,7 +50,8 @@ class Box:
 
     @staticmethod
     def parse(text: str) -> Box:
-        """The inverse of `str`. Raises ValueError for other texts, and for runs outside the tensor."""
+        """The box of a text that `str` returned. Raises ValueError for any other text, and for runs outside the
+        tensor."""
         found = _BOX.fullmatch(text)
         if found is None:
             raise ValueError(f"no part of a tensor: {text[:100]!r}")
@@ -78,8 +80,8 @@ class Box:
         return Box(self.shape, (tuple((first * step, end * step) for first, end in runs),), is_flat=True)
 
     def cut_by(self, cuts: Cuts) -> Box | None:
-        """This box, made flat if the cuts are flat; None if it cannot be made flat or the cuts do not fit its
-        tensor."""
+        """The form of this box that has as many dims as the cuts: itself, or the flat box for flat cuts. None if it has
+        no such form."""
         return self if len(cuts) == len(self.runs) else self.flat if len(cuts) == 1 else None
 
     def cells(self, cuts: Cuts) -> list[Cell]:
@@ -87,7 +89,7 @@ class Box:
         return [*itertools.product(*(_divided(runs, at) for runs, at in zip(self.runs, cuts, strict=True)))]
 
     def slices(self, cell: Cell) -> tuple[slice, ...]:
-        """The slices of the rank's part that select a cell."""
+        """The slices that select a cell in the rank's local tensor."""
         return tuple(_slice_within(runs, run) for runs, run in zip(self.runs, cell, strict=True))
 
 
@@ -100,7 +102,8 @@ def is_box(text: str) -> bool:
 
 
 def alike(boxes: Iterable[Box]) -> list[Box]:
-    """Boxes of the same tensor, all made flat if any is; empty if their shapes differ or a box cannot be flat."""
+    """The boxes in a common form: all flat if any of them is flat. Empty if that is impossible, or if their tensors
+    have different shapes."""
     boxes = list(boxes)
     if any(box.is_flat for box in boxes):
         flat = [box.flat for box in boxes]
@@ -109,7 +112,7 @@ def alike(boxes: Iterable[Box]) -> list[Box]:
 
 
 def joint_cuts(boxes: Iterable[Box]) -> Cuts:
-    """The cuts of boxes of the same tensor."""
+    """The indices at which any of these boxes of the same tensor begins or ends, per dim."""
     boxes = list(boxes)
     return tuple(
         tuple(sorted({index for box in boxes for run in box.runs[dim] for index in run}))

@@ -1,5 +1,8 @@
-"""The result of comparing two layouts: which tensors must be equal, which may differ as their sums are grouped
-differently, and the share of its bound that each of these used."""
+"""The result of comparing two layouts.
+
+Some tensors must be equal. Others may differ, because the two layouts group their sums differently; each of these has a
+bound, and used a share of it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from bitproof.harness.validate import GROWING
 
 MAX_ROWS = 20
 FEWEST_SAMPLES, MOST_SAMPLES = 3, 12
-"""The numbers of runs with reordered sums: at first, and in total if a tensor is `near` its bound after these."""
+"""The number of runs with reordered sums: at first, and the maximum if a tensor is `near` its bound after these."""
 Phase = Literal["forward", "backward", "clip", "update"]
 """The phases of a step, in order; "clip" is everything between backward and the optimizer."""
 
@@ -22,8 +25,8 @@ class LayoutRow:
     """A tensor that differs at a step, its relative error and its bound. The bound is None if the tensor had to be
     equal.
 
-    An error of None means that it is not finite. `rank` is the candidate's first rank that differs. `apart`: ranks of
-    the same side that have the same part of the tensor do not agree.
+    The error is None if it is not finite. `rank` is the candidate's first rank that differs. `apart`: the tensor
+    differs between ranks of one side that have the same part of it.
     """
 
     __pydantic_config__ = GROWING
@@ -43,20 +46,19 @@ class LayoutRow:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether the tensor differs by more than reordered sums explain. Replicas that do not agree are always
-        beyond."""
+        """Whether the tensor differs by more than reordered sums explain. A tensor that is `apart` always does."""
         return self.apart or self.bound is None or self.error is None or not self.error <= self.bound
 
 
 @dataclass(frozen=True, kw_only=True)
 class InFloat64:
-    """The same two systems, computed in float64, where rounding is 2^29 times smaller than in float32.
+    """The result for the same two systems in float64, where rounding errors are 2^29 times smaller than in float32.
 
     `beyond` counts the tensors that still differ, by far more than reordered sums change them in float64. `rows` lists
-    these in the order of computation; if there are none, the tensors that used most of their bound. `narrow` is the
-    first call, such as "aten.mul.Tensor (train.py:12)", that read a float tensor of fewer bits from outside torch's
-    calls: perhaps only one side had rounded it. `less_accurate` is the candidate's rounding error divided by the
-    reference's, if reordered sums do not explain that ratio. `failed` says why there were no such runs.
+    these in the order of computation; if there are none, it lists the tensors that used most of their bound. `narrow`
+    is the first call, such as "aten.mul.Tensor (train.py:12)", that read a float tensor of fewer bits that no call of
+    torch had computed: perhaps only one side had rounded it. `less_accurate` is the candidate's rounding error divided
+    by the reference's, if reordered sums do not explain that ratio. `failed` says why there are no runs in float64.
     """
 
     __pydantic_config__ = GROWING
@@ -69,21 +71,22 @@ class InFloat64:
 
     @property
     def shows_defect(self) -> bool:
-        """Whether the candidate computes something else: a difference that is no rounding."""
+        """Whether the candidate computes something else than the reference: some difference is no rounding."""
         return self.beyond > 0 and self.narrow is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutBounds:
-    """Bounds and errors of two systems with different layouts.
+    """Bounds and errors of two systems with different layouts. All counts are of tensors.
 
-    `across` counts the tensors of a step that were compared by cells. `exact` counts those that had to be equal in
-    every bit: both sides compute the same sums before `regrouped_from` (a phase of the first step, None for never).
-    `regrouped` counts those that may differ by rounding. Their bounds come from `samples` runs of the reference with
-    reordered sums; `confidence` is the probability that rounding alone leaves all of them within their bounds. `beyond`
-    counts the tensors that exceed their bound, or had to be equal and are not. `near` counts those within their bound
-    that differ by more than rounding usually does. `rows` lists the tensors beyond first, in the order of computation,
-    then those that used most of their bound. `in_float64` is the second test, of systems that are within their bounds.
+    `across` counts the tensors of a step that were compared by cells. `exact` counts the tensors that had to be equal
+    in every bit: until the phase `regrouped_from` of the first step, both sides compute the same sums (None: in all
+    phases). `regrouped` counts the tensors that may differ by rounding. Their bounds come from `samples` runs of the
+    reference with reordered sums; `confidence` is the probability that rounding alone leaves all of them within their
+    bounds. `beyond` counts the tensors that exceed their bound, or had to be equal and are not. `near` counts the
+    tensors within their bound that differ by more than rounding usually does. `rows` lists first the tensors that are
+    beyond, in the order of computation, then the tensors that used most of their bound. `in_float64` is a second test;
+    only systems within their bounds get it.
     """
 
     __pydantic_config__ = GROWING
@@ -127,7 +130,7 @@ class LayoutBounds:
         )
 
     def table(self) -> list[tuple[str, ...]]:
-        """Each row's step, kind, tensor, relative error, bound and used share."""
+        """The cells of a table: for each row its step, kind, tensor, relative error, bound and used share."""
         return [
             (
                 *(str(row.step), row.kind, row.name, "infinite" if row.error is None else f"{row.error:.3g}"),

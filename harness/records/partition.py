@@ -12,11 +12,12 @@ from bitproof.harness.validate import GROWING
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """Both graphs' sizes, and the values saved between them. `by` is the partitioning method.
+    """The sizes of both graphs, and the tensors saved between them. `by` is the partitioning method.
 
     Node counts include a graph's inputs and output; the joint graph is the graph before partitioning. `saved` counts
-    forward's tensors that backward reads, `saved_bytes` the bytes of their storages; both leave out graph inputs.
-    `uncut` and `uncut_bytes` are the same without recomputation; `recomputed` counts recomputed calls.
+    the tensors of forward that backward reads, `saved_bytes` the bytes of their storages; both leave out graph inputs.
+    `uncut` and `uncut_bytes` are the numbers that these would be without recomputation. `recomputed` counts the calls
+    that backward computes again.
     """
 
     __pydantic_config__ = GROWING
@@ -33,12 +34,12 @@ class Partition:
 
     @staticmethod
     def of(facts: Sequence[Mapping[str, Any]]) -> Partition | None:
-        """The facts of the partitioning pass, from those of all passes; None if there is none."""
+        """The partition of the pass that partitions, found among the facts of all passes; None if no pass does."""
         names = {field.name for field in fields(Partition)}
         return next((Partition(**told) for told in facts if told.keys() == names), None)
 
     def tell(self) -> list[tuple[str, str]]:
-        """The names and values that reports show."""
+        """The rows of a report's table: a name and a value each."""
         return [
             ("nodes of the joint graph", str(self.nodes_joint)),
             ("nodes of forward", str(self.nodes_forward)),

@@ -14,11 +14,12 @@ Cost = Annotated[float, That("zero or more", lambda found: found >= 0, {"minimum
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedTensor:
-    """The placement of parameters on the mesh; parameters with the same name in all layers of a kind are combined.
+    """The placement of a parameter on the mesh. The parameters of the same name in all layers of a kind are one entry.
 
-    `data` and `tensor` are placements on the two axes: R whole on each rank, S0 and S1 sharded along that dim. `cost`
-    is in microseconds per step, for its gathers and its gradient's sums over data ranks; `bytes` is a rank's memory for
-    it: values, gradient, optimizer state and a gathered copy. Both count all `copies` in the model.
+    `data` and `tensor` are the placements on the two axes: R is whole on each rank, S0 and S1 are sharded along dim 0
+    and 1. `cost` is the time in microseconds per step for gathering the parameter and for summing its gradient over
+    data ranks. `bytes` is a rank's memory for its values, gradient, optimizer state and a gathered copy. Both are
+    totals over all `copies` in the model.
     """
 
     __pydantic_config__ = GROWING
@@ -33,11 +34,12 @@ class PlacedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """A solution: its cost in microseconds per step, a rank's bytes, and the bound on these.
+    """A solution: its cost in microseconds per step, the bytes that a rank needs, and the bound on these bytes.
 
-    `least` is the smallest feasible bound. `gap` is the relative gap between the solution and the solver's proven
-    bound. `beside` has cost and bytes of plans written by hand. The placement problem had `nodes` and `edges`, and its
-    linear program `variables` and `constraints`. `sha256` identifies the plan; every rank reports it.
+    `least` is the smallest bound for which there is a solution. `gap` is the relative gap between the solution's cost
+    and the solver's proven lower limit. `beside` has cost and bytes of plans written by hand. `nodes` and `edges` are
+    the size of the placement problem, `variables` and `constraints` the size of its linear program. `sha256` identifies
+    the plan; every rank reports it.
     """
 
     __pydantic_config__ = GROWING
@@ -59,7 +61,7 @@ class Placed:
     beside: dict[str, list[Cost]] = field(default_factory=dict)
 
     def tell(self) -> list[tuple[str, str]]:
-        """The names and values that reports show."""
+        """The rows of a report's table about the solution: a name and a value each."""
         by_hand: Mapping[str, list[float]] = self.beside
         return [
             ("placements from", self.source),

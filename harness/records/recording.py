@@ -157,15 +157,16 @@ class Accepted:
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """A collective that adds over ranks, "sum", or sends rows from rank to rank, "exchange", and its phase.
+    """A collective of a step. `what` is "sum" if it adds over ranks, "exchange" if it sends rows from rank to rank.
 
-    `phase` is "forward", "backward", "clip" (from backward to the first recorded gradient) or "update"; `ranks` are
-    those of the group, such as "0,1"; `operator` is the name of the operator, such as "allreduce_"; `backwards` is the
-    number of backward passes of a step in which it ran. `elements` is the size of a sum over more than two ranks: the
-    order of a sum's terms depends on the element's index. Other entries are no collectives. If `what` is "scale",
-    `operator` is a factor that rounds: each term "before" the sum, or the sum "after" it. Powers of two round nothing
-    and are left out, so a mean over 3 ranks is "after /1.5". If `what` is "backward", the entry only counts backward
-    passes.
+    `phase` is "forward", "backward", "clip" (from backward to the first recorded gradient) or "update". `ranks` are the
+    ranks of the group, such as "0,1". `operator` is the operator's name, such as "allreduce_". `backwards` is the
+    number of a step's backward passes in which it ran. `elements` is the size of a sum over more than two ranks, since
+    the order of its terms depends on an element's index.
+
+    Two kinds of entries are no collectives. If `what` is "scale", `operator` is a factor that rounds each term "before"
+    a sum, or the sum "after" it. Powers of two round nothing and are left out, so a mean over 3 ranks is "after /1.5".
+    If `what` is "backward", the entry only counts backward passes.
     """
 
     __pydantic_config__ = GROWING
@@ -254,7 +255,7 @@ class Recording:
 
     @property
     def holds_records(self) -> bool:
-        """Whether all records are in memory. If so, they are used, and not the file that they were read from."""
+        """Whether all records are in memory. If so, readers use these, not the file from which they were read."""
         return True
 
     def first_steps(self, steps: int) -> Recording:
@@ -269,7 +270,7 @@ class Recording:
         return Recording(self.manifest, {key: record for key, record in self.records.items() if key.step >= first})
 
     def told_as(self, manifest: Manifest) -> Recording:
-        """The same records under another manifest."""
+        """A recording of the same records under another manifest."""
         return Recording(manifest, self.records)
 
     @property
@@ -286,8 +287,8 @@ class Recording:
         return {key: record for key, record in self.records_of(rank).items() if key.step == step}
 
     def losses(self, rank: int | None = None) -> list[str]:
-        """A rank's losses as hexadecimal floats, in step order. By default the first rank with losses, which in a
-        pipeline is in the last stage."""
+        """A rank's losses as hexadecimal floats, in step order. By default it is the first rank that has losses: in a
+        pipeline, only ranks of the last stage do."""
         for chosen in sorted(self.ranks) if rank is None else (rank,):
             if records := self.losses_of(chosen):
                 return [records[key].value or "" for key in sorted(records)]

@@ -60,12 +60,12 @@ class BaselineStatus(enum.StrEnum):
 class Closeness:
     """The distance between two systems, measured over every element of every recorded tensor.
 
-    If the case expects DIFFERENT, the tensors of the first differing step alone are measured.
+    If the case expects DIFFERENT, only the tensors of the first differing step are measured.
 
-    A tensor's error is |r - c| / |r|; None if it is not finite: a NaN or an infinity on one side only, a reference of
-    zeros, or integers that differ. `largest` names the tensor with the largest error, `first_beyond` the first tensor,
-    in the order of computation, beyond the bound. `histogram` counts, by kind, elements by ULPs between the two sides:
-    "0", "1", "2", "3-4", "5-8", ..., and "unlike" for elements without a distance.
+    A tensor's error is |r - c| / |r|. It is None if it is not finite: for a NaN or an infinity on one side only, a
+    reference of zeros, or integers that differ. `largest` names the tensor with the largest error. `first_beyond` is,
+    in the order of computation, the first tensor beyond the bound. `histogram` has for each kind the number of elements
+    by their distance in ULPs: "0", "1", "2", "3-4", "5-8", ..., and "unlike" for elements without a distance.
     """
 
     bound: float
@@ -93,7 +93,7 @@ MAX_DIFFERING = 20_000
 
 
 def group_keys(keys: Iterable[Key]) -> Differing:
-    """Group keys by kind, name and step, in their order."""
+    """The ranks of these keys by kind, name and step, in the keys' order."""
     grouped: Differing = {}
     for key in keys:
         grouped.setdefault(key.kind, {}).setdefault(key.name, {}).setdefault(str(key.step), []).append(key.rank)
@@ -106,16 +106,16 @@ def zero_counts() -> dict[str, int]:
 
 
 STAGES = "stages"
-"""The fact of a pass that lists its facts in each stage of a pipeline."""
+"""The name of the fact under which a pass lists its facts about each stage of a pipeline."""
 
 
 @dataclass(frozen=True)
 class PassReport:
-    """A pass: its seconds without verification, nodes before and after, and its own facts.
+    """A pass: its seconds without verification, the number of nodes before and after, and its own facts.
 
-    `settings` determine its effect, as JSON values; a recording's manifest has them, too. `changed` has, for each
-    operator whose count changed, the number of calls before and after. In a pipeline a pass runs on each stage's graph:
-    `facts` has those of all stages, in order, and the numbers are sums.
+    `settings` determine its effect, as JSON values; a recording's manifest has them as well. `changed` has, for each
+    operator whose count changed, the number of calls before and after. In a pipeline a pass runs on the graph of each
+    stage: then `facts` has the facts of all stages, in order, and the numbers are sums over stages.
     """
 
     __pydantic_config__ = GROWING
@@ -139,8 +139,9 @@ class PassReport:
 class CaseSeconds:
     """A case's time by part, in seconds; None if not measured.
 
-    `passes` has each pass by name. `control`, `stress`, `start_ranks` and `record` have a time for each side: the steps
-    of a second run, the start of ranks, and recording. `reference` and `candidate` include the time of recording.
+    `passes` has the time of each pass by name. `reference` and `candidate` are the times of the sides' first runs,
+    including recording. The others that have a time for each side: `control` is a second run, `stress` a run under
+    stress, `start_ranks` the start of the ranks, and `record` the part of the first run that recording took.
     """
 
     __pydantic_config__ = GROWING
@@ -169,10 +170,11 @@ class CaseSeconds:
 
 @dataclass(kw_only=True)
 class Drift:
-    """How a tensor drifted: the number of differing records, the first of them, and statistics of their values.
+    """How a tensor drifted: the number of differing records, the step and rank of the first, and statistics of values.
 
-    For `measured` records both sides have the value. `elements`, `elements_differing` and `histogram` (of differing
-    elements) are totals over these, `max_ulp` is their largest, and the bits are from the first of them.
+    `measured` counts the differing records whose values both sides have. `elements`, `elements_differing` and
+    `histogram` (of differing elements) are totals over these, `max_ulp` is the largest distance among them, and the
+    bits are from the first of them.
     """
 
     __pydantic_config__ = GROWING
@@ -197,9 +199,9 @@ class Drift:
 class BaselineResult:
     """A system's recording compared with its baselines.
 
-    `path` is the baseline's folder, None without one; `reasons` say why it is not EQUAL. `compared` and `mismatched`
-    count records, `tensors_drifted` counts tensors; `drift` describes the first drifted tensors. `call` is the first
-    operator call whose output differs from the baseline's, if known.
+    `path` is the folder of the baseline, or None if there is no baseline. `reasons` say why the status is not EQUAL.
+    `compared` and `mismatched` count records, `tensors_drifted` counts tensors; `drift` describes the first of these.
+    `call` is the first operator call whose output differs from the baseline's, if known.
     """
 
     __pydantic_config__ = GROWING
@@ -315,7 +317,7 @@ class CaseResult(CaseFindings):
         return found is None or found.bound != bound or not found.is_within
 
     def objections(self) -> Iterator[tuple[str, str]]:
-        """Each check that objects or could not judge, by name, with its reason."""
+        """Yield the name and the reason of each check that objects or could not judge."""
         for name, found in self.checks.items():
             if reason := found.objection or found.unjudged:
                 yield name, reason

@@ -17,12 +17,13 @@ AtLeastZero = Annotated[float, That("a number, zero or more", lambda number: num
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """A system's throughput in its first run; None for unknown values.
+    """A system's throughput in its first run. Unknown values are None.
 
-    `step_seconds` is the median over `steps` steps of the slowest rank's time, `spread_seconds` the interquartile
-    range. The first step is a warm-up and counts only if there is no other. `tokens` is per step over all ranks,
-    `flops` counts the operations of rank 0's first step with torch's flop counter, `peak_flops` is the peak per second
-    of a rank's device, from `peak_source`. `peak_mib` is the largest memory of a rank, on its device or in its process.
+    A step's time is that of its slowest rank. `step_seconds` is the median of the times of `steps` steps,
+    `spread_seconds` their interquartile range. The first step is a warm-up, and counts only if there is no other.
+    `tokens` is the number of tokens per step on all ranks. `flops` is the number of operations in rank 0's first step,
+    by torch's flop counter. `peak_flops` is the peak per second of a rank's device, from `peak_source`. `peak_mib` is
+    the largest memory of any rank, on its device or in its process.
     """
 
     __pydantic_config__ = GROWING
@@ -50,7 +51,7 @@ class Throughput:
         return self.flops / self.step_seconds / self.peak_flops
 
     def tell(self) -> list[tuple[str, str]]:
-        """Known and unknown values as rows of a table."""
+        """All values as rows of a table, a name and a value each; unknown values are named as such."""
         tokens, mfu = self.tokens_per_second, self.mfu
         peak = NOT_KNOWN if self.peak_flops is None else f"{_giga(self.peak_flops)}/s, {self.peak_source}"
         return [
@@ -72,6 +73,6 @@ def _giga(operations: float) -> str:
 
 
 def throughput_rows(found: Mapping[Role, Throughput]) -> list[tuple[str, ...]]:
-    """A row per figure, a column per side."""
+    """The rows of a table with a column per side: the name of a value, then the value of each side."""
     told = [each.tell() for each in found.values()]
     return [(rows[0][0], *(value for _, value in rows)) for rows in zip(*told, strict=True)]

@@ -1,1 +1,1 @@
-"""Systems, which take training steps: built-in systems, a user's own, and the graph pipeline's."""
+"""Systems: objects that take training steps. Some are built in, some run a graph, others are a user's own."""

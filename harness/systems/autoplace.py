@@ -3,8 +3,8 @@
 This module joins the reference, whose layers and parameters are placed, and the linear program, which knows neither.
 
 1. Find the kinds of layers, and keep one layer of each kind: the others get the same placement.
-2. Trace the step of that model on a rank's batch, with whole parameters in the compute dtype, on fake tensors.
-3. Build the linear program, and solve it under the case's bound. Report its plan beside plans written by hand.
+2. Trace the step of that smaller model on a rank's batch, on fake tensors, with whole parameters in the compute dtype.
+3. Build the linear program, and solve it under the case's bound. Report its plan next to plans written by hand.
 4. Give every layer of a kind the placement of the traced layer.
 """
 
@@ -37,9 +37,9 @@ from bitproof.reference.step import mean_loss
 
 @dataclass(frozen=True)
 class Traced:
-    """A case's linear program, with a single layer per kind.
+    """A case's linear program, and the layers and parameters that it places (`scene`), with a single layer per kind.
 
-    `kinds` maps the number of each of these layers to the numbers of the model's layers of that kind.
+    `kinds` maps the number of each traced layer to the numbers of all layers of its kind in the model.
     """
 
     program: PlacementProblem
@@ -47,8 +47,8 @@ class Traced:
     kinds: Mapping[str, list[str]]
 
     def names(self, name: str) -> list[str]:
-        """The model's names for a name of the traced model. For example, `layers.0.attention.wq` for the numbers 0 and
-        1 is `layers.0.attention.wq` and `layers.1.attention.wq`."""
+        """The names in the model for a name in the traced model. For example, if layers 0 and 1 are of the same kind,
+        `layers.0.attention.wq` has the names `layers.0.attention.wq` and `layers.1.attention.wq`."""
         if not name.startswith("layers."):
             return [name]
         _, index, rest = name.split(".", 2)
@@ -56,14 +56,15 @@ class Traced:
 
 
 def placed_case(case: Case) -> Case:
-    """The case with a plan: its own, or else a solved plan. Raises the errors of `place`."""
+    """The case with a plan: its own, or else a solved plan. A case without `autoplace` is returned unchanged. Raises
+    the errors of `place`."""
     if case.autoplace is None or case.autoplace.plan is not None:
         return case
     return with_plan(case, place(case)[0])
 
 
 def place(case: Case) -> tuple[Plan, Placed]:
-    """Solve for a case's placements. A pure function of the case, and of the versions of torch and scipy.
+    """Solve for a case's placements. The result depends only on the case, and on the versions of torch and scipy.
 
     Raises PlacementError if no plan meets the bound, CaseError for a layer without any possible placement, MachineError
     without scipy, and TraceError.
@@ -113,13 +114,14 @@ def plan_hash(plan: Plan) -> str:
 
 
 def by_hand(traced: Traced) -> dict[str, Taken]:
-    """The costs of two plans written by hand, both without a bound: FSDP alone, and FSDP with every divisible layer
-    split."""
+    """Cost and bytes of two plans written by hand, regardless of the bound: FSDP alone, and FSDP with every layer split
+    over tensor ranks that can be."""
     program, scene = traced.program, traced.scene
     found = {}
     for name, kinds in (("fsdp", (WHOLE, SPLIT)), ("fsdp and tp", (SPLIT, WHOLE))):
         layers = {x.name: x.may_be.index(next(kind for kind in kinds if kind in x.may_be)) for x in scene.layers}
-        for parameter in scene.parameters:  # all sharded: these choices come first in each list
+        # All parameters are sharded over data ranks. Over tensor ranks, a parameter is split if its layer is.
+        for parameter in scene.parameters:
             choices = program.nodes[parameter.name]
             layer = next((x for x in scene.layers if x.name == parameter.layer), None)
             is_split = (
@@ -168,8 +170,8 @@ def trace_placements(case: Case) -> Traced:
 
 
 def _keep_one_of_a_kind(model: nn.Module) -> dict[str, list[str]]:
-    """Reduce the model to the first layer of each kind; layers of a kind have parameters of the same names and
-    shapes."""
+    """Reduce the model to the first layer of each kind. Layers are of the same kind if their parameters have the same
+    names and shapes. Returns the numbers of each kind's layers, by the number of the kept layer."""
     kinds: dict[tuple[tuple[str, torch.Size], ...], list[str]] = {}
     blocks = dict(model.get_submodule("layers").named_children())
     for index, block in blocks.items():
@@ -188,6 +190,7 @@ def _layers_and_parameters(
             if isinstance(module, RMSNorm):
                 continue
             path, is_moe = f"layers.{index}.{name}", isinstance(module, MoE)
+            # A layer stays whole if its shapes cannot be divided among tensor ranks: `split_dims` then refuses it.
             may_be: tuple[str, ...] = (WHOLE,)
             try:
                 dims |= split_dims(path, module, size, num_tokens)

@@ -1,4 +1,4 @@
-"""Names of a model's tensors without the names of wrappers, and never one name for two tensors.
+"""Names of a model's tensors without the names of wrappers. No two tensors get the same name.
 
 torch.compile, FSDP1 and checkpoint wrappers store the wrapped module as a child with a known name. That name is left
 out if no name within the wrapped module collides with a name beside it in the wrapper. So `_orig_mod.weight` is
@@ -17,7 +17,7 @@ _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 def bare_tensors(model: nn.Module, kind: Literal["parameters", "buffers"]) -> Iterator[tuple[str, Tensor]]:
-    """A model's parameters or buffers, each once, in the model's order and by its bare name."""
+    """Yield the bare name and the tensor of each parameter or buffer of a model, each once, in the model's order."""
     left_out: dict[int, set[str]] = {}
     _names_of(model, left_out)
     bare = {"": ""}
@@ -34,17 +34,17 @@ def bare_tensors(model: nn.Module, kind: Literal["parameters", "buffers"]) -> It
 
 
 def _names_of(module: nn.Module, left_out: dict[int, set[str]]) -> set[str]:
-    """The names of a module's tensors and children. The name of a wrapped child is replaced by the names within it if
-    none of them collides.
+    """The names of a module's tensors and children. The name of a wrapped child is replaced by the names in that child
+    if none of them collides.
 
-    Adds the names of replaced children to `left_out`, for this module and each module within.
+    `left_out` gets, by id of each module, the names of the children that were replaced.
     """
     left_out[id(module)] = set()
     tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     children = dict(module.named_children())
     names = {name for name, _ in tensors} | children.keys()
     for name, child in children.items():
-        if id(child) in left_out:  # it occurs elsewhere, and is named there
+        if id(child) in left_out:  # the child was found before at another place, and has its name there
             continue
         inner = _names_of(child, left_out)
         if name in _WRAPPED and inner.isdisjoint(names - {name}):

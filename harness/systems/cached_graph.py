@@ -1,12 +1,12 @@
-"""A prepared graph that is kept from one run for the next, in the graph cache of its case.
+"""Keeps a prepared graph from one run for the next, in the graph cache of its case.
 
-Needs:    a graph cache, so a key of everything that decides the graph.
-Promises: a program with exactly the traced code: its hash is compared with the kept hash. Its hazards are those found
-          when it was made: a kept graph does not record the devices of its values.
-Refuses:  to keep graphs that have no form as plain data, and graphs made while their source files were edited.
+Needs:    a graph cache, whose key covers everything that decides the graph.
+Promises: a program with exactly the traced code: its hash is compared with the kept hash. Its hazards are kept with it,
+          because they depend on the devices of values, which a kept graph does not have.
+Refuses:  to keep graphs that cannot be written as plain data, and graphs made while their source files were edited.
 
-Three things are never kept: graphs that a user's pass modified, as it may do anything; compiled code of a backend; and
-graphs that depend on a user's own cost model.
+Never kept are graphs that a user's pass modified, since it may do anything, compiled code of a backend, and graphs that
+depend on a user's own cost model.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_program(graph_cache: GraphCache) -> GraphProgram | None:
 
 
 def keep_program(graph_cache: GraphCache, program: GraphProgram, case: Case) -> bool:
-    """Put a case's program into its graph cache; returns whether it was kept."""
+    """Put a case's program into its graph cache. Returns whether it was kept."""
     try:
         value = written(program) | {"hazards": program.hazards(case)}
     except BitproofError as error:
@@ -67,10 +67,10 @@ def written(program: GraphProgram) -> dict[str, object]:
 
 
 def program_of(kept: Json, began: float, allowed: Container[str] | None = None) -> GraphProgram:
-    """The program that `written` wrote as `kept`. Its operators must be among `allowed`, by default any. `began` is the
-    time at which reading began.
+    """The program in the values that `written` returned. `began` is the time at which reading began.
 
-    Raises UnkeptError and ValueError, and KeyError, TypeError or AttributeError for values of another form.
+    Operators must be among `allowed`; by default all are. Raises UnkeptError and ValueError, and for values of another
+    form KeyError, TypeError or AttributeError.
     """
     module = graph_of(kept["graph"], allowed)
     if (found := code_hash(module)) != kept["code_hash"]:

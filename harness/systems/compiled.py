@@ -1,17 +1,17 @@
-"""The system `compiled`: the reference's own system, whose models torch.compile compiles while we receive their graphs.
+"""The system `compiled`: the system of the case's reference, with its models compiled by torch.compile.
 
-Any system with a `model`, such as a system from `watch`, can be compared so, without any further line. Each piece of
-code that Dynamo captures, between two graph breaks, goes through these stages, on every rank separately:
+Any system with a `model`, such as a system from `watch`, can be compiled this way, without a further line of code. Each
+piece of code that Dynamo captures, between two graph breaks, goes through these stages, on every rank separately:
 
     captured        the captured code, in torch's functions; if this is the only stage, eager autograd differentiates it
     differentiate   ahead-of-time autograd makes a forward and a backward graph of operators from it
     decompose       operators are decomposed into those that Inductor lowers (backend "inductor" only)
     ...             the user's own passes (--extra-pass), over each of these graphs
-    backend         Inductor compiles each graph (backend "inductor" only); else it runs operator by operator
+    backend         Inductor compiles each graph (backend "inductor" only); otherwise it runs operator by operator
 
-A case's `pipeline.until` ends the pass list early, and so `bitproof bisect` finds the stage that changes bits. With
-`--dump-graphs` rank 0 writes each graph to a file. Nodes carry their module and line, so that blame names the module.
-Sizes are fixed numbers: code that is called with other sizes is compiled again.
+A case's `pipeline.until` ends the pass list early; with it `bitproof bisect` finds the stage that changes bits. With
+`--dump-graphs` rank 0 writes each graph to a file. Nodes have their module and line, so that the blamed call's module
+is known. Sizes are fixed numbers: code that is called with other sizes is compiled again.
 """
 
 from __future__ import annotations
@@ -56,21 +56,22 @@ _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def differentiate(module: GraphModule, context: PassContext) -> GraphModule:
-    """A no-op after ahead-of-time autograd: a stage in the pass list to stop after or to anchor a pass at."""
+    """Return the graph unchanged: ahead-of-time autograd has run already. This pass only gives the stage a name, to end
+    the pass list after it or to anchor a user's pass at it."""
     return module
 
 
 def decompose(module: GraphModule, context: PassContext) -> GraphModule:
-    """A no-op like `differentiate`: the graph already has the operators that Inductor lowers."""
+    """Return the graph unchanged, like `differentiate`: it already has the operators that Inductor lowers."""
     return module
 
 
 class KernelGraph(NamedTuple):
-    """A graph that Inductor compiled to kernels; no log can observe its calls.
+    """A graph that Inductor compiled to kernels. No log can observe its calls, only its inputs and outputs.
 
-    `label` is that of its dump; `module` the innermost module that contains all of its calls; `outputs` names, for each
-    output, the call that computes it. `num_visible` is the number of outputs for the model's code: the others are saved
-    for backward.
+    `label` is the name of its dump. `module` is the innermost module that contains all of its calls. `outputs` names,
+    for each output, the call that computes it. The first `num_visible` outputs are for the model's code, the others are
+    saved for backward.
     """
 
     label: str
@@ -83,7 +84,8 @@ class KernelGraph(NamedTuple):
 class Capture:
     """Compiles a rank's models while steps run.
 
-    `run` runs a graph of operators, and `call` calls a graph that Inductor compiled; a log may replace both.
+    `run` makes a function from a graph of operators, and `call` calls a graph that Inductor compiled. A log may replace
+    both, to observe calls.
     """
 
     def __init__(self, case: Case, models: Sequence[nn.Module], options: GraphOptions, work: Path) -> None:
@@ -112,7 +114,7 @@ class Capture:
             compile_calls(model, bitproof)
 
     def _backend(self, module: GraphModule, inputs: Sequence[Any]) -> Run:
-        """The backend that torch.compile calls with each piece of code that Dynamo captured."""
+        """The function to run for a piece of code that Dynamo captured. torch.compile calls this as its backend."""
         self._write("captured", module.print_readable(print_output=False))
         if not self.passes:
             self.codes.append(module.code)
@@ -125,7 +127,7 @@ class Capture:
 
     @contextmanager
     def run_by(self, runner: Callable[[GraphModule], Run], call: Call) -> Iterator[None]:
-        """Within this context graphs of operators are run by `runner`'s result, and kernels are called by `call`."""
+        """Context in which `runner` and `call` replace `self.run` and `self.call`."""
         own, self.run, self.call = (self.run, self.call), runner, call
         try:
             yield
@@ -147,7 +149,7 @@ class Capture:
         return lambda *inputs: self.run(finished)(*inputs)
 
     def _finished(self, module: GraphModule, direction: str) -> GraphModule:
-        """Run the passes over a graph of operators, and note its facts."""
+        """Run the passes over a graph of operators, and note its code, hazards and number of calls."""
         label = f"{len(self.codes):03d}-{direction}"
         for node in module.graph.nodes:
             if node.op == "call_function":
@@ -177,7 +179,7 @@ class Capture:
         return boxed(lambda inputs: self.call(graph, run, inputs))
 
     def _add(self, report: PassReport) -> None:
-        """Add a stage's report on a further graph to its totals."""
+        """Add the report of a stage on one more graph to the stage's totals over all graphs."""
         before = self.reports.get(report.name)
         if before is None:
             self.reports[report.name] = report
@@ -198,6 +200,7 @@ class Capture:
 
     def _origin(self, node: Node, direction: str) -> Origin:
         """A node's module, direction and line, from torch's metadata; a call without metadata has no module."""
+        # Backward nodes have the modules of the forward calls from which autograd made them.
         stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
         module = _module_named(str([*stack.values()][-1][0]), self._names) if stack else ""
         is_backward = node.meta.get("partitioner_tag") == "is_backward" or direction == "backward"
@@ -213,7 +216,8 @@ class Capture:
 
 
 def _module_named(path: str, names: set[str]) -> str | None:
-    """The module for a Dynamo path such as L['fn'].__self__.blocks.0: its longest suffix that is a module's name."""
+    """The module's name for a path of Dynamo, such as L['fn'].__self__.blocks.0: the longest suffix of the path that is
+    among `names`; "" for the model itself."""
     parts = path.split(".")[1:]
     if parts in ([], ["__self__"]):
         return ""
@@ -221,7 +225,7 @@ def _module_named(path: str, names: set[str]) -> str | None:
 
 
 def _described(module: GraphModule, label: str, direction: str) -> KernelGraph:
-    """Describe a graph that is compiled to kernels."""
+    """The description of a graph that is compiled to kernels."""
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     paths = [(origin_of(node).module or "").split(".") for node in calls]
     shared = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
@@ -233,7 +237,8 @@ def _described(module: GraphModule, label: str, direction: str) -> KernelGraph:
 
 
 def compile_models(made: Any, case: Case, options: GraphOptions, work: Path) -> Capture:
-    """Have torch.compile compile a system's models whenever they are called. `work` is a folder for generated code.
+    """Have torch.compile compile the models of a system, `made`, whenever they are called. `work` is a folder for
+    generated code.
 
     Raises UsageError if the system has no model.
     """

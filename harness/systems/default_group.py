@@ -1,11 +1,12 @@
-"""Lend torch's default process group to user code, which may make and destroy it as if it ran alone.
+"""Lends torch's default process group to user code, which can then make and destroy it as if it ran alone.
 
-The group exists before the factory is called, and we need it until the last value is compared. So
+The group exists before the factory is called, and bitproof needs it until the last value is compared. So:
 
-1. the first `init_process_group` returns with the existing group, and refuses arguments for a different group;
-2. `destroy_process_group()` hides the group, and all groups that user code made: torch knows of none, as after any
-   destruction, so `is_initialized()` is False. Another `init_process_group` brings it back;
-3. `as_lent()` surrounds our code: within it the group exists.
+1. The first `init_process_group` of user code makes no group, but lets it use the existing one. It refuses arguments
+   for a different group.
+2. `destroy_process_group()` only hides the group, and all groups that user code made. As after a real destruction,
+   torch knows of no group, so `is_initialized()` is False. Another `init_process_group` brings them back.
+3. `as_lent()` surrounds bitproof's own code within user code: there the group exists in any case.
 
 `install` replaces both functions before user code can import them by name. Outside of `lent` they behave like torch's
 own.
@@ -30,12 +31,14 @@ from bitproof.harness.within_user_code import refused
 _init, _destroy = dist.init_process_group, dist.destroy_process_group
 _ENVIRONMENT = {"rank": "RANK", "world_size": "WORLD_SIZE"}
 _IMMATERIAL = ("init_method", "store", "timeout", "group_name")
-"""Arguments that do not distinguish groups: how ranks find each other, and how long they wait."""
+"""Arguments that do not make a different group: they only say how ranks find each other and how long they wait."""
 
 
 class _Loan:
-    """A rank's default group while user code runs on this device. `aside` has the groups that user code has
-    destroyed."""
+    """The loan of a rank's default group to user code on this device.
+
+    `is_taken`: user code has called `init_process_group`. `aside` has the groups that are hidden, or None.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -47,7 +50,7 @@ _loans: list[_Loan] = []
 
 
 def install() -> None:
-    """Replace torch's two functions, wherever torch refers to them. Harmless when done before."""
+    """Replace torch's two functions, wherever torch refers to them. A second call changes nothing."""
     replace_function(_init, _init_process_group)
     replace_function(_destroy, _destroy_process_group)
 
@@ -67,8 +70,8 @@ def lent(device: torch.device) -> Iterator[None]:
 
 
 def put_aside() -> None:
-    """Hide the group before user code such as a script begins: the script's own `init_process_group` returns the lent
-    group."""
+    """Hide the lent group, as if none existed, before user code such as a script begins. Its own `init_process_group`
+    brings the group back."""
     loan = _loans[-1] if _loans else None
     if loan is not None and loan.aside is None:
         loan.is_taken = False
@@ -77,7 +80,7 @@ def put_aside() -> None:
 
 @contextmanager
 def as_lent() -> Iterator[None]:
-    """Restore the lent groups for our code within user code, even if user code has destroyed them."""
+    """Context for bitproof's code within user code: the lent groups exist, even if user code has destroyed them."""
     loan = _loans[-1] if _loans else None
     if loan is None or loan.aside is None:
         yield
@@ -115,7 +118,10 @@ def _destroy_process_group(group: Any = None) -> None:
 
 
 def _refuse_another(device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise UsageError for a call of `init_process_group` with arguments for another group than the existing group."""
+    """Raise UsageError if a call of `init_process_group` asks for another group than the existing group.
+
+    `args` and `kwargs` are the arguments of the call.
+    """
     signature = inspect.signature(_init)
     asked = signature.bind(*args, **kwargs).arguments
     # An explicit default asks for nothing.
@@ -152,6 +158,6 @@ def _is_device(given: Any, device: torch.device) -> bool:
 
 
 def _backend_for(device: str, name: Any) -> str | None:
-    """The backend for a type of device in a name such as `gloo` or `cpu:gloo,cuda:nccl`."""
+    """The backend that a name such as `gloo` or `cpu:gloo,cuda:nccl` gives for a type of device."""
     parts = [part.split(":", 1) if ":" in part else [device, part] for part in str(name).lower().split(",")]
     return {of: backend for of, backend in parts}.get(device)

@@ -4,7 +4,7 @@
     candidate    torch.load("tokens.pt")                               refused
 
 All runs have the user's working directory, so a later run finds the files that earlier runs left. It may overwrite
-them, since the first run wrote them too. It may not depend on them. There are three ways to depend on such a file:
+them, since the first run wrote them as well. It may not depend on them. There are three ways to depend on such a file:
 
 1. Python opens the file to read it, in this process or in a worker of a DataLoader: refused at once.
 2. Something else reads it: another program, such as `cat`, or a library that opens files itself, such as safetensors.
@@ -22,9 +22,12 @@ Python's bytecode and bitproof's own files do not count.
 
 Temporary files need no guard: each run has its own `TMPDIR`. It also has its own folder for output, `{out}`.
 
-Some dependencies are not seen: a script that only lists a folder, misses a file that an earlier run removed, or reads
-the time of a file whose content is unchanged; a file elsewhere that is written by a program, and read by a program
-that does not get its name; and a file to which another program appends before another program reads it.
+Some dependencies are not noticed:
+
+- a script only lists a folder, misses a file that an earlier run removed, or reads the time of a file whose content is
+  unchanged;
+- a program writes a file outside of the watched folders, and a program reads it that does not get its name;
+- a program appends to a file before another program reads it.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ OUT = "{out}"
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _NOT_WATCHED = {".git", "__pycache__"}
 _MOST_FILES = 200_000
-"""The maximum number of names in the watched folders that are examined, the shallow ones first."""
+"""The maximum number of files and folders below the watched folders that are examined, the shallow ones first."""
 
 _STARTS = {"subprocess.Popen": 1, "os.system": 0, "os.exec": 1, "os.posix_spawn": 1, "os.spawn": 2}
 """Audit events that start a program, and the index of the argument that has the words of its command line."""
@@ -80,13 +83,13 @@ class _Began(NamedTuple):
     this: int
 
     def is_between(self, found: os.stat_result) -> bool:
-        """Whether a file changed between the two, by its mtime, which `touch` and `cp -p` set, or its ctime, which
-        nothing sets."""
+        """Whether a file changed between the two times, by its mtime or its ctime. `touch` and `cp -p` can set an mtime
+        to any time, but nothing can set a ctime."""
         return any(self.first <= when < self.this for when in (found.st_ctime_ns, found.st_mtime_ns))
 
 
 class RunFiles:
-    """A run's own folders, and the guard against files that earlier runs wrote. A `with` block surrounds the run.
+    """A run's own folders, and the guard against files that earlier runs wrote. Use it as a context around the run.
 
     `out` is the run's folder for output, empty at first.
     """
@@ -116,7 +119,10 @@ class RunFiles:
         sys.addaudithook(self._heard)
 
     def _own_folder(self, work: Path) -> Path:
-        """Make the run's own folders, and direct temporary files to the first. Its path is short, as sockets need."""
+        """Make the run's own folders, for temporary files and for output. Returns the latter's path.
+
+        Both get a short path, a link, because the path of a socket in them may have only about 100 characters.
+        """
         short = work.parent / f"{self._began.this:x}"
         for name in ("tmp", "out"):
             (work / "own" / name).mkdir(parents=True, exist_ok=True)
@@ -140,10 +146,8 @@ class RunFiles:
                 self._check(error)
 
     def _check(self, error: BaseException | None) -> None:
-        """Refuse a run that depends on an earlier run's file.
-
-        Something other than Python read the file, or the script asked about it and did not write it.
-        """
+        """Raise UsageError if the run depended on an earlier run's file in a way that only shows at its end: something
+        other than Python read the file, or the script asked about the file and did not write it."""
         for path in self._reads.found():
             raise _refusal(
                 f"{self._script}, or a program that it ran, reads {path}, which an earlier run of this comparison wrote"
@@ -155,7 +159,10 @@ class RunFiles:
                 ) from error
 
     def _is_earlier(self, path: str, found: os.stat_result) -> bool:
-        """Whether an earlier run wrote a file, and this run did not overwrite it."""
+        """Whether an earlier run wrote a file that this run has not overwritten.
+
+        False for a file that again has the content from before the first run.
+        """
         if not stat.S_ISREG(found.st_mode) or path.endswith(".pyc"):
             return False
         identity, is_overwritten = (found.st_dev, found.st_ino), found.st_mtime_ns >= self._began.this
@@ -165,12 +172,12 @@ class RunFiles:
         return path not in self._before or _content(path, found) != self._before[path]
 
     def _is_ours(self, path: str) -> bool:
-        """Whether a file is bitproof's own. The checkout of a script's revision is not, although it is below bitproof's
-        folder."""
+        """Whether a file is bitproof's own. The checkout of a script's revision counts as the user's, although it is
+        below bitproof's folder."""
         return path.startswith(self._ours) and not path.startswith(self._checkouts)
 
     def _heard(self, event: str, args: tuple[Any, ...]) -> None:
-        """Python's audit hook, which can never be removed."""
+        """Python's audit hook, which notes the files that the script opens, changes and names. It cannot be removed."""
         with self._unasked() as is_theirs:
             if not is_theirs:
                 return
@@ -197,7 +204,7 @@ class RunFiles:
         found = _stat(path)
         if found is None or not self._is_earlier(path, found):
             return
-        is_lock = is_written and not found.st_size  # there is nothing to read
+        is_lock = is_written and not found.st_size  # an empty file to write, such as a lock: there is nothing to read
         is_emptied = is_lock or ("w" in mode if mode else flags & os.O_TRUNC)
         if is_read and not is_emptied:
             raise refused(
@@ -205,11 +212,11 @@ class RunFiles:
             )
         if is_emptied:
             self._appended.discard((found.st_dev, found.st_ino))
-        else:  # what was there stays
+        else:  # the earlier content stays, so the file is still an earlier run's although this run writes it
             self._appended.add((found.st_dev, found.st_ino))
 
     def _note(self, path: str) -> None:
-        """Have later runs watch a file or a folder that this run makes."""
+        """Note a file or a folder that this run makes, so that later runs watch it."""
         path = os.path.realpath(path)
         if path not in self._noted and not self._is_ours(path) and "\n" not in path:
             self._noted.add(path)
@@ -221,14 +228,15 @@ class RunFiles:
         if path in self._before or "\n" in path or (found := _stat(path)) is None or not stat.S_ISREG(found.st_mode):
             return
         content = _content(path, found) if found.st_ctime_ns < self._began.first else None
+        # Another rank may have changed the file while it was read; then the content is not known.
         if content is not None and (now := _stat(path)) is not None and now.st_ctime_ns == found.st_ctime_ns:
             self._before[path] = content
             _append(self._contents, f"{content} {path}\n")
 
     @contextlib.contextmanager
     def _unasked(self) -> Iterator[bool]:
-        """Yield whether the script itself acts now. In this context, files that bitproof opens or asks about do not
-        count."""
+        """Context that yields whether the script itself acts now, and not bitproof. Files that bitproof opens or asks
+        about in this context do not count."""
         is_theirs = self._is_on and not getattr(self._within, "us", False)
         if is_theirs:
             self._within.us = True
@@ -243,7 +251,7 @@ class RunFiles:
             self._asked[os.path.abspath(path)] = None
 
     def _telling(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function of `os`: if the script asks it about an earlier run's file, this is noted."""
+        """A wrapper for a function of `os` that notes when the script asks about an earlier run's file."""
 
         @functools.wraps(own)
         def ask(path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -254,7 +262,7 @@ class RunFiles:
             return result
 
         for can in (os.supports_dir_fd, os.supports_effective_ids, os.supports_fd, os.supports_follow_symlinks):
-            if own in can:  # shutil looks functions up in these
+            if own in can:  # shutil looks in these sets for what a function supports
                 can.add(ask)
         return ask
 
@@ -264,7 +272,7 @@ _ASKS = ("stat", "lstat", "access")
 
 
 class _Reads:
-    """Reads of some files by any process, as inotify reports them."""
+    """The reads of some files by any process, as inotify reports them. Without inotify it finds none."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths: dict[int, str] = {}
@@ -295,6 +303,7 @@ class _Reads:
         try:
             while events := os.read(self._descriptor, 1 << 20):
                 for watch, event in _events(events):
+                    # A file that was modified first is this run's: what is read afterwards does not count.
                     if not seen.get(watch, 0) & _MODIFIED or event & _MODIFIED:
                         seen[watch] = seen.get(watch, 0) | event
         except BlockingIOError:
@@ -302,6 +311,7 @@ class _Reads:
         os.close(self._descriptor)
         self._descriptor = -1
         for watch, event in seen.items():
+            # Reads of mapped memory are not reported, so a file that was opened and not written counts as read.
             if event & (_READ | _LOOKED) or event & (_OPENED | _MODIFIED | _WRITTEN) == _OPENED:
                 yield self._paths.get(watch, "a file")
 
@@ -353,7 +363,7 @@ def _append(file: Path, line: str) -> None:
 def _content(path: str, found: os.stat_result) -> str | None:
     """The sha256 of a regular file's content, mode and owner; None if it is large, or cannot be read.
 
-    The mode counts: a script takes another way if an earlier run has made its input unreadable.
+    The mode is included because a script behaves differently if an earlier run has made its input unreadable.
     """
     with contextlib.suppress(OSError):
         if found.st_size <= _MOST_BYTES:
@@ -363,7 +373,7 @@ def _content(path: str, found: os.stat_result) -> str | None:
 
 
 def _read_contents(file: Path) -> dict[str, str]:
-    """The sha256 of each file's content from before the case's first run, by path, as ranks stored it."""
+    """By path, the sha256 of a file's content from before the case's first run, as ranks of all runs stored it."""
     lines = file.read_text(errors="surrogateescape").splitlines() if file.exists() else []
     return {path: content for content, _, path in (line.partition(" ") for line in lines)}
 

@@ -6,8 +6,8 @@
 
 This module joins the reference and the graph pipeline; neither knows the other.
 
-`prepare` traces and rewrites once; every rank then runs the same program. No process group is needed for that:
-collectives are traced by group name, and names are the same on all ranks.
+`prepare` traces and rewrites once; every rank then runs the same program. Tracing needs no process group: collectives
+are traced with a group's name, and names are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 class Layout(NamedTuple):
-    """A parameter's or a buffer's name, dtype and local shape, which are the same on every rank."""
+    """The name, dtype and local shape of a parameter or buffer. They are the same on every rank."""
 
     name: str
     dtype: str
@@ -77,10 +77,11 @@ class GraphProgram:
     """A step ready to run on any rank. `code_hash` identifies the graph's code; it is equal on all ranks.
 
     `run` takes the graph's inputs: it is the graph itself, or compiled code of a backend. `groups` has, by name, the
-    groups that all ranks must make, in this order, before they run the graph. `passes` are for the report. `is_kept`:
-    an earlier run traced it (harness/systems/cached_graph.py). `parts`: for a case with micro-batches the graph is that
-    of a single micro-batch, cut into stages. `layout` describes the state for which the step was traced, if known;
-    `artifact` is the precompiled step that it was read from, if any.
+    groups that all ranks must make, in this order, before they run the graph. `passes` are the reports of passes.
+    `is_kept`: an earlier run traced the graph (harness/systems/cached_graph.py). For a case with micro-batches, the
+    graph is that of a single micro-batch, and `parts` is the graph cut into stages. `layout` describes the state for
+    which the step was traced, if known. `artifact` describes the file of the precompiled step, if the program was read
+    from one.
     """
 
     module: GraphModule
@@ -105,9 +106,10 @@ class GraphProgram:
         )
 
     def hazards(self, case: Case) -> list[str]:
-        """Pairs of calls that use the same memory without an order, and possible deadlocks between the case's ranks.
+        """Pairs of calls that use the same memory without an order, and possible deadlocks between the case's ranks, as
+        lines of text.
 
-        Computed once: ranks that are forked afterwards inherit the result.
+        They are computed once. Ranks that are forked afterwards inherit the result.
         """
         if "_hazards" not in self.__dict__:
             _, groups = graph_of_program(case, self)
@@ -116,7 +118,7 @@ class GraphProgram:
         return found
 
     def remember_hazards(self, found: list[str]) -> None:
-        """Take over the result of `hazards` from the earlier run that made this graph."""
+        """Set the result of `hazards`, as the earlier run that made this graph computed it."""
         self.__dict__["_hazards"] = found
 
     @property
@@ -127,7 +129,7 @@ class GraphProgram:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A case's traced step for a system, before any pass, and the seconds of tracing."""
+    """A case's step, traced for a system, before any pass; and the seconds that tracing took."""
 
     joint: JointGraph
     seconds: float
@@ -144,7 +146,8 @@ def prepare(
 ) -> GraphProgram:
     """Trace the case's step for tensors on `device` and run the pipeline, with the options' passes in it.
 
-    `enter` is called at each stage on the way, such as "in pass chunk", so that an error about a hang can name it.
+    `enter` is called with the name of each stage when it begins, such as "in pass chunk", so that an error about a hang
+    can name the stage.
     Raises TraceError, ChunkError and PassError, and UsageError for an extra pass with an unknown anchor.
     """
     return finish(trace(case, device, enter, system), case, device, options, enter)
@@ -160,7 +163,7 @@ def trace(
 ) -> TracedStep:
     """Trace the case's step for tensors on `device`, as on the given rank. All ranks must have the same trace.
 
-    Reads only `step_part` of the case. Raises TraceError.
+    Only `step_part` of the case is read. Raises TraceError.
     """
     enter("in tracing")
     case = step_part(placed_case(case))
@@ -196,7 +199,7 @@ def trace(
 
 
 def column_of(case: Case, system: str) -> list[PassRow]:
-    """The passes for a case's step, in order, without tracing it."""
+    """The passes that `finish` would run over a case's step, in order, without a user's passes. Nothing is traced."""
     nothing: Any = None  # a step's facts affect the work of passes, not their list
     context = PassContext(
         chunk_symbol=nothing,
@@ -216,7 +219,7 @@ def finish(
     options: GraphOptions | None = None,
     enter: Callable[[str], None] = lambda place: None,
 ) -> GraphProgram:
-    """Run the pipeline over a step, with the options' passes in it. Passes modify the traced graph, so it serves once.
+    """Run the pipeline over a step, with the options' passes in it. Passes modify the traced graph, so use it once.
 
     Raises the errors of `prepare`.
     """
@@ -273,7 +276,7 @@ def finish(
 
 
 def _observed(module: GraphModule, patterns: tuple[str, ...], chunking: Chunking | None) -> PassReport:
-    """Add the marked activations to the finished graph's outputs; returns this stage's line in the report."""
+    """Add the marked activations to the finished graph's outputs. Returns the report of this stage."""
     start, num_nodes = time.perf_counter(), len(module.graph.nodes)
     num_shown = show_activations(module, chunking)
     return PassReport(
@@ -287,7 +290,7 @@ def _observed(module: GraphModule, patterns: tuple[str, ...], chunking: Chunking
 
 
 def mutate_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProgram:
-    """The program with a fault in its finished graph; `program` is unchanged. Raises UsageError: see `strike`."""
+    """A program like `program` with a fault in its finished graph. Raises UsageError: see `strike`."""
     start, num_nodes = time.perf_counter(), len(program.module.graph.nodes)
     from bitproof.harness.disturb.mutate import mutate
 
@@ -305,13 +308,13 @@ def mutate_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProg
 
 
 def code_hash(module: GraphModule) -> str:
-    """The hash of the generated code, including that of nested graph modules."""
+    """The sha256 of the Python code that torch.fx generates for a graph module and for nested ones."""
     codes = [f"{name}\0{m.code}" for name, m in module.named_modules() if isinstance(m, GraphModule)]
     return hashlib.sha256("\0".join(codes).encode()).hexdigest()
 
 
 def _compiled(module: GraphModule, case: Case, groups: GroupTable) -> tuple[Callable[..., Any], PassReport]:
-    """The finished graph compiled by the case's backend, and that stage's line in the report."""
+    """The finished graph, compiled by the case's backend, and the report of this stage."""
     assert case.pipeline.backend in ("inductor", "regional_inductor")
     num_nodes, sizes = len(module.graph.nodes), {name: len(g.partition[0]) for name, g in groups.groups.items()}
     start = time.perf_counter()
@@ -376,13 +379,13 @@ def _check_layout(program: GraphProgram, own: Mapping[str, Tensor]) -> None:
 
 
 def graph_of_program(case: Case, program: GraphProgram) -> tuple[StepGraph, GroupTable]:
-    """A program's finished graph, and its groups: the mesh's, and those that ranks make for it."""
+    """A program's finished graph, and all groups that it may name: the mesh's groups, and those made for the graph."""
     graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
     return graph, GroupTable({**group_table(Mesh(0, case.parallelism)).groups, **program.groups})
 
 
 def group_table(mesh: Mesh) -> GroupTable:
-    """The mesh's groups as passes see them; the same on every rank."""
+    """The table of the mesh's groups for passes. It is the same on every rank."""
     return GroupTable(
         {name: Group(mesh.object_of(name), tuple(map(tuple, mesh.partition(name)))) for name in GROUP_NAMES}
     )

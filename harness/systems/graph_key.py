@@ -1,8 +1,8 @@
 """The key under which a graph is kept: everything that decides the result of tracing and passes for a case.
 
-Tracing receives only `traced_part` of a case, so fields outside the key cannot matter. The rest of the key is the
-process's own code (harness/runtime/sources.py), its versions, flags and switches, and the environment variables that
-numeric libraries read.
+Tracing receives only `traced_part` of a case, so fields outside the key cannot matter. Besides that part, the key has
+the process's own code (harness/runtime/sources.py), its versions, flags and switches, and the environment variables
+that numeric libraries read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GRAPH, NO_MIXING = "graph", "no-mixing"
-"""Kinds of kept values: a prepared graph; and the fact that no module chunked by eager mixes rows of its chunks."""
+"""Kinds of kept values: a prepared graph; and the fact that no module that eager runs in chunks mixes rows."""
 
 _FORM = 3
 """The version of the format of kept values; another version is another key."""
@@ -43,7 +43,8 @@ class GraphCache:
     installation: Installation
 
     def read(self, kind: str) -> Any:
-        """A value from an earlier run; None if there is none, or this process would have loaded other code."""
+        """A value from an earlier run. None if there is none, or if the code that this process would load for it has
+        changed since."""
         kept = read_cached(self.folder, kind, self.key)
         try:
             later = None if kept is None else Later.of(kept["later"])
@@ -53,7 +54,7 @@ class GraphCache:
             return None
 
     def keep(self, kind: str, value: Any) -> bool:
-        """Keep a value for later runs, unless its source files were edited meanwhile; returns whether it was kept."""
+        """Keep a value for later runs, unless its source files were edited meanwhile. Returns whether it was kept."""
         later = self.installation.later()
         if later is None:
             logger.info("%s is not kept: files that it was made by changed meanwhile", kind)
@@ -61,11 +62,11 @@ class GraphCache:
         return keep(self.folder, kind, self.key, {"later": asdict(later), "value": value})
 
     def of_rank(self, rank: int, device: torch.device) -> GraphCache:
-        """The cache of a rank that traces on its own device: on a GPU the key includes the GPU, its libraries and
-        switches.
+        """The cache of a rank that traces on its own device. On a GPU, the key also has the rank, the GPU, its
+        libraries and switches.
 
-        The host that made the key may not touch a GPU. Each rank has graphs of its own: if all ranks read the graph of
-        one rank, a rank with a different trace would go unnoticed.
+        The host that made the key may not touch a GPU. Each rank keeps a graph of its own: if all ranks read the graph
+        of one rank, a rank with a different trace would go unnoticed.
         """
         if device.type == "cpu":
             return self
@@ -111,8 +112,8 @@ def traced_part(case: Case) -> Case:
 
 
 def step_part(case: Case) -> Case:
-    """`traced_part`, with default values also in fields that affect only passes. Chunking keeps its dim, which tracing
-    reads."""
+    """`traced_part` of a case, with default values also in the fields that only affect passes. The dim of chunking is
+    kept, as tracing reads it."""
     chunking = case.chunking and Chunking(dim=case.chunking.dim, modules="*")
     return replace(traced_part(case), chunking=chunking, memory=Memory(), pipeline=Pipeline())
 

@@ -1,14 +1,15 @@
 """Optimizer state outside parameters and `state`: settings of groups, and attributes.
 
-torch's optimizers keep all of their memory in `state`. Other optimizers keep some elsewhere: Prodigy's step size is a
+torch's optimizers keep all of their state in `state`. Other optimizers keep some elsewhere: Prodigy's step size is a
 setting of its groups, a momentum may be an attribute, and schedulers write the learning rate. All of that is read when
 a step begins. Changes during the step are recorded under a name that ends in `@changed`:
 
     0.weight.lr@changed             a setting, for each parameter of the group, so that the division into groups is free
     optimizer.0.momentum.1@changed  an attribute, by its path: lists, dicts, modules, and objects one level deep
 
-Unchanged values are not recorded, so an implementation may have settings and scratch that others lack. Flags and texts
-are left out. So is memory shared with a parameter, a gradient or a state, as these are recorded already.
+Unchanged values are not recorded, so an implementation may have settings and attributes that others lack. Flags and
+texts are left out. So are tensors that share memory with a parameter, a gradient or a state, as these are recorded
+already.
 
 For example, StepLR halves the learning rate 0.1 in step 3: that step records `0.weight.lr@changed`, 0.05. Other steps
 do not.
@@ -56,7 +57,8 @@ class KeptBeside:
                 yield f"{name}{CHANGED}", tensor_of(value)
 
     def _held(self) -> Iterator[tuple[str, Any]]:
-        """Tensors and numbers in the holder's attributes that are neither a parameter, a gradient nor a state."""
+        """Yield path and value of each tensor and number in the holder's attributes that shares no memory with a
+        parameter, a buffer, a gradient or a state."""
         names = _names_of(self._optimizers)
         known = {id(place) for each in self._optimizers for place in (each, each.state, each.param_groups)}
         tensors = [*_tensors_of(self._optimizers, self._models)]
@@ -67,8 +69,8 @@ class KeptBeside:
 
 
 def _settings(holder: Any) -> Iterator[tuple[tuple[int, str], Any]]:
-    """Yield each number, tensor or sequence of these in an optimizer's groups, after its key: the group's index, and
-    the path in the group."""
+    """Yield key and value of each number, tensor, or sequence of these in an optimizer's groups. The key is the group's
+    index, and the path in the group."""
     for number, group in enumerate(getattr(holder, "param_groups", ())):
         settings = {name: value for name, value in group.items() if name != "params"}
         for path, value in _leaves_in(settings, "", {}, set(), depth=0):
@@ -78,9 +80,10 @@ def _settings(holder: Any) -> Iterator[tuple[tuple[int, str], Any]]:
 def _leaves_in(
     place: Any, prefix: str, names: Mapping[int, str], known: set[int], depth: int
 ) -> Iterator[tuple[str, Any]]:
-    """Tensors and numbers in an object and below it, by path.
+    """Yield path and value of each tensor and number inside an object. A list of numbers counts as one tensor.
 
-    `known` has the ids of objects to skip. Objects with attributes are entered at most `depth` levels deep.
+    `prefix` is the object's own path, `names` maps ids of parameters to their names in paths, and `known` has the ids
+    of objects to skip. The attributes of objects are searched at most `depth` levels deep.
     """
     import numpy
     from torch import Tensor, nn
@@ -121,11 +124,12 @@ def _key(key: Any, number: int, names: Mapping[int, str]) -> str:
 
 def _names_of(optimizers: Iterable[Optimizer]) -> dict[int, str]:
     held = [p for each in optimizers for group in each.param_groups for p in group["params"]]
+    # Reversed, so that a parameter of two groups gets the name of its first place.
     return {id(p): f"param{number}" for number, p in reversed([*enumerate(held)])}
 
 
 def _tensors_of(optimizers: Iterable[Optimizer], models: Iterable[Any]) -> Iterator[Tensor]:
-    """Parameters, buffers, gradients and states, which are recorded under names of their own."""
+    """Yield all tensors that are recorded anyway: parameters, buffers, gradients and states."""
     from torch import Tensor
 
     parameters = [p for each in optimizers for group in each.param_groups for p in group["params"]]
@@ -178,7 +182,7 @@ def _number_of(value: Any) -> Tensor:
 
 
 def tensor_of(value: Any) -> Tensor:
-    """A value as a tensor: a tensor is unchanged, an array keeps its dtype, and a number becomes float64 or
+    """A tensor of a value. A tensor is returned unchanged, an array keeps its dtype, and a number becomes float64 or
     complex128."""
     import numpy
     import torch
@@ -191,7 +195,8 @@ def tensor_of(value: Any) -> Tensor:
 
 
 def joined_values(values: Iterable[Any]) -> Tensor | None:
-    """All elements of a list's tensors and numbers, in order; None if it has other objects, or several dtypes."""
+    """One tensor of all elements of a list's tensors and numbers, in order. None if the list has other objects, or
+    several dtypes."""
     import torch
 
     held = [value for value in values if value is not None]

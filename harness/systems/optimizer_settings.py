@@ -1,4 +1,4 @@
-"""The settings of a trainer's optimizers, recorded when each step begins to read gradients."""
+"""Records the settings of a trainer's optimizers: in each step, when an optimizer is about to read gradients."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 _MAX_NAMES = 500
-"""The maximum number of parameters that a rank names. The manifest of many ranks stays small."""
+"""The maximum number of parameters that a rank names, so that the manifest of many ranks stays small."""
 _MAX_TEXT = 80
 
 
 class SettingsLog:
-    """The settings of each group of each optimizer: all of them at first, later only those that changed.
+    """The settings of each group of each optimizer. A group's first entry has all of them, later entries only those
+    that changed.
 
-    An entry, as JSON: {"step": 0, "group": "0.1", "optimizer": "AdamW", "parameters": ["ln1.weight"],
-    "settings": {"lr": "0.001", "weight_decay": "0.0"}}, for group 1 of the first optimizer. A later entry of the group
-    has what changed, {"step": 3, "group": "0.1", "settings": {"lr": "0.0009"}}.
+    For example, group 1 of the first optimizer has the entry {"step": 0, "group": "0.1", "optimizer": "AdamW",
+    "parameters": ["ln1.weight"], "settings": {"lr": "0.001", "weight_decay": "0.0"}}, and later the entry
+    {"step": 3, "group": "0.1", "settings": {"lr": "0.0009"}}.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,8 @@ class SettingsLog:
         self._names_left = _MAX_NAMES
 
     def note(self, step: int, number: int, optimizer: Optimizer, names: Mapping[int, str]) -> None:
-        """Record the settings of an optimizer, the step's `number`-th. `names` are those of parameters, by id."""
+        """Record the settings of an optimizer. `number` is its index among the step's optimizers; `names` maps ids of
+        parameters to their names."""
         for index, settings in enumerate(optimizer.param_groups):
             group = f"{number}.{index}"
             found = {key: text for key, value in settings.items() if key != "params" and (text := _text_of(value))}
@@ -44,7 +46,7 @@ class SettingsLog:
 
 
 def _text_of(value: Any) -> str:
-    """A setting as text; empty for a tensor on a device, which is not waited for, and for objects."""
+    """A setting as text. Empty for objects, and for a tensor on a GPU, as reading it would wait for the GPU."""
     from torch import Tensor
 
     if isinstance(value, Tensor):

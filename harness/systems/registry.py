@@ -1,4 +1,4 @@
-"""Look up systems by name: built-in, an entry point, or a factory in a module or a file. Loads no torch.
+"""Looks up systems by name: built-in, an entry point, or a factory in a module or a file. Loads no torch.
 
     eager, eager_chunked, graph, joint      built in
     compiled                        built in: the case's reference, its models compiled (harness/systems/compiled.py)
@@ -51,13 +51,13 @@ Optional attributes of the object:
                       steps makes the case UNVERIFIED: such ranks do not test their parallelism
     manifest          a method: facts beyond the case that decide this rank's numbers, as plain JSON values
 
-A graph that a system traced itself and does not show, or shows without directions, may compute gradients while autograd
-does not run: the direction of its calls is then unknown, and they are paired by their values.
+A system may compute gradients by a graph that it traced itself, while autograd does not run. If it does not show this
+graph, or shows it without directions, the direction of its calls is unknown. They are then paired by their values.
 
 RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as torchrun sets them, and torch's
-default process group exists, so that a trainer which looks for either trains together with the other ranks. It may make
-that group itself, and destroy it (harness/systems/default_group.py). sys.argv has only the factory's file. Groups that
-the factory makes are its own until the run ends; then `destroy_process_group` ends all of them.
+default process group exists. So a trainer that looks for either trains together with the other ranks. It may make the
+default group itself, and destroy it (harness/systems/default_group.py). sys.argv has only the factory's file. Groups
+that the factory makes are its own until the run ends; then `destroy_process_group` ends all of them.
 """
 
 from __future__ import annotations
@@ -89,21 +89,21 @@ if TYPE_CHECKING:
 
 BUILT_IN = ("eager", "eager_chunked", *PREPARED)
 NAMED = (*BUILT_IN, COMPILED)
-"""The names of bitproof's systems. In the last, `compiled`, all code except torch.compile's is the user's."""
+"""The names of bitproof's systems. The last, `compiled`, runs the user's code, compiled by torch.compile."""
 
 OWN = "package.module:factory or FILE.py:factory"
 
 
 class Factory(NamedTuple):
-    """A factory, and facts that distinguish its code from other code of the same name."""
+    """A factory, and facts that distinguish its code from other code of the same name, such as its file's sha256."""
 
     make: Callable[..., Any]
     origin: dict[str, str]
 
 
 def sums_over_ranks(manifests: Mapping[Role, Manifest]) -> dict[Role, str]:
-    """How each side's ranks added, in words; empty for a single rank and for a user's system, which has its own
-    groups."""
+    """How the ranks of each side added, in words. A side with a single rank is left out, and so is a user's system,
+    since its groups are its own."""
     return {role: how for role, manifest in manifests.items() if (how := _sums_of(manifest))}
 
 
@@ -118,7 +118,8 @@ def _sums_of(manifest: Manifest) -> str | None:
 
 
 def registered() -> dict[str, EntryPoint]:
-    """The systems of installed distributions. Raises UsageError when two claim the same name, or a built-in name."""
+    """The systems of installed distributions, by name. Raises UsageError if two claim the same name, or if one claims a
+    built-in name."""
     found = plugins.entry_points(plugins.SYSTEMS)
     for name in NAMED:
         if name in found:
@@ -132,9 +133,9 @@ def registered() -> dict[str, EntryPoint]:
 
 
 def check_system(name: str) -> None:
-    """Refuse a name that no system has, before anything starts.
+    """Raise UsageError for a name that no system has, before anything starts.
 
-    Runs none of the user's code: a factory's file is only parsed for the name. Raises UsageError.
+    This runs none of the user's code: the file of a factory is only parsed, to look for its name.
     """
     entries = registered()
     if name in NAMED:
@@ -172,7 +173,7 @@ def check_system(name: str) -> None:
 
 
 def check_preload(case: Case) -> None:
-    """Refuse modules that no side of a case would find, before anything starts; imports none. Raises UsageError."""
+    """Raise UsageError for a preloaded module that no side of a case would find. Nothing is imported."""
     own = [str(folder) for name in (case.reference, case.candidate) if (folder := folder_of(name, case)) is not None]
     for name in case.preload:
         first = name.partition(".")[0]
@@ -197,7 +198,7 @@ def folder_of(name: str, case: Case) -> Path | None:
 
 
 def program_name(name: str) -> str:
-    """`sys.argv[0]` of a rank with a system that is not built in: its file, or its module if it has none."""
+    """The `sys.argv[0]` of a rank that runs a user's system: the system's file, or its module if it has no file."""
     if script := script_of(name):
         return script.file
     entries = registered()
@@ -206,10 +207,10 @@ def program_name(name: str) -> str:
 
 
 def load_factory(name: str, work: Path = Path("run"), ours: Sequence[Path] = ()) -> Factory:
-    """The factory of a system that is not built in. Raises UsageError when it cannot be loaded.
+    """The factory of a system that is not built in. Raises UsageError if it cannot be loaded.
 
-    `work` is the run's own path in the command's folder. That folder also has the checkouts of revisions. `ours` are
-    folders of reports.
+    `work` is the run's own path in the command's folder, which also has the checkouts of revisions. `ours` are folders
+    of reports.
     """
     if script := script_of(name):
         from bitproof.harness.systems.script import make_script
@@ -240,7 +241,10 @@ def load_factory(name: str, work: Path = Path("run"), ours: Sequence[Path] = ())
 
 
 def _file_of_module(name: str, module: str) -> Path | None:
-    """The file of a module, found without importing it or its packages; None if it has no readable file."""
+    """The file of a module, found without importing the module or its packages. None if it is no file of Python.
+
+    Raises UsageError if there is no such module.
+    """
     first, *rest = module.split(".")
     spec = importlib.machinery.PathFinder.find_spec(first, search_path())
     try:
@@ -251,7 +255,7 @@ def _file_of_module(name: str, module: str) -> Path | None:
         if spec is None or spec.submodule_search_locations is None:
             spec = None
             break
-        # By its last name only: for a dotted name find_spec would import the parents.
+        # Search for the last name in the parent's folders: with a dotted name, find_spec would import the parents.
         spec = importlib.machinery.PathFinder.find_spec(part, list(spec.submodule_search_locations))
     if spec is None:
         raise UsageError(

@@ -1,9 +1,9 @@
 """Scripts of a git revision: find the revision, and write it into a folder of its own.
 
 1. `resolve` replaces a name such as `HEAD~1` by the commit's id, so that a replay runs the same text.
-2. `check_out` writes all files of that commit into a folder. The repository, its index and its work tree stay
-   unchanged. Other files of the user's folder, such as data that git ignores, are linked into it.
-3. A script of the revision runs there, in place of the working directory: `open("config.py")` reads the revision's.
+2. `check_out` writes all files of that commit into a new folder. The repository, its index and its work tree stay
+   unchanged. Other files of the work tree, such as data that git ignores, are linked into the new folder.
+3. A script of the revision runs in the new folder, so `open("config.py")` reads the file of the revision.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _NOT_LINKED = {".git", "__pycache__"}
 
 
 def resolve(script: Script) -> Script:
-    """The script with its revision as a commit's id. Raises UsageError if git does not find it."""
+    """The script with a commit's id as its revision. Raises UsageError if git finds no such commit, or no such file in
+    it."""
     if not script.revision:
         return script
     top = top_of(script)
@@ -30,13 +31,13 @@ def resolve(script: Script) -> Script:
 
 
 def check_out(system: str, folder: Path) -> None:
-    """Write the revision of a system's script below `folder`, once. Raises UsageError."""
+    """Write the revision of a system's script to a folder below `folder`, unless that exists. Raises UsageError."""
     script = script_of(system)
     if script is None or not script.revision or (place := checkout_of(script, folder)).is_dir():
         return
     top, made = top_of(script), place.with_name(place.name + ".new")
     made.mkdir(parents=True)
-    index = {"GIT_INDEX_FILE": str(made.with_name(made.name + ".index"))}
+    index = {"GIT_INDEX_FILE": str(made.with_name(made.name + ".index"))}  # not the repository's own
     _git(top, "read-tree", script.revision, what=script, environment=index)
     _git(top, "checkout-index", "--all", f"--prefix={made}/", what=script, environment=index)
     for name in _git(top, "ls-files", "--others", "--directory", "-z", what=script).split("\0"):
@@ -44,16 +45,17 @@ def check_out(system: str, folder: Path) -> None:
         if name and not _NOT_LINKED.intersection(Path(name).parts) and not os.path.lexists(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to(top / name.rstrip("/"))
-    made.rename(place)
+    made.rename(place)  # only a finished checkout has its final name
 
 
 def checkout_of(script: Script, folder: Path) -> Path:
-    """The folder below `folder` for a script's revision."""
+    """The path of the checkout of a script's revision, below `folder`."""
     return folder / "revisions" / f"{top_of(script).name}-{script.revision}"
 
 
 def place_in(checkout: Path, script: Script, folder: Path) -> Path:
-    """The path in the checkout for a folder of the script's repository; a folder outside is unchanged."""
+    """The path in the checkout that corresponds to a folder of the script's repository. A folder outside of the
+    repository is returned unchanged."""
     top = top_of(script)
     return checkout / folder.relative_to(top) if folder.is_relative_to(top) else folder
 

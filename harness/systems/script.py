@@ -3,14 +3,15 @@
     train.py --lr 3e-4                  the file, with its arguments
     git:4f2a91c:train.py --lr 3e-4      the file in that revision (`harness/systems/revisions.py`)
 
-1. With one rank a script runs as in `python train.py`, with several as under torchrun: its own `sys.argv`, its folder
-   first on `sys.path`, torchrun's variables only with several ranks. No process group exists until it makes one.
-2. The loop form of `watch` (`watched_loop`) takes the steps. The optimizers are those created while it runs. A step
+1. With one rank a script runs as in `python train.py`, with several ranks as under torchrun. It has its own `sys.argv`,
+   its folder is first on `sys.path`, and torchrun's variables are only set with several ranks. No process group exists
+   until the script makes one.
+2. The loop form of `watch` (`watched_loop`) takes the steps. The optimizers are those that the script creates. A step
    ends when together they have stepped all their parameters.
 3. The models are the outermost modules that own those parameters, without DistributedDataParallel and torch.compile.
-4. Each number that backward begins with is recorded: `loss`, or `loss.0`, `loss.1`, ... for the micro-batches of a
-   step.
-5. `mp.spawn(fn, args, nprocs)` calls `fn(rank, *args)` on each rank: the ranks are those processes.
+4. Each number with which backward begins is recorded: as `loss`, or as `loss.0`, `loss.1`, ... for the micro-batches of
+   a step.
+5. `mp.spawn(fn, args, nprocs)` starts no process. Each rank calls `fn(rank, *args)` in place of a spawned process.
 
 Imports torch when it is used.
 """
@@ -53,7 +54,7 @@ WATCH = (
     "`return bitproof.watch(step, model=model, optimizer=optimizer)`, and name it as FILE.py:factory"
 )
 _MOST_LOSSES = 100
-"""How often a script may run backward before it makes an optimizer."""
+"""The maximum number of backwards that a script may run before it makes an optimizer."""
 
 _TORCHRUN = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -62,12 +63,13 @@ _TORCHRUN = (
 
 
 class WatchedScript(WatchedLoop):
-    """A system that runs a script, and records the models and optimizers that it creates, after each step."""
+    """A system that runs a script, and after each step records the models and optimizers that the script created."""
 
     def __init__(
         self, script: Script, path: Path, folder: Path, rank: int, world_size: int, files: RunFiles | None = None
     ) -> None:
-        """Without `files` nothing is known of other runs."""
+        """`path` is the file to run, and `folder` its working directory. Without `files`, dependencies on files of
+        earlier runs are not checked."""
         super().__init__(lambda: self._run(), [], [])
         self._files = files
         self._script, self._path, self._folder = script, path, folder
@@ -77,11 +79,11 @@ class WatchedScript(WatchedLoop):
         self._running: list[Optimizer] = []
 
     def manifest(self) -> dict[str, Any]:
-        """The hash of the text that ran, and the settings of its optimizers."""
+        """The sha256 of the script's text, and the settings of its optimizers."""
         return super().manifest() | {"sha256": hashlib.sha256(self._code).hexdigest()}
 
     def take_steps(self, num_steps: int, taking: Callable[[int], AbstractContextManager[Observe]]) -> None:
-        """Run the script for so many optimizer steps. Raises RecordingError if it ends earlier."""
+        """Run the script until it has taken `num_steps` optimizer steps. Raises RecordingError if it ends earlier."""
         with self._files or nullcontext(), _making_told(self._made), _spawning_here(self._rank, self._world_size):
             super().take_steps(num_steps, taking)
 
@@ -129,21 +131,22 @@ class WatchedScript(WatchedLoop):
             sys.modules["__main__"] = ours
 
     def optimizer_begins(self, optimizer: Optimizer) -> bool:
-        """Note an optimizer, and find the models again; returns whether the watched models changed."""
+        """Note an optimizer whose step begins, and find the models again. Returns whether other models are watched."""
         self.note(optimizer)
         if all(each() is not optimizer for each in self._made):
             self._made.append(weakref.ref(optimizer))
         return self._find_models()
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer steps parameters itself, and not within another running optimizer that has them all."""
+        """Whether an optimizer's step counts: it wraps no other optimizer, and is not itself called within the step of
+        another that has all of its parameters."""
         return held_optimizers(optimizer) == [optimizer] and not any(
             held_by([optimizer]) <= held_by([each]) for each in self._running if each is not optimizer
         )
 
     def show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
-        """A hook that records the gradients before an optimizer's step. The optimizer counts as running until its step
-        ends."""
+        """A hook that records the gradients before an optimizer's step. From now until its step ends, the optimizer is
+        noted as running."""
         self._running.append(optimizer)
         return super().show_gradients(optimizer, observe)
 
@@ -153,7 +156,7 @@ class WatchedScript(WatchedLoop):
         return held_by(self._optimizers()) <= held_by(stepped)
 
     def check_losses(self, losses: list[Tensor]) -> None:
-        """Refuse a script that trains without an optimizer: its first step would never end."""
+        """Raise RecordingError for a script that trains without an optimizer: its first step would never end."""
         if len(losses) > _MOST_LOSSES and not self._made:
             raise RecordingError(
                 f"the script {self._script.file} ran backward {len(losses)} times, and made no torch.optim.Optimizer",
@@ -162,7 +165,7 @@ class WatchedScript(WatchedLoop):
             )
 
     def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
-        """Record each number that backward began with: a sum could hide that two micro-batches were exchanged."""
+        """Record each number with which backward began. A sum would hide that two micro-batches were exchanged."""
         for number, loss in enumerate(losses):
             observe("loss", "loss" if len(losses) == 1 else f"loss.{number}", loss)
 
@@ -173,7 +176,7 @@ class WatchedScript(WatchedLoop):
         return super().named_modules()
 
     def too_short(self, taken: int, num_steps: int) -> RecordingError:
-        """The refusal of a script that ended before the case's last step."""
+        """The error about a script that ended after `taken` steps, before the case's last step."""
         if not taken:
             return RecordingError(
                 f"the script {self._script.file} ended, and no torch.optim.Optimizer took a step in this process",
@@ -192,7 +195,7 @@ class WatchedScript(WatchedLoop):
         return [each for each in made if held_optimizers(each) == [each]]
 
     def _find_models(self) -> bool:
-        """Watch the models of all optimizers' parameters; returns whether the models changed."""
+        """Watch the models that own the parameters of all optimizers. Returns whether these models changed."""
         models = owners_of([p for each in self._optimizers() for group in each.param_groups for p in group["params"]])
         models = [bare(each) for each in models]
         if [id(each) for each in models] == [id(each) for each in self.models]:
@@ -202,9 +205,9 @@ class WatchedScript(WatchedLoop):
 
 
 def make_script(script: Script, work: Path, ours: Sequence[Path] = ()) -> Callable[[Any, Any], WatchedScript]:
-    """A factory for a script's system. A script of a revision runs in its checkout, in the folder of `work`.
+    """A factory for a script's system. A script of a revision runs in its checkout, next to the folder `work`.
 
-    `ours` are bitproof's own folders, which may be below the script's folder.
+    `ours` are bitproof's own folders; they may be below the script's folder, and are not watched.
     """
 
     def make(case: Any, mesh: Any) -> WatchedScript:
@@ -221,7 +224,7 @@ def make_script(script: Script, work: Path, ours: Sequence[Path] = ()) -> Callab
 
 @contextmanager
 def _making_told(made: list[weakref.ref[Optimizer]]) -> Iterator[None]:
-    """Within this context each new optimizer is appended to `made`."""
+    """Context in which each new optimizer is appended to `made`."""
     from torch.optim import Optimizer
 
     own = Optimizer.__init__
@@ -237,8 +240,8 @@ def _making_told(made: list[weakref.ref[Optimizer]]) -> Iterator[None]:
 
 @contextmanager
 def _spawning_here(rank: int, world_size: int) -> Iterator[None]:
-    """Within this context `mp.spawn` calls its function here, for this rank, if it spawns as many processes as
-    ranks."""
+    """Context in which `mp.spawn` starts no process, but calls its function in this process, for this rank. It raises
+    UsageError unless it is to start as many processes as there are ranks."""
     import torch.multiprocessing
 
     def spawn(
@@ -262,9 +265,10 @@ def _spawning_here(rank: int, world_size: int) -> Iterator[None]:
 
 
 def owners_of(parameters: Sequence[Tensor]) -> list[nn.Module]:
-    """The outermost modules that own parameters, as few as possible, in the parameters' order."""
+    """The outermost modules that own these parameters, as few as possible, in the order of the parameters."""
     from torch import nn
 
+    # Only the garbage collector knows all modules. `isinstance` would read `__class__`, which some objects compute.
     modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module) and "_modules" in vars(each)]
     inner = {id(child) for each in modules for child in vars(each)["_modules"].values()}
     order = {id(parameter): number for number, parameter in reversed([*enumerate(parameters)])}
@@ -285,7 +289,7 @@ def owners_of(parameters: Sequence[Tensor]) -> list[nn.Module]:
 
 
 _LOG = "/proc/self/fd/2"
-"""The file that a rank's standard error goes to, on Linux."""
+"""The path, on Linux, of the file to which this process's standard error is written: the rank's log."""
 
 
 def _size_of_log() -> int:
@@ -299,7 +303,7 @@ def _size_of_log() -> int:
 
 
 def _last_lines(begin: int) -> str:
-    """The last lines that were printed since the log had this size: `argparse` says there what is wrong."""
+    """The last lines that were printed since the log had this size. `argparse` prints its errors there."""
     lines: list[str] = []
     if (size := _size_of_log()) > begin:
         with contextlib.suppress(OSError), open(_LOG, "rb") as log:

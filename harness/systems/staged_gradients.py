@@ -23,16 +23,19 @@ def staged_gradients(
     trainer: Trainer, graph: CutGraph, parameter_names: Sequence[str], buffer_names: Sequence[str]
 ) -> GradientFunction:
     """Make a trainer's gradient function, and set `trainer.graph` to the step that it runs. All ranks call this
-    together.
+    together, as it makes process groups.
 
-    Names are those of the whole graph's parameters and buffers, in the order of its inputs; a rank has some of them. A
-    second copy of a parameter that two stages share is no input: the first copy's input is read.
+    `parameter_names` and `buffer_names` are the names of the whole graph's inputs, in order; a rank has the tensors of
+    some of them. A parameter that two stages share has a copy in each, but only the first copy is an input of the
+    graph.
     """
     case, mesh = trainer.case, trainer.mesh
     assert case.schedule is not None, "only a step in micro-batches is cut"
     pp = case.parallelism.pp
     actions = [actions_of(case.schedule, pp, rank) for rank in range(pp)]
     refuse_waiting(actions, case.stages)
+    # Two groups, for messages to higher and to lower ranks: in a single group, neighbours that wait for each other's
+    # messages would deadlock.
     groups = [pipeline_group(mesh) for _ in range(2)] if pp > 1 else []
     trainer.graph = step = StagedStep(graph, actions[mesh.coordinate(PIPELINE)], groups, mesh.device)
     step.join, trainer.join_tied = trainer.join_tied, lambda gradients: step.join(gradients)
@@ -40,13 +43,14 @@ def staged_gradients(
     own = {**trainer.parameters, **dict(trainer.model.named_buffers())}
     kept, read = graph.placeholders[: len(names)], graph.placeholders[len(names) :]
     places = dict(zip(names, kept, strict=True))
+    # A rank with only the second copy of a shared parameter passes it as the input of the first copy.
     first_of = copies_of(case, own)
     copies = {first: own[copy] for copy, first in first_of.items() if first in places and copy not in places}
     state = {places[name]: x for name, x in {**copies, **own}.items() if name in places}
     by_stage = dict(zip(parameter_names, graph.gradients, strict=True))
 
     def given_as(name: str) -> str:
-        """The name of a parameter's gradient in its own stage."""
+        """The name of the graph's output that is a parameter's gradient, as computed by the parameter's own stage."""
         each = by_stage[name if name in by_stage else first_of[name]]
         return each.get(stage_of(name, graph.cuts.num_layers, graph.cuts.num_stages)) or next(iter(each.values()))
 

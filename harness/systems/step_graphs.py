@@ -28,11 +28,11 @@ from bitproof.reference.step import Trainer, build_sharded_model, mean_loss
 def step_graph(
     case: Case, system: str, device: torch.device, options: GraphOptions, *, observed: bool = False
 ) -> tuple[StepGraph, GroupTable]:
-    """A system's step as a graph of its calls, and its groups.
+    """A system's step as a graph of its calls, and its process groups.
 
-    For a traced system this is its finished graph, which shows the case's observed activations if `observed` is set.
-    `eager` and `eager_chunked` are traced with every size fixed, and show none. Raises the errors of `prepare`, and
-    UsageError for a system without a known graph.
+    For a traced system it is the finished graph; with `observed`, the case's observed activations are among its
+    outputs. `eager` and `eager_chunked` are traced with every size fixed, and without activations. Raises the errors of
+    `prepare`, and UsageError for a system without a known graph.
     """
     case = placed_case(case)
     case = case if observed else replace(case, observe=())
@@ -62,14 +62,14 @@ def step_graph(
 
 
 def num_parameters(case: Case) -> int:
-    """The number of elements of a rank's parameters, counting only its own shards."""
+    """The number of elements of a rank's parameters. Only the rank's own shards are counted."""
     model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"), shares=True)
     return sum(x.numel() for x in model.parameters())
 
 
 def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
-    """Each rank's inputs at a step, by the names of the graph's last inputs; with micro-batches, only the first of
-    them."""
+    """For each rank, its inputs at a step, by the names of the graph's last inputs. With micro-batches, these are the
+    inputs of the first micro-batch."""
     documents, _ = text_source(case.batch.data)
     ranks = [Mesh(rank, case.parallelism).coordinate(FSDP) for rank in range(case.parallelism.world_size)]
     size = case.parallelism.data_ranks
@@ -78,13 +78,14 @@ def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
 
 
 def all_trainers(case: Case) -> list[Trainer]:
-    """Every rank's trainer, in this one process: state and data, for callers that simulate the collectives."""
+    """A trainer for each rank, all in this process, for callers that only need state and data, and simulate the
+    collectives."""
     case = placed_case(case)
     ranks = range(case.parallelism.world_size)
     return [Trainer(case, Mesh(rank, case.parallelism), torch.device("cpu")) for rank in ranks]
 
 
 def rank_order_group_source() -> str:
-    """The source of gloo's group that sums in rank order, for a standalone file."""
+    """The source code of the process group that sums in rank order over gloo, for a standalone file."""
     text = inspect.getsource(rank_order_group)
     return text[text.index("class _FinishOnWait") :]

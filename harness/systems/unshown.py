@@ -1,8 +1,8 @@
-"""Find state that a user's system keeps from step to step without a record, and remark on it.
+"""Finds state that a user's system keeps from step to step, but does not show in any record.
 
 1. Look for models and optimizers in the factory's result: in its attributes, a function's closure, lists.
-2. Their state is each buffer, each tensor of an optimizer, and each generator in them.
-3. Report state that steps have changed and that no record contains: none has its name, and none its value.
+2. Their state consists of buffers, tensors of optimizers, and random generators in their attributes.
+3. Report state that steps have changed if no record has its name or its value.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from bitproof.harness.records import Key, Record
 
 
 class KeptState:
-    """The state in a factory's result, before the first step."""
+    """The state in a factory's result, as it is before the first step."""
 
     def __init__(self, made: Any) -> None:
         self._made = made
         self._before = self._digests()
 
     def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
-        """State that changed since and is in no record: `buffer blocks.0.count`, in order."""
+        """The descriptions of state that has changed since and is in none of these records, such as
+        `buffer blocks.0.count`, in order."""
         names = {key.name.partition("@")[0] for key in rows}
         values = {record.digest for record in rows.values()}
         return [
@@ -47,7 +48,8 @@ class KeptState:
 
 
 def _held(made: Any) -> list[Any]:
-    """Models and optimizers in an object's attributes, or in a function's closure, each once."""
+    """The models and optimizers in an object's attributes, in a function's closure, or in the object of a bound method,
+    each once."""
     closure = [
         cell.cell_contents for cell in getattr(made, "__closure__", None) or () if cell.cell_contents is not made
     ]

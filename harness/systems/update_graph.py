@@ -1,4 +1,5 @@
-"""The update of every built-in system after a step, as a graph: balance experts, and update shards by the optimizer."""
+"""The update that every built-in system runs after the gradients, as a graph: it balances experts, and the optimizer
+updates shards."""
 
 from __future__ import annotations
 
@@ -23,10 +24,9 @@ from bitproof.reference.step import Trainer, build_sharded_model
 
 
 class UpdateGraph(NamedTuple):
-    """The graph `module`, and its inputs in the order of the other fields. The graph writes its inputs and returns
-    nothing.
+    """A graph, `module`, that writes its inputs and returns nothing.
 
-    Inputs are fake tensors by name, with the layout of the real tensors.
+    The other fields are its inputs, in this order: fake tensors by name, with the layouts of the real tensors.
     """
 
     module: GraphModule
@@ -37,10 +37,10 @@ class UpdateGraph(NamedTuple):
 
 
 def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.device) -> UpdateGraph:
-    """Trace `Trainer.update`. `gradients` has, by parameter, tensors with the layouts of the gradients.
+    """Trace `Trainer.update`. `gradients` has, by parameter, a tensor with the layout of its gradient.
 
-    The traced optimizer already has the state of a step, as the state before its first step is zeros. Raises the errors
-    of the update.
+    The optimizer is traced with existing state, as after a first step. Before that, its state is zeros, which a trace
+    would record as constants. Raises the errors of the update.
     """
     model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"))
     mode = step_fake_mode(ShapeEnv())
@@ -68,9 +68,9 @@ def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.devi
 def _state(
     case: Case, mode: FakeTensorMode, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The optimizer's state after a step, in new tensors that have a layout and no known values.
+    """Fake tensors with the layouts that the optimizer's state has after a step, by name.
 
-    A known step count would become a constant of the graph.
+    They are new, so torch knows no value of them. A known step count would become a constant of the graph.
     """
     with mode:
         optimizer = ShardedAdamW(parameters, case.optimizer)  # type: ignore[arg-type]

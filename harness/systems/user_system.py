@@ -24,16 +24,15 @@ if TYPE_CHECKING:
 
 Observe = Callable[..., None]
 Taking = Callable[[int], AbstractContextManager[Observe]]
-"""Surrounds the step of an index, and yields the function that records the step's values."""
+"""A function from a step's index to a context for that step; the context yields the function that records values."""
 
 
 class UserSystem:
-    """A system in the form of `harness.execute.host.rank_system.System`; `made` is the factory's result. See
-    `harness.systems.registry`.
+    """A user's system in the form of `harness.execute.host.rank_system.System`. See `harness.systems.registry`.
 
-    `names` replaces the names that the system declares itself, unless it is empty. `captured` has the graphs of its
-    models if they are compiled for the case.
-    Raises UsageError for an object that cannot take steps.
+    `made` is the factory's result. `names` maps its names to the reference's; if it is empty, the system's own mapping
+    is used. `captured` has the graphs of its models if they are compiled for the case. Raises UsageError for an object
+    that cannot take steps.
     """
 
     def __init__(
@@ -65,7 +64,8 @@ class UserSystem:
             )
 
     def step(self, index: int, observe: Observe) -> None:
-        """Take a step. Raises RecordingError for anything shown that is not a value under a name of its own."""
+        """Take a step. Raises RecordingError if the system shows something that is no tensor with a kind and a name, or
+        shows a name twice."""
         with self._showing(index, observe) as show, user_code(f"system {self._name}"):
             if self._takes_observe:
                 self._step(index, show)
@@ -74,7 +74,7 @@ class UserSystem:
                     show(*(shown if isinstance(shown, (tuple, list)) else (shown,)))
 
     def take_steps(self, num_steps: int, taking: Taking) -> None:
-        """Take all steps, each within `taking(index)`: one by one, or within a framework's own loop."""
+        """Take all steps, each in the context `taking(index)`: one by one, or in a framework's own loop."""
 
         @contextmanager
         def shown(index: int) -> Iterator[Observe]:
@@ -91,8 +91,8 @@ class UserSystem:
 
     @contextmanager
     def _showing(self, index: int, observe: Observe) -> Iterator[Observe]:
-        """Yield a function that checks and records the values of a step. Raises RecordingError if the step shows no
-        value."""
+        """Context for a step that yields a function, which checks and records a value. Raises RecordingError at the end
+        if the step has shown no value."""
         own_names: dict[tuple[str, str], str] = {}
 
         @refusing()
@@ -112,13 +112,13 @@ class UserSystem:
             raise self._refuse(index, "nothing", "a loss, gradients, parameters and optimizer state")
 
     def manifest(self) -> dict[str, Any]:
-        """The system's description of itself, the origin of its code, and its declarations."""
+        """The facts that the system states about itself, the origin of its code, and its declarations."""
         said = dict(self.made.manifest()) if hasattr(self.made, "manifest") else {}
         declared = {"independent_ranks": True} if self.independent_ranks else {}
         return said | self._origin | ({"names": self.names.rules} if self.names.rules else {}) | declared
 
     def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
-        """Changed state of its models and optimizers that no record contains, in words."""
+        """The state of its models and optimizers that steps changed and that no record contains, in words."""
         return self._kept.unshown(rows)
 
     def races(self) -> list[str]:
@@ -131,7 +131,8 @@ class UserSystem:
     def turns(self, ranks_in: Callable[[str], tuple[int, ...] | None]) -> list[RankTurn]:
         """The collectives that the system's graph launches and waits for on this rank, in order.
 
-        `ranks_in` returns the ranks of the rank's instance of a group, None for an unknown group.
+        `ranks_in` returns the ranks of a group, by name: of the instance of that group to which this rank belongs. It
+        returns None for an unknown group.
         """
         from bitproof.harness.graph.hazards import turns_of
 
@@ -147,7 +148,7 @@ class UserSystem:
         return result
 
     def _checked(self, index: int, shown: tuple[Any, ...]) -> tuple[str, str, torch.Tensor]:
-        """The values after checking that they are a kind, a name and a tensor."""
+        """The three values that a step showed. Raises RecordingError unless they are a kind, a name and a tensor."""
         if len(shown) != 3:
             raise self._refuse(index, _tell(shown), "a kind, a name and a tensor")
         kind, name, tensor = shown
@@ -169,7 +170,8 @@ _WATCH = (
 
 
 def _refuse_what_trains_nothing(name: str, made: Any) -> None:
-    """Refuse objects that can be called, or have a `step`, and yet are no system: a model, an optimizer, a class."""
+    """Raise UsageError for a factory's result that can be called, or has a `step`, and yet is no system: a model, an
+    optimizer, a class, None."""
     what, fix = None, _WATCH
     if made is None:
         what, fix = (
@@ -191,7 +193,7 @@ def _refuse_what_trains_nothing(name: str, made: Any) -> None:
 
 
 def make(factory: Callable[..., Any], case: Case, mesh: Any) -> Any:
-    """The factory's result for a case and a rank; a factory without parameters is called without them."""
+    """The factory's result for a case and a rank. A factory without parameters is called without arguments."""
     return factory() if _takes(factory) and not _takes(factory, case, mesh) else factory(case, mesh)
 
 

@@ -1,15 +1,15 @@
 """A system for a framework's training loop, which is started once and runs all steps.
 
-This module knows no framework. Hooks of torch's optimizers report the begin and end of an optimizer's step:
+This module knows no framework. Hooks of torch's optimizers report when an optimizer's step begins and ends:
 
 1. When an optimizer that counts (see `WatchedLoop.counts`) begins its step, its gradients are recorded.
 2. When all optimizers that count have ended theirs, the step is over. The resulting values are recorded, and the next
    step begins. Optimizers that alternate, each with the others' parameters frozen, all count.
 3. After the last step the loop is left, by an exception that `except Exception` does not catch.
 
-Operations of a loop between the optimizers' step and its next batch, such as setting the learning rate, belong to the
-next step. The loss is the tensor that backward began with, or, if no autograd computes gradients, the result of a
-method of the framework. Imports torch when it is used.
+What a loop does after the optimizers' step and before its next batch, such as setting the learning rate, belongs to the
+next step. The loss is the tensor with which backward began; or, if gradients are computed without autograd, the result
+of a method of the framework. Imports torch when it is used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_TIMES_LEFT = 100
 
 
 class _EnoughError(BaseException):
-    """Leaves a loop that would continue; no `except Exception` on the way catches it."""
+    """Raised to leave a loop that would continue. `except Exception` does not catch it."""
 
 
 def _leave() -> None:
@@ -42,7 +42,10 @@ def _leave() -> None:
 
 
 class WatchedLoop(WatchedStep):
-    """A system that records the models and optimizers of a whole loop after each step."""
+    """A system that runs a whole training loop, and records its models and optimizers after each step.
+
+    `train` runs the loop. `loss` is the method that returns losses, None to take them from backward.
+    """
 
     def __init__(
         self,
@@ -84,12 +87,14 @@ class WatchedLoop(WatchedStep):
                     each()
 
     def optimizer_begins(self, optimizer: Optimizer) -> bool:
-        """Note an optimizer whose step begins; returns whether other models are watched from now on."""
+        """Note an optimizer whose step begins. Returns whether other models are watched from now on; here they never
+        are, but subclasses may change them."""
         self.note(optimizer)
         return False
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer is watched, and does not merely wrap others."""
+        """Whether an optimizer's step counts: it was passed to `watch`; or, if none was, it has parameters of the
+        models and wraps no other optimizer."""
         if self.watched_optimizers:
             return any(optimizer is each for each in self.watched_optimizers)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -97,8 +102,11 @@ class WatchedLoop(WatchedStep):
         return is_ours and held_optimizers(optimizer) == [optimizer]
 
     def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
-        """Whether all optimizers that count have taken their step: no other optimizer has trainable parameters, or
-        parameters that are frozen only while optimizers alternate."""
+        """Whether all optimizers that count have taken their step.
+
+        Without optimizers that were passed to `watch`: every parameter that requires gradients is in one of `stepped`,
+        and no parameter is only frozen while optimizers alternate.
+        """
         if self.watched_optimizers:
             return len(stepped) == len(self.watched_optimizers)
         held = held_by(stepped)
@@ -106,26 +114,28 @@ class WatchedLoop(WatchedStep):
         return not any(p.requires_grad for p in left) and not self._may_take_turns({id(p) for p in left})
 
     def check_losses(self, losses: list[Tensor]) -> None:
-        """Refuse a step that never ends, judging by its losses so far. Here nothing is refused: subclasses decide."""
+        """Raise RecordingError if a step with these losses so far would never end. Here it never raises; subclasses
+        may."""
 
     def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
-        """Record the tensors that backward began with in a step, as one number."""
+        """Record the sum of the numbers with which backward began in a step, if there are any."""
         if losses:
             observe("loss", "loss", sum_of_losses(losses))
 
     def _may_take_turns(self, frozen: set[int]) -> bool:
-        """Whether another optimizer has parameters that require no gradients now, as when Lightning's optimizers
-        alternate."""
+        """Whether any optimizer has one of these parameters, which require no gradients now. They may be frozen only
+        until that optimizer's step, as when Lightning's optimizers alternate."""
         if not frozen - self._frozen:
             return False
         from torch.optim import Optimizer
 
+        # A search through all objects is slow, so parameters that no optimizer has are remembered in `_frozen`.
         held = held_by(each for each in gc.get_objects() if issubclass(type(each), Optimizer))
         self._frozen |= frozen - held
         return bool(frozen & held)
 
     def too_short(self, taken: int, num_steps: int) -> RecordingError:
-        """The refusal of a loop that ended before the case's last step."""
+        """The error about a loop that ended after `taken` steps, before the case's last step."""
         return RecordingError(
             f"the training loop ended after {taken} steps of its optimizer",
             expected=f"at least {num_steps} steps, as the case says",
@@ -135,7 +145,7 @@ class WatchedLoop(WatchedStep):
 
 @contextmanager
 def _results_told(method: MethodType, told: Callable[[Tensor], None]) -> Iterator[None]:
-    """Within this context `told` is called with each tensor that an object's method returns."""
+    """Context in which `told` is called with each tensor that an object's method returns."""
     from torch import Tensor
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -149,7 +159,7 @@ def _results_told(method: MethodType, told: Callable[[Tensor], None]) -> Iterato
 
 
 class _Steps:
-    """The progress of a loop: the running step, and the optimizers that have taken it."""
+    """The progress of a loop: the index of the running step, and the optimizers that have stepped in it."""
 
     def __init__(self, loop: WatchedLoop, num_steps: int, taking: Callable[[int], Any]) -> None:
         self.index = 0
@@ -167,7 +177,7 @@ class _Steps:
         self._times_left = 0
 
     def begin(self) -> None:
-        """Begin the step of this index."""
+        """Begin the step `self.index`."""
         self._shown = self.open.enter_context(self._taking(self.index))
         self._observe: Observe = self._loop.placing(self._shown)
         self._stepped, self._losses = [], []
@@ -175,22 +185,23 @@ class _Steps:
 
     @refusing()
     def keep_loss(self, root: Tensor) -> None:
-        """Keep a number that backward begins with, or that is returned as a loss."""
+        """Keep a loss of this step, if it is a single real number: the tensor with which backward begins, or the result
+        of the method for the loss."""
         if root.numel() == 1 and root.is_floating_point():
             self._losses.append(root.detach())
             self._loop.check_losses(self._losses)
 
     @refusing()
     def optimizer_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Hook the step of an optimizer that counts: record its gradients before it, and end the loop's step after
-        it.
+        """Called before each optimizer's step. If the step counts, add two hooks to the optimizer: one records its
+        gradients, the other may end the loop's step.
 
-        Both hooks run behind all hooks that the optimizer has already.
+        They are added now, so that they run after all hooks that the optimizer has already.
         """
         if self._is_within_own_step(optimizer):
             return
         hooks = self.hooks.setdefault(id(optimizer), ExitStack())
-        hooks.close()  # hooks of the step before: a hook cannot be removed while it runs
+        hooks.close()  # removes the hooks of its previous step, as a hook cannot be removed while it runs
         if self.are_over:
             self._leave_again()
         if self._loop.optimizer_begins(optimizer):
@@ -220,8 +231,8 @@ class _Steps:
             raise _EnoughError
 
     def _leave_again(self) -> None:
-        """Leave a loop that caught the exception when it was left before. Raises RecordingError if that happens too
-        often."""
+        """Leave a loop that goes on because it caught the exception that was to leave it. Raises RecordingError if that
+        happens too often."""
         self._times_left += 1
         if self._times_left > _MOST_TIMES_LEFT:
             raise RecordingError(
@@ -232,7 +243,7 @@ class _Steps:
         theirs(_leave)
 
     def _end_step(self) -> None:
-        """Record the result of the step, and begin the next unless it was the last."""
+        """Record the values after the step, and begin the next step unless this was the last."""
         self._loop.show_what_is_left(self._stepped, self._observe)
         self._loop.show_losses(self._losses, self._observe)
         self.open.close()
@@ -243,12 +254,12 @@ class _Steps:
 
 
 def held_by(optimizers: Iterable[Optimizer]) -> set[int]:
-    """The ids of all parameters of some optimizers."""
+    """The ids of all parameters of these optimizers."""
     return {id(p) for each in optimizers for group in getattr(each, "param_groups", ()) for p in group["params"]}
 
 
 def sum_of_losses(losses: list[Tensor]) -> Tensor:
-    """The sum of numbers in their order, in float64; a single number unchanged."""
+    """The sum of losses, added in their order in float64. A single loss is returned unchanged."""
     import torch
 
     if len(losses) == 1:

@@ -5,12 +5,13 @@ At every step it records, in this order
     grad        of each parameter, as the optimizer reads it: when its `step` begins, after clipping and accumulation;
                 if a closure computes gradients, at the end of its first call. A gradient of None is
                 recorded as a tensor without elements, a sparse gradient as <name>.indices and <name>.values
-    buffer      of each module, at the first of these moments as <name>@before_optimizer, and after the step
+    buffer      of each module: before the first gradient is recorded as <name>@before_optimizer, and after the step as
+                <name>@after_optimizer
     param       each parameter after the step, frozen parameters included
     optimizer   its state as <parameter>.<state>; without any state, the learning rate as <parameter>.lr;
                 settings and attributes that the step has changed (`kept_beside`), as <parameter>.<setting>@changed
-    loss        the function's result, on ranks with a result; for a whole loop the sum, in their
-                order and in float64, of the numbers that backward began with, on ranks with such a number
+    loss        the function's result, if it is not None; for a whole loop the sum of the numbers with which backward
+                began, added in their order in float64, on ranks with such a number
 
 A function `step(index)` trains once. A function `train()` runs a framework's whole loop: there a step ends when every
 watched optimizer has taken one, and the loop is left after the last step of the case (`watched_loop`).
@@ -59,16 +60,18 @@ def watch(
 ) -> WatchedStep:
     """Make a system of `step`, which takes the step's index, trains once, and returns the loss or None.
 
-    Or make a system of `train`, which runs a framework's whole loop: each step of the optimizers ends a step. The loop
-    must be able to take as many steps as the case has, and is left after the last of them.
+    Or make a system of `train`, which runs a framework's whole loop: each step of the optimizers ends a training step.
+    The loop must take at least as many steps as the case has, and is left after the last of these.
 
     `model` and `optimizer` are the trained model and its optimizer, or lists of several. With `train`, `optimizer` may
     be left out: then each optimizer with parameters of the model counts, and a step ends when all parameters that
     require gradients have been stepped. `loss` is the method of the framework that returns each loss, such as
-    torchtitan's `trainer.forward_backward_step`; without it the loss is the tensor that backward begins with; there is
-    none if a graph computes gradients. A factory returns the result. `names` and `independent_ranks` are as in any
-    system. Raises UsageError for an object that is no model or no optimizer, for a `loss` that is no method of an
-    object, and unless exactly one of `step` and `train` is given.
+    torchtitan's `trainer.forward_backward_step`. Without it the loss is the tensor with which backward begins; if a
+    graph computes the gradients, there is no such tensor.
+
+    Return the result from a factory. `names` and `independent_ranks` are as in any system. Raises UsageError for an
+    object that is no model or no optimizer, for a `loss` that is no method of an object, and unless exactly one of
+    `step` and `train` is given.
     """
     from torch import nn
 
@@ -103,7 +106,7 @@ def watch(
 
 
 class WatchedStep:
-    """A system that records the models and optimizers that a function trains, after each step."""
+    """A system that calls a function to train, and records its models and optimizers after each step."""
 
     shows_every_buffer = True
 
@@ -125,14 +128,14 @@ class WatchedStep:
         self._prefixes = _prefixes(models)
 
     def begin_step(self, index: int = 0) -> None:
-        """Forget the step before."""
+        """Prepare for a step: forget the previous one, and read the settings of optimizers, to notice changes."""
         self.is_before_step, self._index = True, index
         self._seen = list(self.watched_optimizers)
         self._beside = {id(each): KeptBeside(each, self._seen, self.models) for each in (*self._seen, *self.holders)}
 
     def placing(self, observe: Observe) -> Observe:
-        """Wrap `observe`: a tensor that is a part of an FSDP1 flat parameter gets its position there as an
-        attribute."""
+        """A wrapper for `observe`. If a tensor is a part of a flat parameter of FSDP1, or its gradient or state, its
+        position there is attached to it as an attribute."""
         from bitproof.harness.capture.digest import FLAT
         from bitproof.harness.torch_distributed import flattened_parts
 
@@ -160,20 +163,20 @@ class WatchedStep:
         return zip(self._prefixes, self.models, strict=True)
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """All models' modules, each by torch's name."""
+        """Yield name and module of all modules of the models; the names are torch's."""
         for prefix, model in self._named_models():
             for name, module in model.named_modules():
                 yield (prefix + name).rstrip("."), module
 
     def step(self, index: int, observe: Observe) -> None:
-        """Train once. Raises RecordingError if no optimizer took a step, or the loss is no number."""
+        """Train once, and record. Raises RecordingError if no optimizer took a step, or if the loss is no number."""
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         observe = self.placing(observe)
         self.begin_step(index)
         with ExitStack() as stack:
             stack.callback(register_optimizer_step_pre_hook(lambda optimizer, *_: self.note(optimizer)).remove)
-            # Register now, so that our hook runs after the trainer's.
+            # Hooks run in the order of their registration, so ours see the gradients after the trainer's hooks.
             for optimizer in self.watched_optimizers:
                 hook = self.show_gradients(optimizer, observe)
                 stack.callback(optimizer.register_step_pre_hook(hook).remove)
@@ -190,7 +193,7 @@ class WatchedStep:
             observe("loss", "loss", _number(loss, index))
 
     def show_what_is_left(self, optimizers: Sequence[Optimizer], observe: Observe) -> None:
-        """Record everything after a step except its loss."""
+        """Record everything that is recorded after a step, except its loss."""
         self._show_buffers("after_optimizer", observe)
         trained = self.trained_parameters()
         for name, parameter in (*trained.items(), *self._held_alone(trained)):
@@ -205,7 +208,11 @@ class WatchedStep:
                 observe("optimizer", f"optimizer.holder{number}.{name}", value)
 
     def show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
-        """A hook that records the gradients that the optimizer is about to read."""
+        """A hook for an optimizer's step that records the gradients that the step is about to read.
+
+        If the step gets a closure that computes gradients, the hook wraps the closure, and records after its first
+        call.
+        """
         from bitproof.harness.torch_compat import is_within_own_step
 
         is_shown = False
@@ -237,7 +244,7 @@ class WatchedStep:
             def shown() -> Any:
                 nonlocal is_shown
                 loss = theirs(closure)
-                if not is_shown:  # LBFGS computes several gradients a step
+                if not is_shown:  # LBFGS calls the closure several times per step
                     is_shown = True
                     show()
                 return loss
@@ -252,10 +259,10 @@ class WatchedStep:
                 observe("buffer", f"{prefix}{name}@{when}", buffer)
 
     def _show_state(self, optimizer: Optimizer, observe: Observe) -> None:
-        """Record the optimizer's state of each parameter. Records of a parameter without a gradient so far have no
-        elements.
+        """Record the optimizer's state of each parameter, and its other state (`_show_beside`).
 
-        State under a name of the optimizer's own is `optimizer.0.<name>`.
+        A parameter that has had no gradient so far has no state: its records have no elements, so that names are the
+        same in each step.
         """
         from torch.optim import LBFGS
 
@@ -273,8 +280,8 @@ class WatchedStep:
         self._show_beside(optimizer, {id(p): name for name, p in self._held_by(optimizer)}, observe, has_rate=not keys)
 
     def _show_beside(self, optimizer: Optimizer, names: Mapping[int, str], observe: Observe, *, has_rate: bool) -> None:
-        """Record an optimizer's state under its own names, and the settings and attributes that the step has
-        changed."""
+        """Record an optimizer's state that belongs to no parameter, as `optimizer.0.<name>`, and the settings and
+        attributes that the step has changed. `has_rate`: learning rates are recorded already."""
         beside, prefix = self._beside[id(optimizer)], f"optimizer.{self._number(optimizer)}."
         for group, settings in beside.changed_settings().items():
             for parameter in optimizer.param_groups[group]["params"]:
@@ -286,9 +293,9 @@ class WatchedStep:
             observe("optimizer", f"{prefix}{name}", value)
 
     def _show_other_states(self, shown: Sequence[Optimizer], observe: Observe) -> None:
-        """Record the state of optimizers that took a step and were not passed to `watch`, each value once.
+        """Record the state of optimizers that took a step and are not among `shown`, each value once.
 
-        A parameter that also belongs to another optimizer is named by its index in this one.
+        A parameter that also belongs to a previous optimizer is named by its index in this one.
         """
         named = {id(p): name for name, p in self.trained_parameters().items()}
         # A parameter in two optimizers has two states: the second needs a name of its own.
@@ -309,7 +316,8 @@ class WatchedStep:
     def trained_parameters(self) -> dict[str, Tensor]:
         """All models' parameters, by their names in an unwrapped model.
 
-        Raises RecordingError for a name of two parameters: `watch` keeps models apart, but they may grow after it.
+        Raises RecordingError if two parameters have the same name: `watch` gives models different prefixes if needed,
+        but parameters may be registered afterwards.
         """
         named: dict[str, Tensor] = {}
         for prefix, model in self._named_models():
@@ -325,8 +333,7 @@ class WatchedStep:
 
     @refusing()
     def note(self, optimizer: Optimizer) -> None:
-        """Remember an optimizer that takes a step: its parameters are compared, whether or not it was passed to
-        `watch`."""
+        """Note an optimizer that takes a step. Its parameters are recorded, whether or not it was passed to `watch`."""
         if all(optimizer is not each for each in self._seen):
             self._seen.append(optimizer)
             self._beside[id(optimizer)] = KeptBeside(optimizer, self._seen, self.models)
@@ -336,7 +343,8 @@ class WatchedStep:
         return next(number for number, each in enumerate(self._seen) if each is optimizer)
 
     def _held_alone(self, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Parameters that are in an optimizer but in no watched model, each once: `optimizer.0.group1.param0`."""
+        """Yield name and tensor of each parameter that is in an optimizer but in no watched model, each once. The name
+        is like `optimizer.0.group1.param0`."""
         shown = {id(p) for p in trained.values()}
         for number, optimizer in enumerate(self._seen):
             for name, parameter in _held_names(number, optimizer):
@@ -345,10 +353,11 @@ class WatchedStep:
                     yield name, parameter
 
     def _held_by(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-        """Yield the optimizer's parameters with their names: the models' parameters in the models' order, then any
-        others.
+        """Yield name and tensor of each parameter of an optimizer: first those of the models, in the models' order,
+        then any others.
 
-        A trainable parameter in no optimizer counts as the first optimizer's: a trainer may have forgotten it.
+        A trainable parameter in no optimizer counts as a parameter of the first optimizer, because a trainer may have
+        forgotten it.
         """
         held = {id(p): (name, p) for name, p in _held_names(self._number(optimizer), optimizer)}
         is_first = bool(self.watched_optimizers) and optimizer is self.watched_optimizers[0]
@@ -363,7 +372,7 @@ class WatchedStep:
 
 
 def _held_names(number: int, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """An optimizer's parameters, by group and index."""
+    """Yield name and tensor of each parameter of an optimizer. The name has the group and the index."""
     for group, settings in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(settings["params"]):
             yield f"optimizer.{number}.group{group}.param{index}", parameter
@@ -372,8 +381,10 @@ def _held_names(number: int, optimizer: Optimizer) -> Iterator[tuple[str, Tensor
 def around_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[[Callable[[], Any]], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments of an optimizer's step, as its hooks receive them, with the closure wrapped; None without a
-    closure."""
+    """The arguments of an optimizer's step with its closure replaced by `wrap(closure)`; None if it has no closure.
+
+    `args` and `kwargs` are the arguments as a hook of the step receives them.
+    """
     closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
     if closure is None:
         return None
@@ -383,8 +394,8 @@ def around_closure(
 
 
 def held_optimizers(given: Any) -> list[Optimizer]:
-    """The optimizers that really step: `given`, or the optimizers that it wraps, as Accelerate's and torchtitan's
-    do."""
+    """The optimizers of torch in `given`: itself, or the optimizers that it lists or wraps, as Accelerate's and
+    torchtitan's objects do. Raises UsageError for any other object."""
     from torch.optim import Optimizer
 
     if isinstance(given, (list, tuple)):
@@ -400,7 +411,7 @@ def held_optimizers(given: Any) -> list[Optimizer]:
 
 
 def _holders(given: Any) -> list[Any]:
-    """The objects that `watch` was given as optimizers and that wrap other optimizers, the outermost first."""
+    """Those of the objects passed to `watch` as optimizers that wrap other optimizers, the outermost first."""
     from torch.optim import Optimizer
 
     if isinstance(given, (list, tuple)):
@@ -429,7 +440,8 @@ def _has_own_tensors(model: nn.Module) -> bool:
 
 
 def _prefixes(models: list[nn.Module]) -> list[str]:
-    """The prefix of each model's names: empty, or its index if two models share a name."""
+    """A prefix for the names of each model's tensors: its index, such as `1.`, if two tensors of the models have the
+    same name; otherwise it is empty for all models."""
     held: dict[str, Tensor] = {}
     for model in models:
         for name, tensor in (*bare_tensors(model, "parameters"), *bare_tensors(model, "buffers")):
@@ -439,8 +451,8 @@ def _prefixes(models: list[nn.Module]) -> list[str]:
 
 
 def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors and numbers in an optimizer's state of a parameter, by their path. A list of them, which may grow
-    from step to step as in LBFGS, counts as a single tensor."""
+    """Yield path and tensor of each tensor or number in an optimizer's state. A list of numbers or tensors counts as a
+    single tensor, since it may grow from step to step, as in LBFGS."""
     from torch import Tensor
 
     for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
@@ -453,7 +465,8 @@ def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Itera
 
 
 def _parts(gradient: Tensor) -> dict[str, Tensor]:
-    """The parts of a gradient: of a sparse gradient, its indices and values, unchanged."""
+    """The tensors to record for a gradient, by the suffix of their names: itself, or for a sparse gradient its indices
+    and values, unchanged."""
     if not gradient.is_sparse:
         return {"": gradient}
     from bitproof.harness.torch_operators import sparse_parts
@@ -463,7 +476,7 @@ def _parts(gradient: Tensor) -> dict[str, Tensor]:
 
 
 def _nothing_of(parameter: Tensor) -> Tensor:
-    """A placeholder without elements for a tensor that a parameter does not have."""
+    """A tensor without elements, to record in place of a gradient or a state that a parameter does not have."""
     import torch
 
     return torch.empty(0, dtype=parameter.dtype)

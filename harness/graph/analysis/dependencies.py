@@ -23,7 +23,7 @@ from bitproof.harness.graph import operators
 
 
 def dependencies(graph: Graph) -> dict[Node, set[Node]]:
-    """For each node, the nodes that must run before it."""
+    """Return, for each node, the nodes that must run before it; only direct dependencies are listed."""
     owners = operators.storage_owners(graph.nodes)
     readers: dict[Node, set[Node]] = {}
     writer: dict[Node, Node] = {}
@@ -31,6 +31,7 @@ def dependencies(graph: Graph) -> dict[Node, set[Node]]:
     found: dict[Node, set[Node]] = {}
     for node in graph.nodes:
         before = found[node] = set(node.all_input_nodes)
+        # Views share memory, so readers and writers are kept for each storage, and not for each value.
         written = {owners[x] for x in operators.written_arguments(node)}
         # A wait counts as a reader of the collective's input, so that no write to it moves before the wait.
         in_flight = operators.launch_of(node).all_input_nodes if operators.is_wait(node) else []
@@ -53,8 +54,8 @@ def dependencies(graph: Graph) -> dict[Node, set[Node]]:
 def reorder(module: GraphModule, key: Callable[[Node], Any] | None = None) -> None:
     """Sort a graph's nodes topologically; among ready nodes, that with the smallest key comes first.
 
-    The default key is a node's current position, so only nodes that must move do. Placeholders stay first and the
-    output last. All ranks have the same graph, and so the same order.
+    `key` returns a node's key, for example a number. By default it is the node's current position, so only nodes that
+    must move do. Placeholders stay first and the output last. All ranks have the same graph, and so the same order.
     """
     nodes = list(module.graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}
@@ -66,6 +67,7 @@ def reorder(module: GraphModule, key: Callable[[Node], Any] | None = None) -> No
     waiting = {node: len(needed) for node, needed in before.items()}
 
     def entry(node: Node) -> tuple[int, Any, int]:
+        # The position comes last, so that nodes with equal keys keep their order on every rank.
         rank = {"placeholder": 0, "output": 2}.get(node.op, 1)
         return rank, place[node] if key is None or rank != 1 else key(node), place[node]
 

@@ -26,13 +26,13 @@ HALF_KEY = "half"
 
 
 def half_of(node: Node) -> Half:
-    """The half in which a call runs; in an unpartitioned graph this is its direction."""
+    """The half in which a call runs; in an unpartitioned graph, this is the call's direction."""
     half: Half = node.meta.get(HALF_KEY) or origin_of(node).direction
     return half
 
 
 def is_partitioned(graph: Graph) -> bool:
-    """Whether calls state their half."""
+    """Whether any call of the graph states its half."""
     return any(HALF_KEY in node.meta for node in graph.nodes)
 
 
@@ -58,22 +58,26 @@ class Halves:
 
 
 def run_halves(forward: Any, backward: Any, read_again: Sequence[int], *inputs: Any) -> tuple[Any, ...]:
-    """Run a step from a backend's two compiled halves: returns the loss, then gradients. `read_again` as in
-    `Halves`."""
+    """Run a step's two halves, each compiled by a backend. Returns the loss, then the gradients.
+
+    `read_again` has the indices of the inputs that backward reads.
+    """
     loss, *saved = forward(*inputs)
     return (loss, *backward(*saved, *(inputs[index] for index in read_again)))
 
 
 def divide(module: GraphModule) -> Halves:
-    """Split a partitioned graph, whose outputs are the loss and gradients, into its halves; `module` stays unchanged.
+    """Split a partitioned graph into its halves, and leave `module` unchanged.
 
-    A call without a half, for example from a user's pass, belongs to the half of the calls before it.
+    The graph's outputs are the loss and then the gradients. A call without a half, for example from a user's pass,
+    belongs to the half of the calls before it.
     """
     graph = module.graph
     inputs = graph.find_nodes(op="placeholder")
     calls = [node for node in graph.nodes if node.op == "call_function"]
     outputs: Any = graph.output_node().args[0]
     loss, *gradients = outputs
+    # Halves are contiguous: all calls from the first call of backward on belong to backward, marked or not.
     border = next(index for index, node in enumerate(calls) if node.meta.get(HALF_KEY) == "backward")
     of_forward, of_backward = calls[:border], calls[border:]
     needed = {x for node in of_backward for x in node.all_input_nodes} | set(gradients)
@@ -88,9 +92,9 @@ def divide(module: GraphModule) -> Halves:
 
 
 def written(module: GraphModule, inputs: list[Node], calls: list[Node], outputs: list[Any]) -> GraphModule:
-    """A new graph with copies of these calls of `module`, in order, and of the nested graphs that they take.
+    """Return a new module with copies of `calls`, which are calls of `module`, and references to their nested graphs.
 
-    `inputs` become its graph inputs: all other nodes that the calls read.
+    `inputs` become its graph inputs. They must include all other nodes that the calls read, except nested graphs.
     """
     graph = Graph()
     env: dict[Node, Node] = {}

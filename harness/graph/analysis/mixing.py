@@ -1,14 +1,16 @@
 """Decides from dataflow, operator by operator, whether a module mixes rows of different chunks.
 
-A module may run in chunks if each element along the chunked dim is computed only from itself. So the analysis follows,
-for each value of the module's forward, which dim holds the chunked elements (see mixing_rules.py): through flattening
-and back, through a sort of rows by expert and its inverse, through an all-to-all and its return:
+A row is all elements at one index of the chunked dim. A module may run in chunks if each row of its result is computed
+only from the same row of its inputs. So for each value of the module's forward, the analysis finds the dim that holds
+the rows (see mixing_rules.py). It follows rows through flattening and back, through a sort by expert and its inverse,
+and through an all-to-all and its return:
 
 1. A chosen module's inputs hold the rows along their chunked dim.
-2. A call that mixes rows (a reduction, a softmax or a running sum along them, a product that sums over the rows or has
-   them in both factors, a pick, a shift, a sort) has a mixed result, and so have its readers.
-3. A call of a nested graph is followed through that graph. A higher-order operator that runs several, or gives them
-   other operands (`cond`, `while_loop`, `map`, `scan`), is refused.
+2. Some calls mix rows: a reduction, a softmax or a running sum along the rows' dim; a product that sums over the rows
+   or has rows in both factors; a pick, a shift or a sort of rows. Their results are mixed, and so are the results of
+   calls that read mixed values.
+3. A call of a nested graph is followed through that graph. A higher-order operator that runs several nested graphs, or
+   gives them other operands (`cond`, `while_loop`, `map`, `scan`), is refused.
 4. Ranks may divide the rows among themselves. Each rank then computes a range of rows: see mixing_shares.py.
 5. A value with a chunked dim must not leave the module if it is mixed, has its rows in another order, or has only a
    rank's share of the rows.
@@ -50,9 +52,10 @@ State = Rows | Mixed | tuple["Rows | Mixed | None", ...] | None
 
 
 def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbol: sympy.Symbol, dim: str) -> None:
-    """Raise ChunkError, which names the call, for the first chunked module whose result mixes rows along `dim`.
+    """Raise ChunkError for the first chunked module whose result mixes rows along `dim`; it names the call that mixes.
 
     `nodes` are in topological order; `roots` maps each node to the chosen module that contains it, or to None.
+    `symbol` is the chunk symbol: the size of the chunked dim.
     """
     follower = _Follower(roots, symbol)
     for node in nodes:
@@ -64,8 +67,8 @@ def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbo
 class MixingCheck:
     """Refuses, in eager, a module that mixes rows of different chunks, before its first chunk runs.
 
-    It traces the module's forward with a symbolic chunked dim, and applies the chunk pass's rules. It checks only the
-    first of modules with the same structure.
+    It traces the module's forward with a symbolic size of the chunked dim, and applies the chunk pass's rules. If
+    several modules are built from submodules of the same types, it checks only the first.
     """
 
     def __init__(self, dim: str, chunk_dim: int) -> None:
@@ -96,7 +99,7 @@ class _Follower:
         self.permutations: dict[Node, tuple[Node, bool]] = {}
 
     def follow(self, node: Node) -> None:
-        """Compute the rows of a call's result."""
+        """Find and store the rows of a call's result; `node` is the call."""
         state = self._result(node)
         self.states[node] = state
         for written in operators.written_arguments(node):
@@ -104,7 +107,7 @@ class _Follower:
         self._note_permutation(node)
 
     def refuse_at_border(self, node: Node, dim: str) -> None:
-        """Refuse a result whose rows are mixed, or in another order, along the chunked dim."""
+        """Refuse a value that leaves its module with rows that are mixed, in another order, or only a rank's share."""
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol) or not self._is_live_out(node):
             return
@@ -128,8 +131,10 @@ class _Follower:
         )
 
     def _state(self, node: Node, reader: Node) -> State:
-        """The rows of `node` for its reader `reader`. If `node` is outside the reader's module, they are in the chunked
-        dim of its value."""
+        """The rows of `node`, an input of `reader`.
+
+        A value from outside the reader's module has its rows in its chunked dim.
+        """
         if node in self.states and self.roots[node] == self.roots[reader]:
             return self.states[node]
         value = node.meta.get("val")
@@ -144,7 +149,8 @@ class _Follower:
         if rule is None:
             refuse_calls([(node, str(self.roots[node]))], self.symbol)
         states = {x: self._state(x, node) for x in _elements(node, name)}
-        # A permutation only says where rows go: no element of the result is computed from it.
+        # A permutation is computed from all rows, so its own state is mixed. As an index it only moves rows: the rule
+        # of the operator records the new order, and a result is refused only if that order is not undone.
         if name.startswith(("index", "_index")) and any(isinstance(state, Rows) for state in states.values()):
             states = {x: state for x, state in states.items() if x not in self.permutations}
         if node.target is operator.getitem:
@@ -160,7 +166,7 @@ class _Follower:
         return Mixed(node) if found is None else found
 
     def _nested(self, node: Node, nested: GraphModule, operands: list[Any]) -> State:
-        """The rows of a higher-order operator's results: follows the graph that it calls, call by call."""
+        """The rows of a higher-order operator's results, found by following the nested graph call by call."""
         inner = _Follower(dict.fromkeys(nested.graph.nodes, self.roots[node]), self.symbol)
         placeholders = [x for x in nested.graph.nodes if x.op == "placeholder"]
         pairs = [(x, given) for x, given in zip(placeholders, operands, strict=True) if isinstance(given, Node)]
@@ -176,6 +182,7 @@ class _Follower:
             elif call.op == "get_attr" and symbols.carries(call.meta.get("val"), self.symbol):
                 # Rows of unknown origin: not from an operand.
                 inner.states[call] = Mixed(node)
+        # The nested graph may write its operands in place: the caller's values have the new rows afterwards.
         for placeholder, given in pairs:
             if inner.states[placeholder] != read[placeholder]:
                 self._write(given, inner.states[placeholder])
@@ -185,9 +192,10 @@ class _Follower:
         return inner.states.get(results) if isinstance(results, Node) else None
 
     def _made(self, node: Node, name: str) -> State:
-        """The rows of a result that is computed from no row.
+        """The rows of a result that is computed without reading any row, such as `zeros`.
 
-        Such a result is the same in every chunk. The exception is a call that counts positions: its result is mixed.
+        Such a result has the same elements in every chunk. The exception is a call that counts positions, such as
+        `arange`: its result is mixed.
         """
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
@@ -205,15 +213,16 @@ class _Follower:
         if written not in self.states:
             return
         self.states[written] = state
-        # All values in the same memory may now have mixed elements.
+        # Mixed rows reach all views of the written storage; other rows are those of this view alone.
         if isinstance(state, Mixed):
             owner = self.owners[written]
             self.states.update(dict.fromkeys((x for x in self.states if self.owners[x] is owner), state))
 
     def _note_permutation(self, node: Node) -> None:
-        """Note whether a call's result is a permutation.
+        """Note the call's result in `permutations`, if it is a permutation.
 
-        Sorting a value with a single dim returns a permutation, and sorting a permutation returns its inverse.
+        Sorting a value with a single dim returns a permutation, and sorting a permutation returns its inverse. Copies
+        of a permutation are permutations as well.
         """
         source = node.args[0] if node.args else None
         if not isinstance(source, Node):
@@ -233,7 +242,7 @@ class _Follower:
 
 
 def _elements(node: Node, name: str) -> list[Node]:
-    """The arguments from which a call computes its elements, without the indices of a permutation."""
+    """The arguments from which a call computes the elements of its result; none if it reads only a layout."""
     row = named(name)
     if row.reads_layout and row.rows is None:
         return []

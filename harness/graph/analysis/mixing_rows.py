@@ -17,9 +17,14 @@ from bitproof.harness.torch_operators import schema_of
 class SharedRows:
     """Rows divided between ranks: `count` adjacent ranges; each rank takes the range with number `index`.
 
-    The form is "cut": all rows, with the ranges in a dim before that of the rows; "one": the rows of a single range;
-    "cut summand" or "summand": all rows again, with zeros for other ranks' rows until the ranks add theirs. `outer` and
-    `inner` are those of all rows. Example: 8 rows on 2 ranks, cut as (2, 4); rank 1 takes (4,), rows 4 to 7.
+    `form` is one of:
+
+    - "cut": all rows, with a dim that numbers the ranges before the rows' dim;
+    - "one": the rows of a single range;
+    - "cut summand", "summand": all rows again, in two dims or one. Other ranks' rows are zeros until ranks add them up.
+
+    `outer` and `inner` are the `Rows` fields before the division. Example: 8 rows on 2 ranks are cut as (2, 4); rank 1
+    takes (4,), rows 4 to 7.
     """
 
     form: Literal["cut", "one", "cut summand", "summand"]
@@ -31,11 +36,11 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class Rows:
-    """The dim of a value that holds the chunked elements, alone or flattened with other dims.
+    """The dim of a value that holds the rows (the chunked elements), alone or flattened with other dims.
 
-    Its size is `outer` * n * `inner`, where n is the chunk symbol; both are None for rows delivered by all-to-alls.
-    For example, (B, n, D) viewed as (B * n, D) has `outer` B and `inner` 1. `order` lists the rearrangements that have
-    not been undone, first to last. With a `share`, some rows are missing, or the rows are in two dims.
+    The dim's size is `outer` * n * `inner`, where n is the chunk symbol. For example, (B, n, D) viewed as (B * n, D)
+    has `outer` B and `inner` 1. Both are None for rows delivered by all-to-alls. `order` lists the rearrangements of
+    rows that have not been undone, first to last. With a `share`, some rows are missing, or the rows are in two dims.
     """
 
     dim: int
@@ -49,7 +54,7 @@ class Rows:
 class RuleCall:
     """A call, the rows of its arguments, and the arguments known to be permutations.
 
-    `permutations` has, for each permutation, its sort and whether it is that sort's inverse.
+    `permutations` maps each permutation to the sort that computed it and whether it is that sort's inverse.
     """
 
     node: Node
@@ -71,12 +76,12 @@ class RuleCall:
 
     @property
     def result_rank(self) -> int:
-        """The number of dims of the result, or of the first of several."""
+        """The number of dims of the result; of the first, if there are several results."""
         value = self.node.meta["val"]
         return (value[0] if isinstance(value, (tuple, list)) else value).dim()
 
     def of(self, x: Any) -> Rows | None:
-        """The rows of an argument."""
+        """The rows of an argument; None if it holds no rows, or is not a node."""
         return self.rows.get(x) if isinstance(x, Node) else None
 
     def dims(self, name: str, rank: int) -> set[int]:

@@ -1,8 +1,8 @@
 """How each operator maps the chunked elements from its arguments to its result: the table for mixing.py.
 
-A rule gets a `RuleCall` and returns the rows of its result; None means that the call mixes rows. A rule is called only
-if some argument holds rows and no input is already mixed. An operator without a rule counts as mixing, since unknown
-operators must not pass.
+A rule gets a `RuleCall` and returns the rows of the call's result; None means that the call mixes rows. A rule is
+called only if some argument holds rows and no input is already mixed. An operator without a rule counts as mixing,
+since unknown operators must not pass.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Rule = Callable[["RuleCall"], Answer]
 
 
 def _common(found: Iterable[Rows]) -> Rows | None:
-    """The rows of several arguments if they all agree, else None."""
+    """The rows that all of several arguments have; None if they differ, or there are none."""
     distinct = set(found)
     return distinct.pop() if len(distinct) == 1 else None
 
 
 def elementwise(call: RuleCall) -> Answer:
-    """Each element is computed from the elements at its own index, with shapes aligned at their last dims."""
+    """Each element of the result is computed from the elements at its own index; shapes are aligned at the last dim."""
     rank = call.result_rank
     aligned = [replace(rows, dim=rows.dim + rank - rank_of(x)) for x, rows in call.rows.items()]
     return summed(call, aligned) if any(map(is_summand, aligned)) else _common(aligned)
 
 
 def _all_results(rule: Rule) -> Rule:
-    """The rule of an operator with several results: each has the rows that `rule` finds."""
+    """Make the rule of an operator with several results: each result has the rows that `rule` finds."""
 
     def results(call: RuleCall) -> Answer:
         return (answer,) * len(call.node.meta["val"]) if isinstance(answer := rule(call), Rows) else answer
@@ -53,14 +53,15 @@ def _view(call: RuleCall) -> Answer:
     before, after = sizes_of(call.first), sizes_of(call.node)
     if rows.share and rows.share.form.startswith("cut"):
         return joined(rows, before, after)
-    # Rearranged rows are followed only through views that leave their dim whole: its size and the number of elements
-    # before it must stay.
+    # Rearranged rows may not be flattened with other dims or apart: their dim must stay a dim of its own, with the same
+    # size and as many elements before it.
     if rows.outer is None or rows.order:
         left, size = math.prod(before[: rows.dim]), before[rows.dim]
         return next(
             (replace(rows, dim=j) for j, n in enumerate(after) if n == size and math.prod(after[:j]) == left), None
         )
-    # For example, (B, n, D) viewed as (B * n, D): `left` is B, and dim 0 has the symbol, so `outer` is B and `inner` 1.
+    # `left` is the product of all sizes before the chunk symbol, which a view keeps. For example, (B, n, D) has left =
+    # B. Viewed as (B * n, D), it has no dim before dim 0, so the result's `outer` is B.
     left = math.prod(before[: rows.dim]) * rows.outer
     carrying = [j for j, size in enumerate(after) if call.symbol in getattr(size, "free_symbols", ())]
     if len(carrying) != 1:
@@ -97,14 +98,14 @@ def _unsqueeze(call: RuleCall) -> Answer:
 
 
 def _cut(call: RuleCall) -> Answer:
-    """A part along another dim keeps the rows. Along the rows' dim, only the whole may be taken."""
+    """A slice along another dim keeps the rows. A slice along the rows' dim must take all of it."""
     rows = call.rows[call.first]
     is_whole = sizes_of(call.node)[rows.dim] == sizes_of(call.first)[rows.dim]
     return rows if is_whole or call.dims("dim", rank_of(call.first)) != {rows.dim} else None
 
 
 def _split(call: RuleCall) -> Answer:
-    """Parts along another dim keep the rows. Along the rows' dim, only sorted rows may be split: a part per expert."""
+    """A split along another dim keeps the rows. Along the rows' dim, only rearranged rows may be split: by expert."""
     rows, parts = call.rows[call.first], range(len(call.node.meta["val"]))
     if call.dims("dim", rank_of(call.first)) != {rows.dim}:
         return (rows,) * len(parts)
@@ -159,7 +160,8 @@ def _along(call: RuleCall) -> Answer:
 
 
 def _matmul(call: RuleCall) -> Answer:
-    """Rows may be rows of the first factor, columns of the second, or a batch dim of both; never the summed dim."""
+    """Rows may be in the first factor's rows, the second's columns, or a batch dim of both; they are never summed."""
+    # The factors are the last two arguments: `addmm` and `baddbmm` take a bias before them.
     factors: list[Any] = list(call.node.args)[-2:]
     a, b = factors
     rows_a, rows_b, rank = call.of(a), call.of(b), call.result_rank
@@ -179,7 +181,7 @@ def _matrix_vector(call: RuleCall) -> Answer:
 
 
 def _grouped(call: RuleCall) -> Answer:
-    """Each row is multiplied by the matrix of its group. The ends of groups are no elements of rows."""
+    """Each row of the first factor is multiplied by the matrix of its group. The second factor must hold no rows."""
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and call.of(call.node.args[1]) is None and call.result_rank == 2 else None
 
@@ -190,8 +192,7 @@ def _normalized(call: RuleCall) -> Answer:
 
 
 def _of_batch(call: RuleCall) -> Answer:
-    """Attention treats batch rows and heads independently: all arguments must hold their rows in the batch dim, or all
-    in the dim of heads."""
+    """Attention treats batch rows and heads independently; all arguments that hold rows have them in the same dim."""
     rows = _common(call.rows.values())
     return rows if rows and rows.dim < 2 and call.of(call.first) else None
 
@@ -229,6 +230,7 @@ def _scatter(call: RuleCall) -> Answer:
 def _index(call: RuleCall) -> Answer:
     """Rows may be indices of a table, may be indexed along other dims, or may be permuted."""
     source, indices = call.of(call.first), call.node.args[1]
+    # With indices that are not adjacent, as in x[i, :, j], torch moves the indexed dims to the front.
     places = [i for i, x in enumerate(indices) if x is not None]  # type: ignore[arg-type]
     used: list[Node] = [indices[i] for i in places]  # type: ignore[index, misc]
     # torch moves indexed dims to the front if they are not adjacent.
@@ -248,7 +250,7 @@ def _index(call: RuleCall) -> Answer:
 
 
 def _index_put(call: RuleCall) -> Answer:
-    """Writing rows to the indices of a permutation applies its inverse. All of the target is overwritten."""
+    """Writing rows to the indices of a permutation applies its inverse, and overwrites all of the target."""
     indices, values = call.given["indices"], call.of(call.given["values"])
     permutation = call.permutations.get(indices[0]) if len(indices) == 1 else None
     if values is None or permutation is None or values.dim != 0:
@@ -258,7 +260,7 @@ def _index_put(call: RuleCall) -> Answer:
 
 
 def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
-    """Rows in another order, or in the previous order if this undoes the last rearrangement."""
+    """The rows after a permutation: in another order, or in the previous order if it undoes the last permutation."""
     base, is_inverse = permutation
     if rows.order and rows.order[-1] == ("sort", base, not is_inverse):
         return replace(rows, order=rows.order[:-1])
@@ -283,14 +285,14 @@ def _all_to_all(call: RuleCall) -> Answer:
 
 
 def _all_gather(call: RuleCall) -> Answer:
-    """All ranks' rows, rank after rank. They must be in the gathered dim: in another, a rank may have only a part."""
+    """An all-gather joins all ranks' rows, rank after rank. Rows must be in the gathered dim, which is dim 0."""
     rows = call.rows[call.first]
     is_known = rows.dim == 0 and rows.outer is not None and not rows.share and not rows.order
     return replace(rows, outer=rows.outer * call.given["group_size"]) if is_known else None
 
 
 def _reduce_scatter(call: RuleCall) -> Answer:
-    """The sum over ranks of each row. If rows are laid out as by an all-gather, each rank keeps all of its rows."""
+    """A reduce-scatter adds each row over ranks. Rows laid out as by an all-gather return to their own ranks."""
     rows, size = call.rows[call.first], call.given["group_size"]
     is_known = rows.dim == 0 and rows.outer is not None and rows.outer % size == 0 and call.given["reduce_op"] == "sum"
     return replace(whole(rows), outer=rows.outer // size) if is_known and not rows.order else None
@@ -337,15 +339,17 @@ RULES: dict[RowFlow, Rule] = {
 
 
 def rule_of(node: Node) -> Rule | None:
-    """The rule for a call; operators that torch tags as pointwise share a rule."""
+    """The rule for a call, or None. Operators that torch tags as pointwise share a rule."""
     if (flow := named(operators.operator_name(node)).rows) is not None:
         return RULES[flow]
     return elementwise if torch.Tag.pointwise in getattr(node.target, "tags", ()) else None
 
 
 def follow(rule: Rule, call: RuleCall) -> Answer:
-    """The rows of a call's result, by the operator's rule. Until rows that ranks divided are whole again, only a few
-    operators may read them."""
+    """The rows of a call's result, by the operator's `rule`; None if the call mixes rows.
+
+    While rows are divided between ranks, only a few operators may read them.
+    """
     forms = {rows.share.form for rows in call.rows.values() if rows.share}
     if forms & {"cut", "cut summand"} and rule not in (_view, selected):
         return None

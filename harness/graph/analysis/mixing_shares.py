@@ -8,9 +8,9 @@
                reduce_scatter of it, if that keeps all rows
 
 Between `selected` and `copied`, a range's rows are like any rows. Only the listed operators may read cut rows, and only
-moves and additions may read a summand. The reason: with chunks, a rank's range has other rows than without, so any
-other operator could return different results. The analysis assumes that the all_reduce's group is the group that
-divides the rows: a graph does not state it.
+moves and additions may read a summand. The reason: a rank's range has other rows with chunks than without, so any other
+operator could return different results. A graph does not state the group of ranks that divide the rows; the analysis
+assumes that it is the group of the all_reduce.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _ADDS = frozenset({"add"})
 
 
 def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows | None:
-    """The rows of a view that divides their dim into ranges, or None for another view.
+    """The rows of a view that divides the rows' dim into ranges; None for any other view.
 
-    In the result, `dim` holds the rows of a range, and the dim before it numbers the ranges.
+    `before` and `after` are the sizes of the view's input and result. In the result, `dim` holds the rows of a range,
+    and the dim before it numbers the ranges.
     """
     rows = call.rows[call.first]
     is_cut = dim > 0 and after[dim - 1] * after[dim] == before[rows.dim]
@@ -45,7 +46,10 @@ def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows |
 
 
 def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
-    """The rows of a view that joins the two dims of cut rows again, or None for another view."""
+    """The rows of a view that joins the two dims of cut rows again; None for any other view.
+
+    `before` and `after` are the sizes of the view's input and result.
+    """
     share, dim = rows.share, rows.dim - 1
     assert share is not None
     if after != [*before[:dim], before[dim] * before[dim + 1], *before[dim + 2 :]]:
@@ -55,9 +59,9 @@ def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
 
 
 def selected(call: RuleCall) -> Rows | None:
-    """The rows of an `index_select` along another dim.
+    """The rows of an `index_select` along a dim that does not hold the rows; None if it mixes rows.
 
-    Along the dim that numbers the ranges of cut rows, it selects a rank's range.
+    If that dim numbers the ranges of cut rows, the call selects a rank's range.
     """
     rows, index = call.rows.get(call.first), call.given["index"]
     dim = call.given["dim"] % rank_of(call.first)
@@ -70,9 +74,9 @@ def selected(call: RuleCall) -> Rows | None:
 
 
 def copied_into(call: RuleCall) -> Rows | None:
-    """The rows of an `index_copy` along another dim, into zeros without other readers.
+    """The rows of an `index_copy` into zeros without other readers, along a dim that does not hold the rows, or None.
 
-    A range of rows must return to the index that it was selected from.
+    A range of rows must return to the index from which it was selected.
     """
     rows, index, target = call.of(call.given["source"]), call.given["index"], call.first
     dim = call.given["dim"] % rank_of(target)
@@ -90,19 +94,20 @@ def copied_into(call: RuleCall) -> Rows | None:
 
 
 def is_summand(rows: Rows) -> bool:
-    """Whether other ranks' rows are zeros."""
+    """Whether the rows are a summand: other ranks' rows are zeros until ranks add them up."""
     return rows.share is not None and rows.share.form == "summand"
 
 
 def whole(rows: Rows) -> Rows:
-    """The rows after the ranks' summands were added: no longer divided."""
+    """The rows after ranks have added up their summands: no longer divided. Other rows stay as they are."""
     return replace(rows, share=None) if is_summand(rows) else rows
 
 
 def summed(call: RuleCall, rows: list[Rows]) -> Rows | None:
-    """The rows of a call that reads a summand; None for a call that a summand does not allow.
+    """The rows of the result of a call that reads a summand; None for a call that may not read one.
 
-    A sum over ranks makes the rows whole. An addition, a copy or a wait returns a summand again.
+    `rows` are those of the arguments. A sum over ranks makes the rows whole. An addition, a copy or a wait returns a
+    summand again.
     """
     name = operators.operator_name(call.node)
     distinct = set(map(whole, rows))

@@ -15,7 +15,7 @@ _TO_GATHER = operators.VIEWS | {aten._to_copy.default, aten.constant_pad_nd.defa
 
 
 def parameters_of(graph: Graph) -> dict[Node, int]:
-    """The graph inputs with a gradient output, and their indices."""
+    """The graph inputs that are parameters, and their indices: a graph's first inputs, one for each gradient output."""
     outputs: Any = graph.output_node().args[0]
     # A stage's last output is a tuple of the values that it sends.
     gradients = [x for x in outputs[1:] if isinstance(x, Node)]
@@ -24,8 +24,10 @@ def parameters_of(graph: Graph) -> dict[Node, int]:
 
 
 def chain_to_input(launch: Node) -> list[Node]:
-    """The nodes through which an all-gather reads its input (views, casts, padding), last first, and then that
-    input."""
+    """The nodes between an all-gather and the value that it gathers, then that value.
+
+    These nodes are views, casts and padding, the last first.
+    """
     source = launch.args[0]
     assert isinstance(source, Node)
     chain = [source]

@@ -27,7 +27,7 @@ STANDS_FOR_KEY = "stands_for"
 
 
 def is_backward(node: Node) -> bool:
-    """Whether a call belongs to backward, or runs in it."""
+    """Whether a node is a call in the half backward; in an unpartitioned graph, a call of the direction backward."""
     return node.op == "call_function" and half_of(node) == "backward"
 
 
@@ -52,7 +52,7 @@ def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, 
     """The backward call that first needs each activation; `recomputed` returns whether an activation is recomputed."""
     needs: dict[Node, Node] = {}
     for reader in filter(is_backward, graph.nodes):
-        # A recomputed value is computed just before `reader`, so this reader also needs the inputs of that computation.
+        # A recomputed activation is computed for its first reader, so that reader also needs the activation's inputs.
         waiting = list(reader.all_input_nodes)
         while waiting:
             node = waiting.pop()
@@ -64,16 +64,16 @@ def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, 
 
 
 def block_of(node: Node, blocks: str) -> str | None:
-    """The block that contains a call's module, or None.
+    """The name of the block that contains a call's module, or None.
 
-    `blocks` is a pattern of blocks: for layers.*, the module layers.3.mlp is in the block layers.3.
+    `blocks` is a pattern of modules. For example, with layers.*, the module layers.3.mlp is in the block layers.3.
     """
     module = origin_of(node).module
     return root_of(blocks, module) if module and node.op == "call_function" else None
 
 
 def block_starts(graph: Graph, blocks: str, of: Callable[[Node], bool]) -> list[Node]:
-    """The first call of each block, among the calls for which `of` holds, in order."""
+    """The first call of each block in order, counting only nodes for which `of` returns True."""
     starts: dict[Any, Node] = {}
     for node in graph.nodes:
         if of(node) and (block := block_of(node, blocks)) is not None:

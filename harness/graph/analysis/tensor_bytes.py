@@ -1,8 +1,8 @@
 """The bytes of a value's storage, with numbers for sizes that are symbolic in the graph.
 
-The chunk symbol has the case's number. The number of rows that an all-to-all exchanges with each rank, or that a split
-gives to each part, depends on data: the estimate assumes balanced routing, so an equal share of the input rows. Any
-other data-dependent size has no number.
+The chunk symbol has the number from the case. Two numbers depend on data: the rows that an all-to-all exchanges with
+each rank, and the rows that a split gives to each part. For these the estimate assumes balanced routing: an equal share
+of the input's rows. Any other data-dependent size has no number.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TensorBytes:
                 self._balance(node.args[0], node.args[1], dim=(*node.args[2:], 0)[0])
 
     def of(self, value: torch.Tensor) -> int | None:
-        """Bytes from the first to the last element; None if a size has no number."""
+        """The number of bytes from a tensor's first to its last element; None if a size or stride has no number."""
         sizes, strides = [self._number(n) for n in value.shape], [self._number(n) for n in value.stride()]
         extent = 1
         for size, stride in zip(sizes, strides, strict=True):
@@ -51,7 +51,7 @@ class TensorBytes:
                     self._symbols[symbol] = sympy.Rational(num_rows, len(sizes))
 
     def _deliver(self, exchange: Node) -> None:
-        """Give the symbol for rows from other ranks its number: an all-to-all delivers as many rows as it sends."""
+        """Choose a number for the rows that an all-to-all receives: as many as it sends."""
         expression = symbols.expression(exchange.meta["val"].shape[0])
         num_rows = self._number(exchange.args[0].meta["val"].shape[0])  # type: ignore[union-attr]
         if num_rows is not None and (rest := symbols.remainder(expression, self._symbols, num_rows)):

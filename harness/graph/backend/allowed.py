@@ -8,4 +8,4 @@ from __future__ import annotations
 from bitproof.harness.operators import overloads
 
 ALLOWED = overloads(lambda row: row.allowed)
-"""Operators by the names that `plain` writes; `plain` itself has the Python functions on sizes."""
+"""The allowed operators, by the names that `plain` writes. Python functions on sizes are listed in `plain` itself."""

@@ -4,9 +4,10 @@
     regional_inductor  regions compiled separately; the rest runs in eager. A region is an attention operator,
                        SDPA's or FlexAttention's, or the computation of a module that the case chooses
 
-Needs:    a graph without the chunk symbol; the size of every process group that it names.
+Needs:    a graph without the chunk symbol; the size of every process group that the graph names.
 Promises: groups stay names and writes into inputs stay writes, so a single compiled step serves all ranks of a
-          machine. Its files are in a temporary folder that is removed with it. Nothing compiled earlier is read.
+          machine. The step's files are in a temporary folder that is removed with the step. Nothing compiled earlier
+          is read.
 Refuses:  a machine that cannot compile (MachineError) and a graph that Inductor cannot compile, or in which
           there is nothing to compile (PassError). A step never runs uncompiled instead.
 
@@ -75,9 +76,10 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled step with the graph's signature. A call passes its inputs to `step` as a list, which `step` empties.
+    """A compiled step, to call with the graph's inputs.
 
-    `folder` holds its files; `facts` are for the report.
+    `step` is the compiled function: it takes a list of inputs, and empties the list while reading. `folder` holds the
+    step's files; `facts` are for the report.
     """
 
     step: Step
@@ -95,10 +97,11 @@ def compile_for(
     group_sizes: Mapping[str, int],
     regions: tuple[str, ...] = (),
 ) -> Compiled:
-    """Compile a graph with a backend; `group_sizes` has the number of ranks of every process group by name.
+    """Compile a graph with a backend.
 
-    `regions`, for regional_inductor, are patterns of modules to compile; without any, each attention operator is a
-    region. Raises MachineError when this machine cannot compile it, and PassError when Inductor cannot anywhere.
+    `group_sizes` has the number of ranks of every process group by name. `regions`, for regional_inductor, are patterns
+    of modules to compile; without any, each attention operator is a region. Raises MachineError if this machine cannot
+    compile the graph, and PassError if Inductor cannot compile it anywhere.
     """
     on_cpu = not any(device.type == "cuda" for device in _devices(module))
     if on_cpu and (problem := compiler_problem()):
@@ -117,6 +120,7 @@ def compile_for(
         if isinstance(error, BitproofError) or not isinstance(error, Exception):
             raise
         raise _refusal(module, backend, on_cpu, error) from error
+    # Each rank compiles for its own GPU: the hash must not depend on the index of that GPU.
     index = next((device.index for device in _devices(module) if device.type == "cuda"), None)
     facts |= {"launches": count_launches(Path(folder)), "generated_hash": hash_generated(Path(folder), index)}
     compiled = Compiled(step, Path(folder), {"backend": backend} | facts)
@@ -125,18 +129,18 @@ def compile_for(
 
 
 def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any]) -> Compiled:
-    """Load a compiled step. `files` has the content of each file by its path; `main` is the path of the file with the
-    step.
+    """Load a compiled step from files, without compiling anything.
 
-    This executes the files without compiling: raises WouldCompileError for a kernel that is not among them, ValueError
-    for code with another hash than in `facts`, and any exception of the code itself.
+    `files` has the content of each file by its path; `main` is the path of the file with the step. Loading executes the
+    code. Raises WouldCompileError for a kernel that is not among the files, ValueError for code with another hash than
+    in `facts`, and any exception of the code itself.
     """
     folder = tempfile.mkdtemp(prefix="bitproof-inductor-")
     try:
         for path, content in files.items():
             Path(folder, path).parent.mkdir(exist_ok=True)
             Path(folder, path).write_bytes(content)
-        # Before the files are loaded: loading executes them.
+        # Before any of the code runs: a changed file must not be executed.
         if (found := hash_generated(Path(folder))) != facts["generated_hash"]:
             raise ValueError(f"code of another hash than was compiled: {found}, not {facts['generated_hash']}")
         with settings_in(folder):
@@ -151,7 +155,10 @@ def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any
 
 @dataclass(frozen=True)
 class CompiledHalves:
-    """A partitioned step with separately compiled halves and the graph's signature. `read_again` as in `Halves`."""
+    """A partitioned step with separately compiled halves, to call with the graph's inputs.
+
+    `read_again` has the indices of the inputs that backward reads.
+    """
 
     forward: Compiled
     backward: Compiled
@@ -210,7 +217,8 @@ def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
 def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[GraphModule, dict[str, Any]]:
     """Compile the regions of a copy of the graph. Returns the copy and facts for the report.
 
-    In the copy, each region is a call of a compiled function, or several calls if the region is not contiguous.
+    `patterns` choose modules; without any, attention operators are compiled. In the copy, each region is a call of a
+    compiled function, or several calls if the region is not contiguous.
     """
     from torch.fx.passes.regional_inductor import regional_inductor
 
@@ -233,6 +241,7 @@ def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[Gra
     before = {node.name for node in module.graph.nodes}
     with compiling(values[0].fake_mode):
         compiled = regional_inductor(module, *values)
+    # A marked node that torch left out of its regions would run in eager, and the report would not show it.
     calls = [node for node in compiled.graph.nodes if node.op == "call_function"]
     left = [node.name for node in calls if node.name in names]
     assert not left, f"not compiled: {left}"
@@ -241,7 +250,7 @@ def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[Gra
 
 
 def _attention_region(node: Node) -> str | None:
-    """The region of a node: each attention operator is a region, and so is its backward."""
+    """The name of a node's region, or None. Each attention operator is a region, and so is its backward."""
     if (
         node.op == "call_function"
         and not isinstance(node.target, HigherOrderOperator)
@@ -252,7 +261,7 @@ def _attention_region(node: Node) -> str | None:
 
 
 def _flex_region(node: Node) -> str | None:
-    """The region of a node: a FlexAttention operator with its nested graphs."""
+    """The name of a node's region, or None. A region is a FlexAttention operator with its nested graphs."""
     if isinstance(node.target, HigherOrderOperator) and (attends(node) or attends_backward(node)):
         return node.name
     if node.op == "get_attr":
@@ -261,7 +270,7 @@ def _flex_region(node: Node) -> str | None:
 
 
 def _unshare_nested_graphs(module: GraphModule) -> None:
-    """Give each higher-order operator its own references to its nested graphs, which become part of its region."""
+    """Give each higher-order operator its own references to its nested graphs, so that a region can contain them."""
     for node in [node for node in module.graph.nodes if isinstance(node.target, HigherOrderOperator)]:
         for shared in [x for x in node.all_input_nodes if x.op == "get_attr" and len(x.users) > 1]:
             with module.graph.inserting_before(node):
@@ -271,7 +280,7 @@ def _unshare_nested_graphs(module: GraphModule) -> None:
 
 
 def _functional(module: GraphModule, values: list[Any]) -> GraphModule:
-    """The graph written again in the operators that Inductor lowers. Its in-place writes are copies at its end."""
+    """Trace the graph again in the operators that Inductor lowers, with in-place writes as copies at its end."""
 
     def run(*inputs: Any) -> Any:
         return Interpreter(module).run(*inputs, enable_io_processing=False)
@@ -289,7 +298,7 @@ def _devices(module: GraphModule) -> set[torch.device]:
 
 
 def _copied(module: GraphModule) -> GraphModule:
-    """A copy of the module with a new graph; values and nested graphs are shared."""
+    """A copy of the module with a new graph; both share values and nested graphs."""
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     return GraphModule(module, graph)
@@ -306,8 +315,10 @@ def settings_in(folder: str | Path) -> Iterator[None]:
 
 @contextmanager
 def _named_groups(sizes: Mapping[str, int]) -> Iterator[None]:
-    """Register process groups from which Inductor can read the size; compiled code looks groups up by name when it
-    runs."""
+    """Register process groups with these names and sizes while Inductor compiles.
+
+    Inductor reads the sizes. The compiled code looks real groups up by name when it runs.
+    """
     with ExitStack() as registered:
         # Kept here, because torch's registry only has weak references to groups.
         groups = {name: group_of_size(size) for name, size in sizes.items()}
@@ -318,7 +329,7 @@ def _named_groups(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 def _refusal(module: GraphModule, backend: str, on_cpu: bool, error: Exception) -> BitproofError:
-    """The error for a graph that Inductor could not compile. On a CPU it names FlexAttention, which needs CUDA."""
+    """The error for a graph that Inductor could not compile: a MachineError for FlexAttention on a CPU."""
     has_flex = any(_flex_region(node) for node in module.graph.nodes if node.op == "call_function")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     found = f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -3,8 +3,8 @@
 Needs:    origins on the nodes (origin.py).
 Promises: a region has a single module, direction and chunk; recomputed calls are in another region than the
           originals.
-Leaves out: values computed only from parameters (their gathers and casts, which other modules' calls may share),
-          collectives and their waits, checks, in-place writes, and sizes: those are not compiled.
+Leaves out: collectives and their waits, checks, in-place writes, sizes, and values computed only from parameters, such
+          as their casts: calls of other modules may share these values.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ RegionOf = Callable[[Node], str | None]
 
 
 def marked_by(patterns: tuple[str, ...], graph: Graph) -> RegionOf:
-    """Return a function that returns the name of a node's region, or None for a node outside any.
+    """Return a function from a node to the name of its region, or to None outside regions.
 
-    The first of `patterns` that matches a module around the node determines the region.
+    The first of `patterns` that matches the node's module or a module around it determines the region.
     """
     of_parameters = made_of_parameters(graph)
 

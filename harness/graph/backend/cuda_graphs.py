@@ -1,22 +1,21 @@
 """The finished graph as a CUDA graph: captured once, and replayed with static inputs and outputs.
 
 Needs:    a graph without the chunk symbol, and state (parameters, buffers) at fixed addresses.
-Promises: the calls of the graph in its order, collectives included; results are in the same memory after
+Promises: a replay runs the graph's calls in their order, collectives included. Results are in the same memory after
           every replay, so they must be read before the next replay.
 Refuses:  before the capture, a step with calls that cannot be captured: each of them is an `Obstacle`.
 
 Obstacles are found in the graph, on a CPU too, by the rules of CUDA's stream capture (CUDA C++ Programming Guide,
 "Graphs"; torch's notes on CUDA graphs):
 
-1. A data-dependent size or number: a replay has the sizes of the capture.
-2. The host waits for a device: to read a number, to copy to pageable memory, or by an explicit call.
+1. A size or a number depends on data, as for `x.nonzero()`: a replay has the sizes of the capture.
+2. The host waits for a device, as for `x.cpu()`: to read a number, to copy to pageable memory, or by an explicit call.
 3. The host computes, or calls Python: that would run only once, during the capture.
 4. Memory is allocated for copies on a separate stream, as offload does.
 5. Data determine a branch or a number of iterations; random numbers come from a generator unknown to torch.
 
-A CUDA graph needs a GPU. On a CPU, if each operator is observed, or if an injected fault cannot be captured, the
-graph's calls run separately from the same static inputs, and their results are copied into the same static outputs.
-For example, `x.nonzero()` is an obstacle of kind 1, and `x.cpu()` of kind 2.
+A CUDA graph needs a GPU. The graph's calls run separately on a CPU, if each operator is observed, or if an injected
+fault cannot be captured. They read the same static inputs, and their results are copied into static outputs.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def _why_not(node: Node, for_cuda: bool) -> str | None:
         return "Python would run only once, during the capture"
     if isinstance(node.target, HigherOrderOperator) and operators.name_of(node.target) in CHOOSES:
         return "data determine which branch runs"
-    # A data-dependent size is a symbol in the result that no input has.
+    # A symbol that no input has is new: this call's result determines it, from data.
     given = {symbol for x in node.all_input_nodes for symbol in symbols.free_symbols(x.meta.get("val"))}
     if symbols.free_symbols(node.meta.get("val")) - given:
         return "a size or a number depends on data"
@@ -105,7 +104,7 @@ def _why_not(node: Node, for_cuda: bool) -> str | None:
 
 
 def _reads_a_number(node: Node) -> bool:
-    """Whether the host waits for the value of a call: `item`, `equal`."""
+    """Whether the host waits for the value of a call, as for `item` or `equal`."""
     return torch.Tag.data_dependent_output in getattr(node.target, "tags", ())
 
 
@@ -115,7 +114,7 @@ def _is_mask(node: Node) -> bool:
 
 
 def _is_operator(target: Any) -> bool:
-    """Whether a call is an operator of torch, selects a result, or computes with sizes."""
+    """Whether a call's target is an operator of torch, or a function of Python's `operator`, as for sizes and items."""
     return isinstance(target, OpOverload | HigherOrderOperator) or getattr(target, "__module__", None) == "_operator"
 
 
@@ -125,7 +124,7 @@ def _is_on_host(node: Node) -> bool:
 
 
 def check_capture(module: GraphModule) -> PassReport:
-    """The report's line for a step that can be captured. Raises PassError, which names the calls, for any other."""
+    """Return the report of a step that can be captured. Raises PassError for any other; the error names the calls."""
     start, num_nodes = time.perf_counter(), len(module.graph.nodes)
     if found := list(dict.fromkeys(map(str, obstacles(module)))):
         more = f", and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
@@ -143,10 +142,10 @@ def check_capture(module: GraphModule) -> PassReport:
 
 
 class StaticStep:
-    """A step with its graph's signature: `num_state` tensors of state, then the step's own inputs.
+    """A step to call with its graph's inputs: `num_state` tensors of state, then the step's own inputs.
 
     `run` runs the graph's calls separately. State is read and written in place; the step's own inputs are copied into
-    static inputs. The next call overwrites the results.
+    static inputs. Each call overwrites the results of the call before it.
     """
 
     def __init__(self, run: Callable[..., Any], module: GraphModule, num_state: int) -> None:
@@ -161,7 +160,7 @@ class StaticStep:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Run the step. Raises PassError if a state tensor has another address than in the first call."""
+        """Run the step and return its results. Raises PassError if state has moved in memory since the first call."""
         state, own = inputs[: self._num_state], inputs[self._num_state :]
         if not self._static:
             self._begin(state, own)
@@ -182,7 +181,7 @@ class StaticStep:
         return list(self._outputs)
 
     def _begin(self, state: Sequence[Tensor], own: Sequence[Tensor]) -> None:
-        """Allocate the static inputs and outputs, and capture the graph if there is a GPU."""
+        """Allocate the static inputs, and capture the graph if state is on a GPU and nothing is an obstacle."""
         self._state = [x.data_ptr() for x in state]
         self._static = [x.clone() for x in own]
         if self._can_capture and any(x.is_cuda for x in state):
@@ -199,11 +198,11 @@ class StaticStep:
                 static.copy_(new)
 
     def _capture(self, state: Sequence[Tensor]) -> None:
-        """Capture the graph. The warm-up runs it, so in-place writes are undone afterwards."""
+        """Capture the graph after a warm-up. The warm-up runs the graph, so its in-place writes are undone."""
         inputs = [*state, *self._static]
         kept = {place: inputs[place].clone() for place in self._written}
         try:
-            # torch asks for a warm-up on a side stream before a capture (notes on CUDA semantics, "CUDA graphs").
+            # On a side stream, as torch's notes on CUDA graphs prescribe for a warm-up.
             beside = torch.cuda.Stream()
             beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(beside):

@@ -1,7 +1,7 @@
-"""Removes the rank's own index from device constants in a finished graph.
+"""Removes the index of the rank's own device from device constants in a finished graph.
 
-Each rank traces on its own GPU, and `x.new_zeros(..., device=x.device)` writes `cuda:3` into rank 3's code: eight ranks
-would prepare eight graphs. A device without an index is the process's current device, which every rank has set.
+Each rank traces on its own GPU, so `x.new_zeros(..., device=x.device)` writes `cuda:3` into rank 3's graph: eight ranks
+would prepare eight graphs. A device without an index is the process's current device; every rank sets its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.fx.node import map_aggregate
 
 
 def forget_device_index(module: GraphModule, device: torch.device) -> int:
-    """Replace `device` by its type in the graph and its nested graphs. Returns the number of replacements.
+    """Replace `device`, the rank's own, by its type in the graph and nested graphs. Returns the number of replacements.
 
     Other indices stay: a graph that names another rank's device needs it, and differs from rank to rank.
     """

@@ -3,11 +3,11 @@
 The graph's own hash does not cover that code: another release, another heuristic, or autotuning may generate other
 kernels for the same graph, with other bits.
 
-Inductor writes its calls and every Triton kernel as Python, and CPU kernels as strings in it. The hash leaves out parts
-that change no bit but vary:
+Inductor writes its calls and every Triton kernel as Python, and CPU kernels as strings in that Python. The hash leaves
+out parts that differ between traces but change no bit of a result:
 
 1. comments: they name the temporary folder, its files, and the order in which graphs were compiled;
-2. that folder, wherever else it is named;
+2. the temporary folder, wherever else it is named;
 3. the index of the target device: each rank compiles for its own;
 4. the numbers of data-dependent symbols, which a process never resets: they are renumbered by appearance.
 """
@@ -39,14 +39,16 @@ _CALL = re.compile(r"^\s+(\w+?)(?:\.run)?\(", re.MULTILINE)
 
 
 def hash_generated(folder: Path, index: int | None = None) -> str:
-    """The hash of the code in a folder, independent of file names. `index` is the target GPU's."""
+    """The hash of the code in a folder, independent of file names. `index` is that of the GPU it was compiled for."""
     sources = sorted(_decisive(file.read_text(), folder, index) for file in folder.rglob("*.py"))
     return hashlib.sha256("\0".join(sources).encode()).hexdigest()
 
 
 def count_launches(folder: Path) -> int:
-    """The number of kernel launches in the code of a folder. Only CPU and Triton kernels that this code defines count,
-    not torch's own kernels."""
+    """The number of kernel launches in the code of a folder.
+
+    Only CPU and Triton kernels that this code defines count, not torch's own kernels.
+    """
     launches = 0
     for source in (file.read_text() for file in folder.rglob("*.py")):
         kernels = set(_KERNEL.findall(source))

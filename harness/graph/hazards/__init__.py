@@ -1,8 +1,8 @@
 """Hazards of a finished graph that do not show in its bits: memory races, and deadlocks between ranks.
 
-A race is a pair of calls that use the same memory without an order between them, if either writes or frees it. With
-ranks in shared memory, or on an idle machine, such a graph may compute the right bits every time, while on a GPU it
-reads memory that a stream is still writing. So its equal bits are no evidence.
+A race is a pair of calls that use the same memory without an order between them, if either writes or frees it. Such a
+graph may compute the right bits every time on an idle machine, or with ranks in shared memory. On a GPU it may read
+memory that a stream is still writing. So equal bits are no evidence that a graph has no race.
 
 1. Follow the graph's calls in order (`walk`) with their effects on memory (`effects`), by the rules of
    `harness.operators.happens_before`. A graph with streams is followed twice: the first time finds when each piece of
@@ -33,7 +33,7 @@ MOST_TOLD = 3
 
 @dataclass(frozen=True)
 class Hazard:
-    """A race: the call `second` conflicts with `first`, an earlier call, in memory that was allocated for `memory`.
+    """A race: the call `second` conflicts with an earlier call, `first`, in memory allocated by the call `memory`.
 
     `does` describes the conflict; `missing` is the call that would order the two, e.g. a wait.
     """
@@ -54,11 +54,13 @@ class Hazard:
 def find_hazards(
     module: GraphModule, groups: Mapping[str, Partition] | None = None
 ) -> tuple[list[Hazard], list[Deadlock]]:
-    """The races of a graph, in the order of their second calls, and the possible deadlocks.
+    """Return the races of a graph, in the graph's order, and the possible deadlocks.
 
     `groups` are the ranks of every instance of each process group, by name; without them, groups are not checked.
     """
     walk = GraphWalk(module)
+    # With streams, memory freed on one stream may be reused while another still uses it. The walk learns only at its
+    # end when each piece of memory is last used, so a second walk checks that.
     if walk.names_streams:
         walk = GraphWalk(module, walk.last_use)
     found = sorted(walk.races, key=lambda race: race[0])
@@ -66,7 +68,7 @@ def find_hazards(
 
 
 def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = None) -> list[str]:
-    """A line for each hazard and each possible deadlock; for many only the first few, and the number of others."""
+    """A line for each hazard and each possible deadlock; beyond MOST_TOLD, a line with the number of the others."""
     hazards, deadlocks = find_hazards(module, groups)
     found = list(dict.fromkeys(map(str, [*hazards, *deadlocks])))
     left = len(found) - MOST_TOLD
@@ -74,10 +76,10 @@ def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = N
 
 
 def turns_of(module: GraphModule, ranks_in: RanksIn, rank: int | None = None) -> list[RankTurn]:
-    """The collectives and messages that a rank's graph launches and waits for, in order.
+    """The launches of collectives and messages in a rank's graph, and the waits for them, in order.
 
-    `ranks_in` returns the ranks of the rank's instance of a group, None for an unknown group. Messages need `rank`, the
-    rank's own number.
+    `ranks_in` takes a group's name and returns the ranks of this rank's instance of the group, or None for an unknown
+    group. `rank` is this rank's own number; without it, messages are left out.
     """
     return rank_turns(GraphWalk(module).turns, ranks_in, rank)
 
@@ -89,7 +91,7 @@ def _hazard(walk: GraphWalk, second: At, race: Race) -> Hazard:
 
 
 def _missing(race: Race, second: At) -> str:
-    """The call that would order the two calls."""
+    """A text that names the missing call: the call that would order the two calls of a race."""
     if race.work is None and second.node.op == "output":
         return f"a wait, before the end of the step, for an event recorded after `{race.first}`"
     if race.work is None:
@@ -102,7 +104,7 @@ def _missing(race: Race, second: At) -> str:
 
 
 def _waits_for(first: object, work: Launch) -> list[str]:
-    """The operators that wait for a call's launch, those of its own namespace first."""
+    """The names of operators that wait for the launch of the call `first`, those of the call's namespace first."""
     waits = [row.name for row in ROWS.values() if row.wait is not None and row.wait.work is work.work]
     namespace = str(getattr(first.node.target, "namespace", "")) if isinstance(first, At) else ""
     return sorted(waits, key=lambda name: not name.startswith(f"{namespace}."))

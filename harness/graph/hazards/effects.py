@@ -1,7 +1,7 @@
 """A call's effects on the memory of its arguments.
 
-For an operator they follow from its schema and its row in the table of operators; for a method, module or function,
-from its name. An unknown call reads all its arguments.
+The effects of an operator follow from its schema and its row in the table of operators; those of a method, module or
+function follow from its name. An unknown call reads all its arguments.
 """
 
 from __future__ import annotations
@@ -40,9 +40,16 @@ class PeerMessage:
 class Effects:
     """A call's effects on the memory of its arguments.
 
-    `only_shows`: it reads no element. `gives_several`: each result has its own memory. `syncs_host`: the host waits for
-    its result. `adopts`: the first argument has the memory of the second from then on. Each of `messages` is a launch.
-    `is_behind_token`: its first result is a token, which is not memory.
+    - `writes`: the arguments that it writes in place;
+    - `shares`: the arguments whose memory its result shares, as a view does;
+    - `adopts`: two arguments; after the call, the first has the memory of the second;
+    - `awaits`: the arguments whose launches it waits for;
+    - `frees`: the arguments whose memory it frees;
+    - `only_shows`: it reads no element;
+    - `gives_several`: it has several results, each with its own memory;
+    - `syncs_host`: the host waits for its result;
+    - `messages`: messages between single ranks, each of them a launch;
+    - `is_behind_token`: its first result is a token, and a token is not memory.
     """
 
     row: Operator
@@ -114,7 +121,11 @@ def _selects(place: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The effects of an overload, for any arguments."""
+    """The effects of an overload, for any arguments: computed once from its schema, and applied to each call.
+
+    With `is_plain`, an overload writes, shares, awaits and frees nothing; `plain` has its effects then, the same for
+    each call unless the overload may return an argument.
+    """
 
     row: Operator
     writes: Places
@@ -154,6 +165,7 @@ def _plan_of(overload: OpOverload) -> _Plan:
 
 
 def _effects_of_overload(node: Node, plan: _Plan) -> Effects:
+    # Plain calls of an operator share one object, as graphs may have many thousands of calls.
     if plan.is_plain:
         returned = [x for x in node.all_input_nodes if not _copied(node, x)] if plan.may_return_argument else []
         return replace(plan.plain, shares=returned) if returned else plan.plain
@@ -163,6 +175,7 @@ def _effects_of_overload(node: Node, plan: _Plan) -> Effects:
     own, other = given.get("self"), given.get(plan.row.adopts or "")
     shares = _nodes(node, plan.shares)
     only_shows = plan.only_shows
+    # `reshape` and its like read elements if they copy; only the values show whether this call did.
     if plan.row.may_copy and not plan.row.reads_layout and plan.row.wait is None:
         only_shows = only_shows and bool(shares) and not _copied(node, shares[0])
     return Effects(
@@ -284,10 +297,10 @@ def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) ->
 
 
 def _blocking(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """The effects of a collective, which may have async_op=False.
+    """The effects of a collective, given its effects `found` as a launch.
 
-    Such a collective launches nothing on GPUs, since its stream waits for it; elsewhere only the wait of its `Work`
-    does.
+    A collective with async_op=False launches nothing on GPUs, since the current stream waits for it. On other devices
+    only the wait of its `Work` does, so there it stays a launch.
     """
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     tensors = [value for x in found.writes if isinstance(value := x.meta.get("val"), Tensor)]
@@ -302,8 +315,10 @@ def _value(x: Any) -> Any:
 
 
 def _copied(node: Node, source: Node) -> bool:
-    """Whether a call that returns a view if possible, such as `reshape`, has made a copy; True without values to
-    compare."""
+    """Whether a call that returns a view if possible, such as `reshape`, copies its argument `source`.
+
+    It is True if a fake value is missing, so that their storages cannot be compared.
+    """
     own, shown = node.meta.get("val"), source.meta.get("val")
     if not (isinstance(own, Tensor) and isinstance(shown, Tensor)):
         return True

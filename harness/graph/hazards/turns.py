@@ -1,7 +1,7 @@
 """The order in which ranks launch collectives, and possible deadlocks.
 
 If all ranks run the same graph, they launch the same collectives in the same order. Take the first collective that some
-rank has not reached: it is the next collective of each member that is behind, so all members reach it. No order in a
+rank has not reached. It is the next collective for each such rank, so all ranks of its group reach it. So no order in a
 single graph leads to a deadlock, even if groups share ranks, a stream or a process group. This holds if
 
 1. every collective names an existing group, and each rank belongs to a single instance of it,
@@ -35,7 +35,7 @@ _SIZES = ("group_size",)
 
 
 def name_of_call(call: At) -> str:
-    """A call's operator, module and direction."""
+    """A text with a call's operator, module and direction."""
     origin = origin_of(call.node)
     target, _ = operators.called(call.node)
     if (packet := getattr(target, "overloadpacket", None)) is not None:
@@ -46,7 +46,10 @@ def name_of_call(call: At) -> str:
 
 
 def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> list[Deadlock]:
-    """Reasons why a rank may not reach a collective that others launch: see the top of this file."""
+    """The possible deadlocks if all ranks run the same graph: a rank may not reach a collective that others launch.
+
+    The three conditions at the top of this file are checked; `groups` is None if the groups are unknown.
+    """
     found = []
     for turn in turns:
         if turn.waits is not None:
@@ -72,7 +75,7 @@ def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> 
 
 
 def _misfits(call: At, group: str, groups: Mapping[str, Partition]) -> list[str]:
-    """Contradictions between a call and its group."""
+    """Texts about contradictions between a call and its group, for example another number of ranks."""
     found, partition = [], groups[group]
     ranks = [rank for part in partition for rank in part]
     if len(set(ranks)) != len(ranks):
@@ -105,9 +108,10 @@ RanksIn = Callable[[str], tuple[int, ...] | None]
 
 
 def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None) -> list[RankTurn]:
-    """A rank's launches and waits as data. `ranks_in` returns the ranks of this rank's instance of a group.
+    """Convert a rank's launches and waits to data that can be compared with other ranks'.
 
-    Unknown groups are left out; so are messages between single ranks if `rank`, this rank's number, is unknown.
+    `ranks_in` returns the ranks of this rank's instance of a group. Calls in unknown groups are left out; so are
+    messages between single ranks if `rank`, this rank's number, is unknown.
     """
     found: list[RankTurn] = []
     launched: dict[At, int] = {}
@@ -126,7 +130,7 @@ def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None
                 takes = f"tag {message.tag}, {_form(message.tensor.meta.get('val'))}"
         if ranks is None:
             continue
-        # The messages of one call run together: each but the first is joined to the message before it.
+        # Messages of one call (a batch) start together, so none of them waits for the one before it.
         is_joined = turn.waits is None and message is not None and turn.call.node is joined
         joined = turn.call.node if turn.waits is None and message is not None else None
         if turn.waits is None:

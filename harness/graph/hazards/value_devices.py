@@ -15,7 +15,7 @@ ON_CUDA, ON_HOST, ELSEWHERE = 1, 2, 4
 
 
 def places_of(value: Any) -> int:
-    """The devices of a value, or of all its parts."""
+    """The devices of a value as bits; for a tuple or a list, those of all its parts."""
     if isinstance(value, Tensor):
         return {"cuda": ON_CUDA, "cpu": ON_HOST}.get(value.device.type, ELSEWHERE)
     if isinstance(value, (tuple, list)) and value:
@@ -24,14 +24,14 @@ def places_of(value: Any) -> int:
 
 
 def is_for_cuda(module: GraphModule) -> bool:
-    """Whether a graph or a nested graph has inputs on a GPU."""
+    """Whether the graph of `module`, or a graph nested in it, has inputs on a GPU."""
     graphs = [each.graph for each in module.modules() if isinstance(each, GraphModule)]
     return any(device_of(x.meta.get("val")) == "cuda" for graph in graphs for x in graph.find_nodes(op="placeholder"))
 
 
 @functools.cache
 def _may_hold_up_host(target: Any) -> bool:
-    """Whether an operator has the argument `non_blocking`."""
+    """Whether an operator may copy and block the host: it has the argument `non_blocking`."""
     schema = schema_of(target)
     return schema is not None and any(argument.name == "non_blocking" for argument in schema.arguments)
 
@@ -47,7 +47,7 @@ def holds_up_host(node: Node) -> bool:
 
 
 def device_of(value: Any) -> str | None:
-    """The device type of a value, or of the first of several."""
+    """The device type of a tensor, or of the first item of a tuple or list; None for any other value."""
     if isinstance(value, Tensor):
         return value.device.type
     return next((device_of(x) for x in value), None) if isinstance(value, (tuple, list)) else None

@@ -1,7 +1,7 @@
 """Follows a graph's calls in order, for `harness.operators.happens_before`, with each call's stream and memory.
 
-1. Values get memory: a key for each piece; a value may use several. Nested graphs are followed, too, if their inputs
-   can be matched with operands.
+1. Values get memory: a key for each piece; a value may use several pieces. Nested graphs are followed, too, if their
+   inputs can be matched with operands.
 2. A call runs on a stream: the current stream, unless the graph names another. In a graph for CUDA, calls without
    device tensors run on the host, and copies between the two block the host unless they are non-blocking.
 3. Launches of collectives, and waits for them, are recorded in order, as the rank's turns.
@@ -29,7 +29,7 @@ from bitproof.harness.torch_operators import schema_of
 Memory = tuple[Key, ...]
 """The pieces of memory that a value may use."""
 Held = Memory | Mapping[Any, Any]
-"""A value's memory; for several results, the memory of each by its index."""
+"""A value's memory; for a call with several results, the memory of each result by its index."""
 
 CHOOSES = ("cond", "while_loop")
 """Higher-order operators that run a graph depending on data."""
@@ -37,7 +37,11 @@ CHOOSES = ("cond", "while_loop")
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A call: its node; in a nested graph the graph's description; if it launches several messages, the message."""
+    """A call at a place in the graph.
+
+    `where` describes the nested graph that contains the call, if any. `message` is set for a call that launches
+    messages: each message of the call has its own `At`.
+    """
 
     node: Node
     where: str = ""
@@ -49,9 +53,9 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A rank's launch of the collective `call`, or, if `waits` is given, the call `waits` that waits for this launch.
+    """A launch of a collective, or a wait for it: `call` is the launch, `waits` the wait, None for a launch.
 
-    `choice` is the data-dependent call (e.g. `cond`) whose branch contains the launch or the wait.
+    `choice` is the data-dependent call (e.g. `cond`) whose branch contains the launch or wait.
     """
 
     call: At
@@ -60,10 +64,11 @@ class Turn:
 
 
 class GraphWalk:
-    """Follows a graph on creation. `races` has for each race a tuple: the number of the second call, that call, the
-    race.
+    """Follows a graph on creation, and has the races and turns that it found.
 
-    With `last_use`, from an earlier walk of the same graph, memory is freed after its last use.
+    Each of `races` has the time of its second call (the call's number), that call, and the race. `last_use` has the
+    time of the last use of each piece of memory. With `last_use` from an earlier walk of the same graph, memory is
+    freed after that time.
     """
 
     def __init__(self, module: GraphModule, last_use: Mapping[Key, float] | None = None) -> None:
@@ -90,7 +95,10 @@ class GraphWalk:
         self.last_use = last_uses
 
     def _take(self, module: GraphModule, operands: Sequence[Held] | None, where: str) -> Held:
-        """Follow a graph; returns the memory of its results. A caller's operands keep their memory."""
+        """Follow a graph, and return the memory of its results.
+
+        `operands` has the memory of a nested graph's inputs, which its caller passes; it is None for the whole graph.
+        """
         given = iter(operands or ())
         held: dict[Node, Held] = {}
         for node in module.graph.nodes:
@@ -120,6 +128,8 @@ class GraphWalk:
         return ()
 
     def _leave(self, node: Node, held: Mapping[Node, Held], where: str, *, is_last: bool) -> Held:
+        # The caller of the step reads the results, on the computing stream or on the host: so the output counts as a
+        # call that reads them. Nothing may be in flight after it.
         if is_last:
             read = _flat([held[x] for x in node.all_input_nodes])
             self._kept |= {*read}
@@ -136,7 +146,7 @@ class GraphWalk:
         return _structure(node.args[0] if node.args else None, held)
 
     def _call(self, node: Node, held: dict[Node, Held], where: str) -> Held:
-        """Follow a call; returns the memory of its result."""
+        """Follow a call, and return the memory of its result."""
         if not isinstance(node.target, OpOverload):
             self._follow_graphs_of(node, held, where)
         self._time += 1
@@ -145,6 +155,7 @@ class GraphWalk:
         self._hand(inputs, held)
         if row.sync is not None:
             self._sync(node, row.sync, held)
+        # Waits come before the call's own reads and writes: a call that waits may use the memory that it waited for.
         places = self._places_of(node, inputs) if self._has_cuda else 0
         stream = COMPUTE if self._is_single else self._stream_of(node, effects, places)
         if row.wait is not None:
@@ -182,9 +193,9 @@ class GraphWalk:
         return result
 
     def _follow_graphs_of(self, node: Node, held: Mapping[Node, Held], where: str) -> None:
-        """Follow the branches of a data-dependent call, and graphs whose inputs are not its operands.
+        """Follow the branches of a data-dependent call, or nested graphs whose inputs are not the call's operands.
 
-        A wait in a single branch does not count after the choice, since the branch may not run.
+        A wait in a single branch does not count after the call, since the branch may not run.
         """
         bodies = [(x, body) for x in node.all_input_nodes if (body := operators.graph_of(x)) is not None]
         if not bodies:
@@ -192,6 +203,7 @@ class GraphWalk:
         chooses, before = operators.name_of(node.target) in CHOOSES, self._choice
         if chooses:
             self._choice = self._choice or At(node, where)
+        # Each branch starts from the same state; afterwards only launches that all branches waited for have ended.
         ended: list[dict[int, Any]] = []
         for x, body in bodies:
             operands = _operands(node, body)
@@ -256,7 +268,7 @@ class GraphWalk:
         return {place: self._new(At(node, where)) for place in dict.fromkeys([*places, None])}
 
     def _behind_token(self, node: Node, effects: Effects, held: Mapping[Node, Held], where: str) -> Held:
-        """The results of a call with effects: a token, then the results of its operator."""
+        """The memory of the results of a call with effects: a token without memory, then its operator's results."""
         taken = [x.args[1] for x in node.users if x.target is operator.getitem and isinstance(x.args[1], int)]
         places = [place for place in dict.fromkeys(taken) if place > 0]
         if effects.shares:
@@ -277,7 +289,7 @@ class GraphWalk:
         return memory
 
     def _hand(self, values: Sequence[Node], held: Mapping[Node, Held]) -> None:
-        """Extend the lifetime of values' memory to this call."""
+        """Note that this call is the last so far that uses the memory of these values."""
         for x in values:
             memory = held[x]
             for key in memory if isinstance(memory, tuple) else _flat([memory]):
@@ -289,14 +301,14 @@ class GraphWalk:
     # -- streams ----------------------------------------------------------------------------------------
 
     def _stream_of(self, node: Node, effects: Effects, places: int) -> Stream:
-        """A call's stream. Launches and waits apply to the computing stream."""
+        """The stream of a call; launches and waits are on the current stream, whatever the devices of their values."""
         current = (node.meta.get("custom") or {}).get("stream", self._stream) if self.names_streams else self._stream
         if not self._has_cuda or effects.row.launch is not None or effects.row.wait is not None:
             return current
         return current if places & ON_CUDA else HOST
 
     def _places_of(self, node: Node, inputs: Sequence[Node]) -> int:
-        """The devices of a call's inputs and result; cached by value."""
+        """The devices of a call's inputs and result, as bits; the devices of each node are computed once."""
         known, found = self._places, 0
         for x in (node, *inputs):
             if (places := known.get(x)) is None:
@@ -305,8 +317,10 @@ class GraphWalk:
         return found
 
     def _sync(self, node: Node, sync: Sync, held: Mapping[Node, Held]) -> None:
-        """Follow a call about streams and events, which it names by numbers: a switch of streams, a record, or a
-        wait."""
+        """Follow a call about streams and events: a switch of streams, a record, or a wait.
+
+        The call's arguments are the numbers of streams and events.
+        """
         schema = schema_of(node.target)
         given = dict(zip([argument.name for argument in schema.arguments], node.args, strict=False)) | node.kwargs
         first, *others = given.values()
@@ -352,7 +366,7 @@ def _parts(value: Held) -> list[Memory]:
 
 
 def _structure(argument: Any, held: Mapping[Node, Held]) -> Held:
-    """The memory of an argument; for a list or tuple, the memory of each part."""
+    """The memory of an argument; for a list or tuple, the memory of each item by its index."""
     if isinstance(argument, Node):
         return held[argument]
     if isinstance(argument, (list, tuple)):
@@ -365,7 +379,7 @@ def _structure(argument: Any, held: Mapping[Node, Held]) -> Held:
 
 
 def _body(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
-    """The graph that a call runs, and the operand for each of its inputs, if known."""
+    """The graph that a call runs, and an operand for each input of that graph; None if there is no such graph."""
     if node.op == "call_module":
         module = submodule_of(node)
         if not isinstance(module, GraphModule):
@@ -382,7 +396,10 @@ def _body(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
 
 
 def _operands(node: Node, body: GraphModule) -> list[Any] | None:
-    """The operands of a nested graph's inputs: the arguments after the graphs, if their number matches."""
+    """The operands for the inputs of the nested graph `body`: the arguments of `node` after its graphs.
+
+    It is None if the number of operands is not that of the inputs.
+    """
     places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and operators.graph_of(x) is not None]
     if not places:
         return None

@@ -1,7 +1,7 @@
 """Join the all-gathers of a block's parameters, and the reduce-scatters of their gradients.
 
-Needs:    parameters are the graph's first inputs, in the order of their gradients, which are its outputs
-          after the loss; every collective names a group of `context.groups`.
+Needs:    parameters are the graph's first inputs; their gradients are its outputs after the loss, in the same
+          order; every collective names a group of `context.groups`.
 Promises: same bits, as sums are element by element in rank order; a module's calls keep their
           order; reductions run in their own groups, so that they can overlap with gathers.
 Refuses:  a collective whose group is unknown. Other collectives than parameters' stay as they are.
@@ -9,16 +9,17 @@ Refuses:  a collective whose group is unknown. Other collectives than parameters
 1. Find the all-gathers that read a parameter through only casts, changes of shape and padding.
 2. Drop repeated gathers: same parameter, same casts, same group.
 3. Find the reduce-scatters from which only casts, changes of shape, cuts and additions lead to a gradient.
-4. Sort both into buckets. A bucket's members have the same group, operation, dtype, block, direction and, in a
-   partitioned graph, half. Recomputed gathers have their own buckets, as do modules outside all blocks. Each chunk has
-   its own buckets, unless `join_chunks` joins reductions. Inside a bucket, parameters have the order of the graph's
-   inputs.
-5. Write a bucket's gather at its first member, launched a bucket ahead within its half. Write its reduction after its
-   last gradient, and wait for it when the next is launched, so that a single reduction is in flight.
+4. Sort the gathers into buckets, and the reduce-scatters into others. A bucket's members have the same group,
+   operation, dtype, block, direction and, in a partitioned graph, half. Recomputed gathers have their own buckets, and
+   so has each module outside all blocks. Each chunk has its own buckets, but with `join_chunks` reductions of all
+   chunks are joined. Inside a bucket, parameters have the order of the graph's inputs.
+5. Write a bucket's gathered values at its first member, and launch its gather a bucket earlier within the half. Write
+   its reduction after its last gradient, and wait for it when the next reduction is launched, so that a single
+   reduction is in flight.
 6. Move every node behind the nodes that it now reads.
 """
 
-# W ranks of the group, N elements of all members' shards, n_i those of member i
+# Names of sizes: W is the number of the group's ranks, n_i the number of elements in member i's shard, N their sum.
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ _TO_GRADIENT = operators.VIEWS | {aten._to_copy.default, aten.slice.Tensor, aten
 
 
 class _Member(NamedTuple):
-    """A parameter's collective: its launch and wait, and the index of the parameter among the graph's inputs."""
+    """A parameter's collective: the launch, the wait, and the parameter's index among the graph's inputs."""
 
     launch: Node
     wait: Node
@@ -71,10 +72,9 @@ def _source(launch: Node) -> Node:
 
 
 class _Kind(NamedTuple):
-    """The common properties of a bucket's members.
+    """The properties that all members of a bucket share.
 
-    `arguments` are the collective's arguments between input and group: the number of ranks, for a reduction after
-    `sum` or `avg`.
+    `arguments` are those of the collective: the group's size, and before it, for a reduction, "sum" or "avg".
     """
 
     group: str
@@ -165,10 +165,10 @@ def _find_reductions(graph: Graph) -> list[_Member]:
 
 
 def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
-    """Each launch of the collective `name` with its wait.
+    """Yield each launch of the collective `name` with its wait.
 
-    Skips a launch with more readers than its wait. Skips a launch if a call writes its result or a value that it was
-    cast or reshaped from.
+    It leaves out launches that have other readers than one wait, and launches with an input or output that some call
+    writes in place.
     """
     owners = operators.storage_owners(graph.nodes)
     written = {owners[x] for node in graph.nodes for x in operators.written_arguments(node)}
@@ -184,8 +184,11 @@ def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
 
 
 def _drop_repeated(gathers: list[_Member], kind_of: Callable[[_Member], _Kind]) -> list[_Member]:
-    """Merge equal gathers. A recomputed gather equals only recomputed gathers of its kind, so a block in backward still
-    gathers its parameters again."""
+    """Merge equal gathers, and return those that remain.
+
+    A recomputed gather is merged only with recomputed gathers of its kind, so that a block in backward still gathers
+    its parameters again.
+    """
     first: dict[Any, _Member] = {}
     for member in gathers:
         kind = kind_of(member)
@@ -205,7 +208,7 @@ def _sort(members: list[_Member], kind_of: Callable[[_Member], _Kind]) -> list[_
 
 
 def _block_of(module: str, pattern: str) -> str:
-    """The block that contains a module; the module itself outside all blocks."""
+    """The name of the block that contains a module; for a module outside all blocks, its own name."""
     block = ".".join(module.split(".")[: pattern.count(".") + 1])
     return block if fnmatch.fnmatchcase(block, pattern) else module
 
@@ -214,9 +217,10 @@ def _block_of(module: str, pattern: str) -> str:
 
 
 class _Writer:
-    """Writes buckets into the graph. The replaced nodes have no readers afterwards.
+    """Writes buckets into the graph. The nodes that a bucket replaces have no readers afterwards.
 
-    A bucket of a single member only moves its collective, without copies.
+    `place` has each node's index before the pass. For a bucket with a single member, the collective is only moved,
+    without copies.
     """
 
     def __init__(self, graph: Graph, place: dict[Node, int]) -> None:
@@ -224,10 +228,11 @@ class _Writer:
         self.place = place
 
     def write_gathers(self, buckets: list[_Bucket]) -> None:
-        """Write each bucket's result at its first member's wait, and before it the next bucket's launch."""
+        """Write each bucket's result at its first member's wait, and just before that the launch of the next bucket."""
         launched: list[Node] = []
         for index, bucket in enumerate(buckets):
             anchor = min((member.wait for member in bucket.members), key=self.place.__getitem__)
+            # The first bucket of a half launches two gathers: its own, and that of the next bucket.
             with self.graph.inserting_before(anchor):
                 # `launched` is always a prefix of `buckets`. If the next bucket belongs to the other half, it is
                 # launched at its own anchor: a launch must not move into an earlier half.
@@ -237,7 +242,7 @@ class _Writer:
                 self._finish_gather(bucket, launched[index])
 
     def write_reductions(self, buckets: list[_Bucket], groups: GroupTable) -> None:
-        """Write each bucket's launch at its last gradient, and its wait before the next launch."""
+        """Write each bucket's launch at its last gradient, and its wait just before the next bucket's launch."""
         waiting: tuple[_Bucket, Node] | None = None
         for bucket in buckets:
             anchor = max((member.launch for member in bucket.members), key=self.place.__getitem__)
@@ -252,7 +257,7 @@ class _Writer:
                 self._finish_reduction(*waiting, output)
 
     def _launch_gather(self, bucket: _Bucket, anchor: Node) -> Node:
-        """Shards of n_i elements -> (N,), concatenated -> (W * N,)"""
+        """Write a bucket's launch before `anchor`: shards of n_i elements are joined to (N,), gathered to (W * N,)."""
         kind, members = bucket
         # The launch moves ahead, so the casts of all members must move with it.
         for member in members:
@@ -267,7 +272,10 @@ class _Writer:
         return self._call(kind, members[0].launch.target, flat_N, *kind.arguments, kind.group)
 
     def _finish_gather(self, bucket: _Bucket, launch: Node) -> None:
-        """(W * N,) -> (W, N) -> (W, n_i), copied, so that each has the layout of a separate gather."""
+        """Write a bucket's wait and results: (W * N,) viewed as (W, N), split into copies of shape (W, n_i).
+
+        As copies, they have the layout of separate gathers.
+        """
         kind, members = bucket
         if len(members) == 1:
             return
@@ -277,7 +285,7 @@ class _Writer:
         self._hand_out(kind, members, self._call(kind, aten.split_with_sizes_copy.default, rows_WN, sizes, 1))
 
     def _launch_reduction(self, bucket: _Bucket, group: str) -> Node:
-        """Gradients of W * n_i elements -> (W, n_i) -> (W, N) -> (1, N)"""
+        """Write a bucket's launch: gradients as (W, n_i), concatenated to (W, N), reduced and scattered to (1, N)."""
         kind, members = bucket
         first = members[0].launch
         if len(members) == 1:
@@ -291,7 +299,7 @@ class _Writer:
         return self._call(kind, first.target, rows_WN, *kind.arguments, group)
 
     def _finish_reduction(self, bucket: _Bucket, launch: Node, anchor: Node) -> None:
-        """(1, N) -> (1, n_i), views of it."""
+        """Write a bucket's wait and results before `anchor`: (1, N) split into views of shape (1, n_i)."""
         kind, members = bucket
         if len(members) == 1:
             anchor.prepend(members[0].wait)
@@ -307,7 +315,7 @@ class _Writer:
             member.wait.replace_all_uses_with(self._call(kind, aten.view.default, part, shape))
 
     def _call(self, kind: _Kind, target: Any, *args: Any) -> Node:
-        """Write a call, with the fake value that it computes from its arguments' fake values."""
+        """Write a call with the bucket's metadata and the fake value that it computes from those of its arguments."""
         values = map_arg(args, lambda node: node.meta["val"])
         with torch.no_grad(), _fake_mode_of(values):
             value = target(*values)

@@ -4,8 +4,8 @@ Needs:    nothing.
 Promises: same values, same order; fewer nodes.
 Refuses:  nothing.
 
-1. Replace a `detach` by its input, which has the same values, unless a call writes to the result.
-2. Drop calls without readers and effects, last first.
+1. Replace `detach` by its argument, as its result has the same value, unless a call writes to the result.
+2. Drop calls that have no readers and no effects, last first.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ def concretize_symbols(module: GraphModule, context: PassContext) -> GraphModule
 def _check_guards(context: PassContext) -> None:
     whole = context.chunk_symbol.hint
     extents = (whole, whole // 2) if context.chunking else (whole,)
+    # Modules in chunks run with half of the extent, others with all of it; the traced path must be right for both.
     for guard in context.guards:
         for extent in extents:
             if guard.condition.subs(context.chunk_symbol.symbol, extent) != True:  # noqa: E712 (a sympy truth value)

@@ -1,12 +1,12 @@
 """Give the all-gathers of parameters their own process group.
 
-Needs:    parameters are the graph's first inputs, in the order of their gradients, which are its outputs
-          after the loss; every collective names a group of `context.groups`.
+Needs:    parameters are the graph's first inputs; their gradients are its outputs after the loss, in the same
+          order; every collective names a group of `context.groups`.
 Promises: same nodes, same order, same bits; only the groups of parameters' all-gathers change.
 Refuses:  a process-group object reported with two rank sets.
 
-The collectives of a process-group object run in sequence, so a gather for the next block would wait for
-gradients' reductions and any other collective of the object.
+The collectives of a process-group object run in sequence. In a shared group, a gather for the next block would wait for
+gradients' reductions and any other collective.
 
 1. Sort the graph's collectives by process-group object.
 2. Find the all-gathers that read a parameter through only casts, changes of shape and padding.

@@ -9,8 +9,8 @@ gathers and reductions, and could not overlap with compute.
 
 1. Sort the graph's collectives by process-group object.
 2. Check that each object has a single rank set. Objects with equal ranks stay separate.
-3. If an object has all-to-alls (exactly this operator, none with a similar name) and other collectives, move
-   all its all-to-alls, forward and backward, to a new high-priority group over the same ranks in the same order.
+3. If an object has all-to-alls and other collectives, move all its all-to-alls, forward and backward, to a new
+   high-priority group over the same ranks in the same order. Only calls of ALL_TO_ALL count as all-to-alls.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from bitproof.harness.graph.group_objects import collectives_by_object, move_to_
 from bitproof.harness.graph.groups import EXPERT_ONLY
 
 ALL_TO_ALL = torch.ops._c10d_functional.all_to_all_single.default
-"""The only collective that moves. In a trace, operators of the same name (such as that of `_c10d_functional_autograd`,
-whose backward is no node of the graph) are not the experts'."""
+"""The only collective that is moved. Experts use no other operator of that name, such as the one in
+`_c10d_functional_autograd`, whose backward is no node of the graph."""
 
 
 def isolate_process_groups(module: GraphModule, context: PassContext) -> GraphModule:

@@ -5,8 +5,8 @@ Promises: an unchanged graph; the facts have the peak of live bytes and its node
 Refuses:  nothing.
 
 1. Find the storage of each value: a view has its base's storage; each result of a call has its own.
-2. A storage lives from the call that makes it to the last call that reads it, a view of it, or the tuple that holds it:
-   there the generated code releases it.
+2. A storage lives from the call that makes it to the last call that reads its value, a view of the value, or a tuple
+   that contains the value. After that call the generated code releases it.
 3. Add up the live storages at each call. Parameters, buffers and inputs always exist and do not count; copies in host
    memory count separately.
 
@@ -30,15 +30,16 @@ from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.offload_operators import is_host_copy
 from bitproof.harness.graph.tracing.trace import ChunkSymbol
 
-# The call that makes it, and the index of the result.
+# A storage is identified by the call that makes it, and the index of the call's result.
 Storage = tuple[Node, int]
 
 
 @dataclass(frozen=True)
 class LiveMemory:
-    """Bytes of live tensors: the peak, the bytes when backward starts, and the peak in host memory.
+    """Numbers of bytes of live tensors: at the peak, when backward starts, and at the peak of host memory.
 
-    `peak_node` names the call of the peak; `num_unsized` counts tensors left out because their size is unknown.
+    `peak_node` is the name of the call at the peak. `num_unsized` is the number of storages that are left out because
+    their size is unknown.
     """
 
     peak: int
@@ -62,7 +63,7 @@ def measure_memory(module: GraphModule, context: PassContext) -> GraphModule:
 
 
 def live_memory(graph: Graph, chunk_symbol: ChunkSymbol) -> LiveMemory:
-    """Bytes of live tensors while the graph runs in its order."""
+    """Measure the bytes of live tensors while the graph's calls run in their order."""
     storages = _storages(graph)
     last_reader = {storage: node for node in graph.nodes for x in node.all_input_nodes for storage in storages[x]}
     tensor_bytes = TensorBytes(graph, chunk_symbol)
@@ -98,7 +99,7 @@ def live_memory(graph: Graph, chunk_symbol: ChunkSymbol) -> LiveMemory:
 
 
 def _storages(graph: Graph) -> dict[Node, list[Storage]]:
-    """The storages that each value keeps alive; none for graph inputs and attributes, which do not count."""
+    """For each node, the storages that its value keeps alive, without those of graph inputs and attributes."""
     found: dict[Node, list[Storage]] = {}
     for node in graph.nodes:
         shared = operators.sharing_arguments(node)

@@ -1,16 +1,17 @@
 """Keep activations in host memory between forward and backward.
 
 Needs:    activations have tags (tag_memory); none tagged `offload` shares its storage with a saved activation.
-Promises: same bits and strides; backward reads the returned copy, and the activation itself is freed in forward.
+Promises: same bits and strides; backward reads the copy that came back, and the activation itself is freed in forward.
 Refuses:  nothing.
 
 For each activation tagged `offload`:
 
-1. Start the copy to host memory after its last use in forward, and wait for it before the block after the next, so that
-   the copy overlaps with a whole block.
-2. Start the copy back a block before the block whose backward needs it: for layers.2, before backward of layers.3.
+1. Start the copy to host memory after the activation's last use in forward. Wait for the copy before the block after
+   the next, so that it overlaps with a whole block.
+2. Start the copy back one block ahead. For example, if backward of layers.2 needs it, start it before backward of
+   layers.3.
 3. Wait for the copy back just before backward first needs the activation, also for a recomputation. Let backward read
-   this copy, whose metadata names the activation.
+   this copy; its metadata names the activation.
 
 The copies belong to the activation's module, so they run once per chunk if the module does.
 """
@@ -80,7 +81,7 @@ def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphM
 
 
 def _last_uses(nodes: list[Node]) -> dict[Node, Node]:
-    """For each activation, the last forward call that reads it or a view of it; the activation itself if none does."""
+    """For each forward value, the last forward call that uses its storage; the value itself if no other call does."""
     owners = operators.storage_owners(nodes)
     last: dict[Node, Node] = {}
     for node in nodes:

@@ -1,8 +1,8 @@
 """Partition the step into a forward and a backward graph by a minimum cut over the saved values.
 
 Needs:    a graph without chunks and without in-place writes, except to buffers at its end; a call
-          that makes backward's initial gradient (export_joint.py marks it).
-Promises: same bits: every call computes the same value, some of them twice. All of forward precedes all of
+          that makes backward's initial gradient (export_joint.py marks this call).
+Promises: same bits: every call computes the same value, and some calls run twice. All of forward precedes all of
           backward, and each call states its half (halves.py).
 Refuses:  a graph with other in-place writes, or without a start of backward.
 
@@ -13,7 +13,7 @@ Refuses:  a graph with other in-place writes, or without a start of backward.
 3. Write both graphs into a single graph, forward first. A buffer is written at the end of forward, or at the end
    of the graph if backward reads its old value.
 
-Byte counts include each whole storage once, but no graph inputs, which stay alive anyway.
+Byte counts include each whole storage once. They leave out graph inputs, as these stay alive anyway.
 """
 
 # `joint` is the step as one graph, `forward` and `backward` are torch's results
@@ -51,7 +51,10 @@ class _Write(NamedTuple):
 
 
 def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphModule:
-    """The pass: see the top of this file. `by` is "min_cut", or "default", which saves all of forward's values."""
+    """The pass: see the top of this file.
+
+    `by` is "min_cut", or "default", torch's partitioner that saves every value of forward that backward reads.
+    """
     graph = module.graph
     writes = _final_writes(graph)
     seed = _seed_of(graph)
@@ -79,14 +82,14 @@ def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphMod
 
 
 def bytes_kept(values: Iterable[Node], sizes: TensorBytes) -> int:
-    """The bytes of the storages that values keep alive, without graph inputs; an unknown size counts as 0."""
+    """The number of bytes in the storages that `values` keep alive, without graph inputs; unknown sizes count as 0."""
     owners = dict.fromkeys(map(_owner, values))
     tensors = [x.meta["val"] for x in owners if x.op == "call_function" and isinstance(x.meta["val"], torch.Tensor)]
     return sum(sizes.of(tensor) or 0 for tensor in tensors)
 
 
 def _owner(node: Node) -> Node:
-    """The value whose storage a value shares; each of a call's several results has its own storage."""
+    """The first value that has a value's storage; each of a call's several results counts as its own storage."""
     while node.target is not operator.getitem and (shared := operators.sharing_arguments(node)):
         node = shared[0]
     return node
@@ -97,7 +100,7 @@ def _num_tensors(values: Iterable[Node]) -> int:
 
 
 def _crossing(graph: Graph) -> list[Node]:
-    """Forward's calls that backward reads, before the cut."""
+    """The calls of forward whose results backward reads, in the graph before it is partitioned."""
     reads = {x for node in graph.nodes if _is_backward(node) for x in node.all_input_nodes}
     return [node for node in graph.nodes if node in reads and node.op == "call_function" and not _is_backward(node)]
 
@@ -110,7 +113,7 @@ def _is_backward(node: Node) -> bool:
 
 
 def _final_writes(graph: Graph) -> list[_Write]:
-    """The writes at the end of the graph. Refuses other in-place writes."""
+    """The writes at the end of the graph. Raises PassError for any other in-place write."""
     found = []
     for node in graph.nodes:
         if not operators.written_arguments(node):
@@ -138,12 +141,16 @@ def _seed_of(graph: Graph) -> Node:
 
 
 def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphModule:
-    """The graph with the start of backward as an input, and with buffers' new values as outputs after the loss."""
+    """Return a copy of the graph in the form of torch's partitioners.
+
+    The start of backward is an input. The outputs are the loss, the new values of buffers, then the gradients.
+    """
     graph = Graph()
     env: dict[Node, Node] = {}
     for node in module.graph.find_nodes(op="placeholder"):
         env[node] = graph.placeholder(node.name)
         env[node].meta = dict(node.meta)
+    # Torch's partitioners recognize an input of backward by the name.
     env[seed] = graph.placeholder("tangents_1")
     env[seed].meta = {"val": seed.meta["val"]}
     follows_seed = False
@@ -168,7 +175,10 @@ def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphM
 def _as_one(
     module: GraphModule, forward: GraphModule, backward: GraphModule, writes: list[_Write], seed: Node
 ) -> tuple[GraphModule, list[Node], int]:
-    """The joined graph; the values of forward that backward reads; and the number of calls that run in both."""
+    """Join both halves in a single graph.
+
+    Returns the graph, the values of forward that backward reads, and the number of calls that run in both halves.
+    """
     graph = Graph()
     values: dict[str, Node] = {}
     inputs: dict[Node, Node] = {}
@@ -201,7 +211,11 @@ def _as_one(
 
 
 def _copy(graph: Graph, half: GraphModule, values: dict[str, Node], name: str, known: Iterable[str] = ()) -> int:
-    """Append a half's calls to the graph; return how many are `known`, so run a second time."""
+    """Append the calls of `half` to the graph; return the number of those among `known`, which run a second time.
+
+    `values` has the copies of nodes by name, and gets those of the half. `name` is the half's name; `known` has the
+    names of calls in the other half.
+    """
     recomputed = 0
     for node in half.graph.nodes:
         if node.op not in ("call_function", "get_attr"):

@@ -1,16 +1,16 @@
 """Recompute in backward the activations tagged `recompute`.
 
 Needs:    every activation has a tag (tag_memory).
-Promises: same bits: each call is repeated with its original inputs. Backward reads no activation tagged
-          `recompute`, so each is freed after its last use in forward.
+Promises: same bits: each repeated call has its original inputs. Backward reads no activation tagged
+          `recompute`, so each such activation is freed after its last use in forward.
 Refuses:  nothing: calls that must not run twice are never tagged.
 
 1. Find the backward call that first needs each activation.
 2. Just before that call, repeat the calls that compute the activation, in forward's order and once for all readers. So
-   a block's recomputation starts with its backward, and continues as needed.
+   a block's recomputation starts with the block's backward, and continues as values are needed.
 3. Let backward read the new values.
 
-A repeated call remains a forward call of its module, as passes that set layouts depend on that; its metadata and its
+A repeated call keeps the origin of the forward call, since passes that set layouts depend on it. Its metadata and its
 name mark it as recomputed.
 """
 
@@ -38,8 +38,8 @@ def rematerialize(module: GraphModule, context: PassContext) -> GraphModule:
     repeated = [node for node in graph.nodes if node in needs and is_recomputed(node)]
     readers = list(filter(is_backward, graph.nodes))
     by_name = {node.name: node for node in graph.nodes}
-    # Offloaded activations have a copy in backward already. A repeated call must read that copy, or the original stays
-    # alive until then.
+    # Offloaded activations have a copy in backward already. A repeated call must read that copy, or the original would
+    # stay alive until the repeated call.
     stand_ins = {by_name[n.meta[STANDS_FOR_KEY]]: n for n in graph.nodes if STANDS_FOR_KEY in n.meta}
     for node in repeated:
         with graph.inserting_before(needs[node]):

@@ -7,23 +7,24 @@ Refuses:  nothing.
 1. If backward reads the size of a forward value, move this read to forward, so that only the number stays alive.
 2. Tag the values that backward needs, by the first rule that applies:
 
-       outside every block                        saved: its backward follows at once, or it is a single tensor
+       values outside every block                 saved: their backward follows at once, or they are single tensors
        random draws, in-place writes, readers of  saved: a repeat would return different values
          written tensors, sizes that depend on
          data
        unknown higher-order operators             saved: their effects are unknown
-       read by another block                      saved: it enters that block
+       values that another block reads            saved: they enter that block
        parts of a tuple, waits                    like their tuple, or the collective's result
-       views                                      recomputed, which is free
+       views                                      recomputed: that is free
        batched products larger than both factors  recomputed: explicit attention scores take much memory and
          together                                 little work (Korthikanti et al. 2022, arXiv:2205.05198)
        compute-heavy operators, collectives       saved with `selective` and `offload`, recomputed with `full`
        all others                                 recomputed
 
-3. Save a value instead of its source if it is smaller and nothing else needs the source.
-4. With `offload`, move saved values to host memory up to the budget, the largest first and the earliest first among
-   equals. Exceptions: outputs, as another pipeline stage reads them; and, if the graph has the loss, the values of the
-   first block in backward, as they would return at once.
+3. If a recomputed value is smaller than the saved value that it is computed from, and nothing else needs the larger
+   one, save the smaller value instead.
+4. With `offload`, move saved values to host memory up to the budget: the largest first, and among equally large values
+   the earliest first. Exceptions: outputs, as another pipeline stage reads them; and, if the graph has the loss, the
+   values of the first block in backward, as they would return at once.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class _Tagger:
         self.written: set[Node] = set()
         self.border: set[Node] = set()
         self.smaller: set[Node] = set()
+        # A value at the border of a block counts as saved with its whole storage, since a view may be what enters.
         for node in self.graph.nodes:
             self.aliases.setdefault(self.owners[node], []).append(node)
             self.written.update(self.owners[x] for x in operators.written_arguments(node))
@@ -126,10 +128,7 @@ class _Tagger:
         return not (touches_written or operators.is_random(node) or operators.reads_data(node.target))
 
     def _smaller_than_their_source(self) -> set[Node]:
-        """Values that are smaller than their source: the saved value from which each would be recomputed.
-
-        Nothing else may need the source. Example: a bfloat16 copy of a float32 product that only this copy needs.
-        """
+        """The values that would be recomputed from a larger value, where that larger value is saved only for them."""
         needs = first_needs(self.graph, self._is_recomputed)
         found = set()
         for source in needs:
@@ -144,6 +143,8 @@ class _Tagger:
 
     def _offload(self, needs: dict[Node, Node]) -> None:
         place = {node: index for index, node in enumerate(self.graph.nodes)}
+        # Only with the loss in this graph does the first block's backward follow its own forward directly: its values
+        # would leave and return at once, so only values that are needed later are candidates.
         outputs: Any = self.graph.output_node().args[0]
         starts = block_starts(self.graph, self.blocks, is_backward)
         # With the loss, backward of the last block follows its forward at once. A pipeline stage without the loss runs
@@ -166,7 +167,7 @@ class _Tagger:
         self.context.facts["offload_mib"] = round(moved / MIB, 3)
 
     def _leaves_when_copied(self, node: Node) -> bool:
-        """Whether a saved value is a whole storage that no other saved value keeps alive."""
+        """Whether a copy frees a saved value: it is a whole storage that no other saved value keeps alive."""
         owner = self.owners[node]
         is_part = node.target is operator.getitem and node.args[0] is owner
         is_whole = node is owner or is_part or operators.is_wait(node)

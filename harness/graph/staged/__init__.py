@@ -1,1 +1,1 @@
-"""A micro-batch's finished graph in stages: its parts, the order of a rank's actions, and their runner."""
+"""Pipeline stages: cuts the finished graph of a micro-batch into parts, orders a rank's actions, and runs them."""

@@ -1,7 +1,7 @@
 """The order of a rank's actions as plain data: forwards and backwards of micro-batches through its stages.
 
-A stage's forwards and backwards take micro-batches in order in every schedule. So gradients are added in that
-order, and messages arrive in the order in which the next stage reads them.
+In every schedule, a stage's forwards take micro-batches in order, and so do its backwards. So gradients are added in
+that order, and messages arrive in the order in which the next stage reads them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bitproof.harness.graph.analysis.halves import Half
 
 
 class Action(NamedTuple):
-    """A half of a stage's step, for a micro-batch."""
+    """The forward or the backward of a stage, for a micro-batch."""
 
     half: Half
     stage: int
@@ -24,19 +24,18 @@ class Action(NamedTuple):
 
 
 def actions_of(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
-    """The ordered actions of a pipeline rank, out of `num_ranks`.
+    """The actions of the pipeline rank `rank` out of `num_ranks`, in order.
 
-    A rank with several stages runs `num_ranks` micro-batches through a stage before the next stage. Under 1f1b
-    (https://arxiv.org/abs/2104.04473) its backwards start when the first micro-batch can have returned. For example,
-    with 2 ranks and 3 micro-batches rank 0 runs F0 F1 B0 F2 B1 B2.
+    A rank with several stages runs `num_ranks` micro-batches through a stage before it turns to its next stage. Under
+    1f1b (https://arxiv.org/abs/2104.04473) the rank's first backward comes as soon as the first micro-batch can have
+    returned. For example, with 2 ranks and 3 micro-batches, rank 0 runs F0 F1 B0 F2 B1 B2.
     """
     count, several = schedule.micro_batches, schedule.stages_per_rank
     total = count * several
 
     def at(turn: int, half: Half) -> Action:
-        """The action at an index of a half's order."""
-        # A lap takes `num_ranks` micro-batches through each of the rank's stages. With 2 ranks and 2 stages each, rank
-        # 0 begins with micro-batches 0 1 in stage 0, then 0 1 in stage 2, then 2 3 in stage 0.
+        """The action with the number `turn` among the rank's forwards or among its backwards."""
+        # In a lap, `num_ranks` micro-batches pass through all stages of the rank; backwards take the last stage first.
         lap, place = divmod(turn, num_ranks * several)
         own, micro_batch = divmod(place, num_ranks) if several > 1 else (0, place)
         own = own if half == "forward" else several - 1 - own

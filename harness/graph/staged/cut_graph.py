@@ -1,8 +1,10 @@
 """Cuts the finished graph of a micro-batch into stages, and each stage into forward and backward.
 
-Needs:    a graph whose calls state their origin, forward's before backward's; layers that are named layers.N.
-Promises: every call is in a single part, in its order; numbers and views computed only from the graph's inputs are
-          repeated in each part that reads them. Run in sequence, the parts equal the graph.
+Needs:    a graph whose calls state their origin, with forward's calls before backward's; layers that are named
+          layers.N.
+Promises: every call is in a single part, and the calls of a part keep their order. Exceptions are numbers and views
+          computed only from the graph's inputs: each part that reads them computes them. Run in sequence, the parts
+          compute the same as the graph.
 Refuses:  graphs that placed_calls.py refuses.
 
 1. Place calls in stages and halves (placed_calls.py).
@@ -25,10 +27,10 @@ from bitproof.harness.graph.tracing.trace import ChunkSymbol
 
 @dataclass(frozen=True)
 class Part:
-    """A half of a stage: its graph, and its inputs and outputs in order, by the names of the whole graph's nodes.
+    """A half of a stage: its graph, and its inputs and outputs in order. Names are those of the whole graph's nodes.
 
-    `received` are the inputs from another stage, `sent` the outputs to another stage. `results` are the outputs of the
-    step itself: the loss and gradients.
+    `received` are the values from another stage, `sent` the outputs for another stage. `results` are those outputs that
+    are results of the step: the loss and gradients.
     """
 
     module: GraphModule
@@ -41,9 +43,10 @@ class Part:
 
 @dataclass(frozen=True)
 class CutGraph:
-    """All parts, by stage and half, with the names of the whole graph's inputs and outputs, in order.
+    """All parts of a graph, and the names of the whole graph's inputs, loss and gradients.
 
-    `gradients` has, for each parameter, the names of its gradients by the stages that compute them.
+    `by_place` has the parts by stage and half. `gradients` has a dict for each parameter: the name of its gradient in
+    each stage that computes one.
     """
 
     by_place: dict[tuple[int, Half], Part]
@@ -54,12 +57,12 @@ class CutGraph:
     open_dim: ChunkSymbol
 
     def of_other(self, module: GraphModule) -> CutGraph:
-        """Cut another graph of the same step in the same places."""
+        """Cut another graph of the same step into the same stages."""
         return cut(module, self.cuts, self.open_dim)
 
 
 def cut(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> CutGraph:
-    """Cut a graph into parts; `module` is not modified. `open_dim` has the size of the remaining symbol, if any.
+    """Cut a graph into parts, without changes to `module`. `open_dim` has the size of the chunk symbol, if it remains.
 
     Raises PassError for a graph that placed_calls.py refuses.
     """
@@ -72,7 +75,7 @@ def cut(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> CutGraph:
 
 
 def _part(placed: PlacedCalls, stage: int, half: Half) -> Part:
-    """Steps 2 and 3 for a half of a stage."""
+    """Write the part of a half of a stage: steps 2 and 3 of this module."""
     own = placed.own(stage, half)
     given = placed.given(own)
     received, sent = placed.received(stage, half, given), placed.sent(own)

@@ -1,15 +1,15 @@
 """Places a graph's calls in stages, and each stage's calls in forward and backward; finds the values between stages.
 
-A layer's calls belong to its stage. Other calls belong to the latest stage of their inputs (in backward the earliest,
-as gradients flow back), or, without inputs from a stage, to the stage of their first reader. Numbers and views computed
-only from the graph's inputs belong to no stage: each stage that reads them computes them.
+The calls of a layer belong to the layer's stage. Other calls belong to the latest stage among their inputs; in backward
+to the earliest, as gradients flow back. A call without inputs from a stage belongs to the stage of its first reader.
+Numbers and views computed only from the graph's inputs belong to no stage: each stage that reads them computes them.
 
-A parameter that two stages read has a gradient from each. The addition that joins the two belongs to no stage, either:
-over micro-batches each stage adds its own gradients, and both sums are joined once per step.
+A parameter that two stages read has a gradient from each stage. The addition of the two gradients belongs to no stage,
+either: each stage adds its own gradients over micro-batches, and the two sums are added once per step.
 
-Refused: a value that skips a stage or flows against its direction, e.g. of a call that joins calls of two stages; a
-message that is not a dense tensor of known size; more messages than tags; a parameter of two stages whose gradient is
-not the sum of both stages' gradients.
+Refused are: a value that skips a stage or flows against its direction, for example the result of a call that joins
+calls of two stages; a message that is not a dense tensor of known size; more messages than tags; a parameter of two
+stages whose gradient is not the sum of both stages' gradients.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from bitproof.harness.graph.symbols import number, source_of
 from bitproof.harness.graph.tracing.trace import ChunkSymbol
 
 MOST_CROSSINGS = 16
-"""Maximum number of values that a stage sends its neighbour in a half; each has its own tag."""
+"""Maximum number of values that a stage sends its neighbour in a half; each value has its own message tag."""
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """A tensor that a stage sends its neighbour: the graph's node that computes it, and its layout."""
+    """A tensor that a stage sends its neighbour: the name of the node that computes it, its shape and its dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,9 +45,9 @@ class Crossing:
 class PlacedCalls:
     """A graph's calls with their stages and halves.
 
-    `inputs` and `results` are the graph's; `results` are the loss and the gradients. `open_dim` has the size of a
-    remaining symbol. `gradients` has each parameter's gradient in each stage that reads it, `joins` the additions of
-    two stages' gradients.
+    `inputs` are the graph's inputs; `results` are its outputs, the loss and the gradients. `open_dim` has the size of
+    the chunk symbol, if that remains in the graph. `gradients` has, for each parameter, the gradient in each stage that
+    reads the parameter; `joins` has the additions of two stages' gradients.
     """
 
     def __init__(self, module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> None:
@@ -60,6 +60,8 @@ class PlacedCalls:
         border = [half_of(node) for node in self.calls].index("backward")
         self._backward = set(self.calls[border:])
         self._order = {node: index for index, node in enumerate(self.calls)}
+        # The order matters: `_free` calls get no stage, and `_by_stage` needs all stages to find the additions of two
+        # stages' gradients, which then lose theirs.
         self._free = self._at_hand()
         self.stages = self._placed()
         self.joins: dict[Node, None] = {}
@@ -76,22 +78,22 @@ class PlacedCalls:
         return "backward" if node in self._backward else "forward"
 
     def own(self, stage: int, half: Half) -> list[Node]:
-        """A stage's calls in a half, in order."""
+        """The calls of a stage in a half, in the graph's order."""
         return self._own.get((stage, half), [])
 
     def given(self, own: Iterable[Node]) -> list[Node]:
-        """The values that calls read from elsewhere: graph inputs, and values of other calls that are in stages."""
+        """The values that the calls `own` read from elsewhere: graph inputs, and results of other calls in stages."""
         return [node for node in self._needed(own) if node.op == "placeholder" or node in self.stages]
 
     def with_numbers(self, own: Iterable[Node]) -> list[Node]:
-        """These calls, with the numbers and views of inputs that they need, in order."""
+        """The calls `own` and the calls for numbers and views of inputs that they need, in the graph's order."""
         return self._in_order({*own, *(node for node in self._needed(own) if node in self._free)})
 
     def received(self, stage: int, half: Half, given: Iterable[Node]) -> list[Node]:
-        """The values that other stages send to a half with the inputs `given`, in the order of their computation.
+        """The values that a half of a stage receives from other stages, in the order in which they are computed.
 
-        Forward also receives values that only backward reads. Raises PassError if there are more values than message
-        tags.
+        `given` are the half's inputs. A stage's forward also receives activations that only its backward reads. Raises
+        PassError if there are more values than message tags.
         """
         arriving = {node for node in given if node in self.stages and self._arrives(node, stage, half)}
         if half == "forward":
@@ -113,18 +115,21 @@ class PlacedCalls:
         ]
 
     def kept(self, own: Iterable[Node]) -> list[Node]:
-        """The calls among `own`, of a stage's forward, that backward reads."""
+        """The calls among `own` whose results backward reads; `own` are calls of a stage's forward."""
         return [node for node in own if any(user in self._backward for user in node.users)]
 
     def results_of(self, own: Iterable[Node]) -> list[Node]:
-        """The calls among `own` that are the loss or a parameter's gradient."""
+        """The calls among `own` that compute the loss or a parameter's gradient."""
         results = {self.results[0], *(x for by_stage in self.gradients.values() for x in by_stage.values())}
         return [node for node in own if node in results]
 
     def _by_stage(self, parameter: Node, gradient: Node) -> dict[int, Node]:
-        """A parameter's gradient in each stage. Raises PassError unless it is the gradient of a single stage, or the
-        sum of two."""
-        # Go back through the additions that join gradients of different stages; each part then belongs to one stage.
+        """A parameter's gradient in each stage that computes one.
+
+        `gradient` is the parameter's whole gradient. Raises PassError unless a single stage computes it, or it is the
+        sum of two stages' gradients.
+        """
+        # Go back through additions whose operands are from different stages, down to the gradients of single stages.
         joins, parts, waiting = [], list[Node](), [gradient]
         while waiting:
             node = waiting.pop()
@@ -147,7 +152,7 @@ class PlacedCalls:
         return dict(sorted(found.items()))
 
     def _readers(self, node: Node) -> set[int]:
-        """The stages that read a graph input, directly or through views of it."""
+        """The stages that read a graph input, or a number or view computed from it."""
         found = set[int]()
         for user in node.users:
             found |= (
@@ -156,7 +161,7 @@ class PlacedCalls:
         return found
 
     def crossing(self, node: Node) -> Crossing:
-        """A value sent between stages, with its layout. Raises PassError if its layout is not known before the step."""
+        """The crossing of a value that is sent between stages. Raises PassError if its shape depends on data."""
         value, symbol = node.meta.get("val"), self._open_dim
         if not isinstance(value, Tensor):
             raise _unfit(node, f"a {type(value).__name__}")
@@ -173,7 +178,7 @@ class PlacedCalls:
         return sorted(nodes, key=self._order.__getitem__)
 
     def _at_hand(self) -> set[Node]:
-        """Numbers and views computed only from the graph's inputs."""
+        """The calls for numbers and views that are computed only from the graph's inputs."""
         free: set[Node] = set()
         for node in self.calls:
             is_tensor = isinstance(node.meta.get("val"), (Tensor, tuple, list, type(None)))  # a fault's call has none
@@ -204,9 +209,10 @@ class PlacedCalls:
         return stages
 
     def _needed(self, own: Iterable[Node]) -> Iterator[Node]:
-        """Each value from outside that these calls need, once.
+        """Yield each value from outside `own` that these calls need, once.
 
-        Every stage computes numbers and views itself, so these are followed to the values that they read.
+        Every stage computes numbers and views of inputs itself, so the values from which they are computed are needed
+        as well.
         """
         inside, seen = set(own), set[Node]()
 
@@ -225,7 +231,10 @@ class PlacedCalls:
         return needed(own)
 
     def _arrives(self, value: Node, stage: int, half: Half) -> bool:
-        """Whether a half receives a value from another stage, not from its own stage's forward."""
+        """Whether a half of a stage receives a value from another stage; False if it is from the stage's own forward.
+
+        Raises PassError for a value that skips a stage or flows against its direction.
+        """
         there, way = self.stages[value], self.half(value)
         if (there, way) == (stage, "forward"):
             return False

@@ -1,14 +1,15 @@
 """Divides a traced step into its stages' graphs, and joins these again after the passes have run on each.
 
-Needs:    a graph whose calls state their origin, forward's before backward's; layers that are named layers.N.
+Needs:    a graph whose calls state their origin, with forward's calls before backward's; layers that are named
+          layers.N.
 Promises: a stage's graph is a joint graph: its parameters come first among its inputs, in the order of their gradients,
-          and each of its calls states its half. Received values are inputs. Numbers and views computed only from the
-          graph's inputs are repeated in each stage that reads them. Joined without a pass in between, the stages
-          compute the same as the graph.
+          and each of its calls states its half. Received values are inputs. Each stage computes the numbers and views
+          of the graph's inputs that it reads. Joined without a pass in between, the stages compute the same as the
+          graph.
 Refuses:  graphs that placed_calls.py refuses, and a module that runs in two stages.
 
-A stage's outputs are the loss (None except in the last stage), its gradients, and a tuple of sent values: activations,
-then gradients of received values. Without stages there is a single graph, the step itself.
+A stage's outputs are the loss (None except in the last stage), its gradients, and a tuple of the values that it sends:
+activations, then gradients of received values. Without stages there is a single graph, the step itself.
 
 1. Place calls in stages and halves (placed_calls.py).
 2. Write each stage as a graph.
@@ -36,9 +37,10 @@ from bitproof.harness.torch_compat import LazyGraphModule
 
 @dataclass
 class StageGraph:
-    """A stage's graph, which passes replace, and the names of modules that run in it.
+    """The graph of a stage.
 
-    Received values, sent values and parameters are given by the names of the traced graph's nodes.
+    `module` is the current graph; passes replace it. `modules` are the names of the modules that run in the stage.
+    `received`, `sent` and `parameters` have names of the traced graph's nodes.
     """
 
     module: GraphModule
@@ -58,8 +60,10 @@ class StageGraphs:
 
     @staticmethod
     def of(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> StageGraphs:
-        """Divide a graph into stages. This also marks each of its calls with its half. Raises PassError for a refused
-        graph."""
+        """Divide a graph into stages; each call of `module` is marked with its half. Raises PassError for a refusal.
+
+        `open_dim` has the size of the chunk symbol.
+        """
         if cuts.num_stages == 1:
             return StageGraphs(module, [StageGraph(module)])
         _refuse_shared_modules(module, cuts)
@@ -74,7 +78,7 @@ class StageGraphs:
         return StageGraphs(module, graphs, placed)
 
     def context_of(self, graph: StageGraph, context: PassContext) -> PassContext:
-        """A case's context for a stage, without the modules that only run in other stages."""
+        """The context for the passes of a stage: the case's context without modules that run only in other stages."""
         if len(self.graphs) == 1:
             return context
         elsewhere = frozenset().union(*(other.modules for other in self.graphs)) - graph.modules
@@ -85,12 +89,12 @@ class StageGraphs:
         return replace(context, module_calls=own, chunking=chunking, facts={})
 
     def joined(self) -> GraphModule:
-        """Step 3: a graph of all stages' current graphs."""
+        """Step 3: join the current graphs of all stages in a single graph."""
         return self.graphs[0].module if self.placed is None else _Joined(self, self.placed).module()
 
 
 def _stage_graph(placed: PlacedCalls, stage: int, also_read: list[Node]) -> StageGraph:
-    """Steps 1 and 2. `also_read` are inputs that the graph gets although it does not read them."""
+    """Write the graph of a stage: step 2. `also_read` are graph inputs that it gets although it does not read them."""
     own: dict[Half, list[Node]] = {"forward": placed.own(stage, "forward"), "backward": placed.own(stage, "backward")}
     received: list[Node] = []
     for half, calls in own.items():
@@ -118,7 +122,7 @@ def _stage_graph(placed: PlacedCalls, stage: int, also_read: list[Node]) -> Stag
 
 
 def _modules(calls: Sequence[Node]) -> frozenset[str]:
-    """The modules that calls belong to, and those around them."""
+    """The names of the modules to which calls belong, and of the modules around them."""
     found = set[str]()
     for name in {origin_of(node).module or "" for node in calls}:
         parts = name.split(".")
@@ -142,7 +146,7 @@ def _refuse_shared_modules(module: GraphModule, cuts: Cuts) -> None:
 
 
 class _Joined:
-    """Writes the graph of all stages."""
+    """Writes the joined graph of all stages."""
 
     def __init__(self, stages: StageGraphs, placed: PlacedCalls) -> None:
         self._stages, self._placed = stages, placed
@@ -151,9 +155,9 @@ class _Joined:
         self._attributes: dict[str, Any] = {}
         self._inputs: dict[str, Node] = {}
         self._sent: dict[str, Node] = {}
-        """The values sent so far, by the traced graph's names."""
+        """The values sent so far, by their names in the traced graph."""
         self._gradients: dict[tuple[str, int], Node] = {}
-        """The gradients so far, by parameter and stage."""
+        """The gradients written so far, by parameter and stage."""
 
     def module(self) -> GraphModule:
         graphs = [stage.module for stage in self._stages.graphs]
@@ -171,8 +175,9 @@ class _Joined:
         return LazyGraphModule(self._attributes, self._graph)
 
     def _copy(self, index: int, half: Half) -> None:
-        """Copy the calls of a stage's half, and note its results."""
+        """Copy the calls of a half of stage `index`, and note the results that are available now."""
         stage = self._stages.graphs[index]
+        # A call without a half belongs to the half of the calls before it.
         is_backward = False
         for node in stage.module.graph.nodes:
             if node.op == "get_attr" and half == "forward":
@@ -215,7 +220,7 @@ class _Joined:
         return self._read(len(self._stages.graphs) - 1, outputs[0])
 
     def _results(self) -> list[Node]:
-        """Each parameter's gradient; gradients of two stages are joined as in the traced graph."""
+        """The gradients of all parameters; the gradients of two stages are added as in the traced graph."""
         env = {x: self._gradients[p.name, i] for p, each in self._placed.gradients.items() for i, x in each.items()}
         for node in self._placed.joins:
             env[node] = self._graph.node_copy(node, env.__getitem__)

@@ -1,9 +1,10 @@
 """Messages between stages: the groups that carry them, and whether ranks could wait for each other forever.
 
 NCCL has no tags: in a group, messages from a rank to another arrive in the order in which they were sent. A send may
-end only once its receive has begun, and a rank's messages in a group may be serialized. So two ranks that first send to
-each other in the same group, like 1F1B's neighbours, may deadlock. Hence there are two groups: messages to higher ranks
-use the first, messages to lower ranks the second. In each of them messages flow in a single direction.
+end only after its receive has begun, and a rank's messages in a group may run in sequence. So two ranks that both send
+to each other before they receive, like neighbours under 1F1B, may deadlock if they use the same group. Hence there are
+two groups: the first for messages to higher ranks, the second for messages to lower ranks. In each of the groups
+messages flow in a single direction.
 
 `refuse_waiting` simulates a schedule under these rules.
 """
@@ -19,7 +20,7 @@ from bitproof.harness.graph.staged.actions import Action
 
 
 class Message(NamedTuple):
-    """One rank's side of a message, which it sends or receives: `sender` is the action that sends it."""
+    """A message on a rank that sends or receives it. `sender` is the action that sends it; `peer` is the other rank."""
 
     sender: Action
     is_sent: bool
@@ -28,19 +29,22 @@ class Message(NamedTuple):
 
 Queue = deque[Message]
 Queues = dict[tuple[int, bool], Queue]
-"""By rank and direction (whether messages go up): messages in the order in which the rank sends and receives them."""
+"""The messages of each rank in each direction, in the order in which the rank sends or receives them.
+
+A key is a rank and whether messages go up.
+"""
 
 
 def goes_up(sender: int, receiver: int) -> bool:
-    """Whether a message uses the group for higher receivers, by the indices of its ranks."""
+    """Whether a message uses the group for messages to higher ranks; `sender` and `receiver` are ranks."""
     return sender < receiver
 
 
 def refuse_waiting(actions: Sequence[Sequence[Action]], num_stages: int) -> None:
     """Raise PassError if ranks with these actions could deadlock, or read another message than intended.
 
-    An action runs once its messages have arrived. A message arrives if it is the next message of its group on both of
-    its ranks, and its sender has run.
+    `actions` has each rank's actions in order. An action runs once the message that it reads has arrived. A message
+    arrives if it is the next message of its group on both of its ranks, and the action that sends it has run.
     """
     queues = _queues(actions, num_stages)
     waiting = [deque(own) for own in actions]
@@ -84,15 +88,15 @@ def _messages_of(action: Action, num_stages: int, ranks: int) -> Iterator[Messag
 
 
 def _read_by(action: Action, num_stages: int, ranks: int) -> Action | None:
-    """The action on another rank whose message an action reads."""
+    """The action of the neighbouring stage whose message an action reads; None if it reads no message."""
     stage = action.stage + (-1 if action.half == "forward" else 1)
     return action._replace(stage=stage) if ranks > 1 and 0 <= stage < num_stages else None
 
 
 def _passing(queues: Queues, rank: int, up: bool, ran: set[Action]) -> Message | None:
-    """Remove the next message that a rank receives in a group from both ranks' queues, and return it.
+    """Return the next message in a group, if the rank receives it and it can arrive now; otherwise None.
 
-    None if the message cannot arrive yet.
+    The message is removed from the queues of both its ranks.
     """
     own = queues[rank, up]
     if not own or own[0].is_sent or own[0].sender not in ran:

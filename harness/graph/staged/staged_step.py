@@ -1,10 +1,11 @@
 """Runs a rank's part of a pipeline's step: its actions in order, and messages between stages.
 
-Needs:    the parts of its stages, its actions (actions.py), and two groups, for messages to higher and to lower ranks
-          (stage_messages.py explains why). Each group has, from each stage, the rank with this rank's coordinates.
-Promises: gradients and losses are added in the order of micro-batches; a rank waits for each receive, but for a send
-          only after the answer has arrived, or at the end of the step. So ranks with orders that `refuse_waiting`
-          accepts cannot deadlock.
+Needs:    the parts of the rank's stages, the rank's actions (actions.py), and two groups, one for messages to higher
+          ranks and one for messages to lower ranks (stage_messages.py explains why). A group has one rank from each
+          stage: the rank whose other coordinates equal those of this rank.
+Promises: gradients and losses are added in the order of micro-batches. A rank waits for each receive at once. It waits
+          for a send only after the answer has arrived, or at the end of the step. So ranks cannot deadlock if
+          `refuse_waiting` accepts their actions.
 
 Every message has a unique tag, for backends with tags. A stage's forward values are kept until its backward has run.
 """
@@ -31,10 +32,11 @@ Values = Mapping[str, Any]
 
 
 class StagedStep:
-    """A rank's step. `running` is the current action. `groups` carry messages to higher and to lower ranks.
+    """A rank's step. `running` is the current action, None outside the step.
 
-    Without a pipeline no groups are needed. `join` is called by the trainer, once per step: it adds the gradients, by
-    parameter name, of parameters that two stages share.
+    `groups` are two groups, for messages to higher and to lower ranks; without a pipeline there are none. The trainer
+    calls `join` once per step with the gradients by parameter name: it adds the gradients of parameters that two stages
+    share.
     """
 
     def __init__(
@@ -51,7 +53,10 @@ class StagedStep:
         self._kept: dict[tuple[int, int], Values] = {}
 
     def __call__(self, state: Values, micro_batches: Sequence[Values]) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """The micro-batches' losses, if this rank has the last stage, and the gradients of its own parameters."""
+        """Run the step. Returns the losses of micro-batches and the gradients of this rank's parameters.
+
+        There are losses only on a rank with the last stage. `state` has the values of parameters and buffers.
+        """
         losses: list[Tensor] = []
         gradients: dict[str, Tensor] = {}
         for action in self.actions:
@@ -83,7 +88,7 @@ class StagedStep:
 
     @contextmanager
     def run_by(self, runner: Callable[[GraphModule], Run]) -> Iterator[None]:
-        """Within this context, run parts by the functions that `runner` returns."""
+        """Within this context, run each part by the function that `runner` returns for the part's graph."""
         own, self._run = self._run, runner
         try:
             yield
@@ -91,20 +96,20 @@ class StagedStep:
             self._run = own
 
     def inputs(self, action: Action, micro_batches: Sequence[Values]) -> Values:
-        """The step's inputs, by name, of the micro-batch that an action takes."""
+        """The inputs of the step for an action: those of its micro-batch."""
         return micro_batches[action.micro_batch]
 
     def taken(self, action: Action) -> Values:
-        """The values that the stage's forward kept for a backward; none for a forward."""
+        """Return, and forget, the values that a stage's forward kept for the backward `action`; none for a forward."""
         return self._kept.pop((action.stage, action.micro_batch), {})
 
     def received(self, action: Action, part: Part) -> dict[str, Tensor]:
-        """The values from the neighbouring stage that an action reads."""
+        """Receive the values from the neighbouring stage that an action reads, and return them by name."""
         neighbour = action._replace(stage=action.stage + (-1 if action.half == "forward" else 1))
         return {x.name: self.receive(neighbour, index, x) for index, x in enumerate(part.received)}
 
     def receive(self, sender: Action, index: int, crossing: Crossing) -> Tensor:
-        """Wait for a message of another stage's action."""
+        """Wait for a message of another stage's action, and return its value. `index` is the message's number."""
         # The layout is known from the trace, so no message describes it.
         value = torch.empty(crossing.shape, dtype=crossing.dtype, device=self._device)
         source = self._rank_of(sender.stage)
@@ -114,8 +119,9 @@ class StagedStep:
         return value
 
     def send(self, action: Action, index: int, value: Tensor) -> None:
-        """Send a value to the stage that needs it."""
+        """Start to send a value to the next stage, or for a backward to the previous one; does not wait."""
         to = self._rank_of(action.stage + (1 if action.half == "forward" else -1))
+        # `_sending` keeps the tensor until the send is awaited: its memory must not be reused before.
         value = value.contiguous()
         work = dist.isend(value, group=self._group(to, False), group_dst=to, tag=tag_of(action, index))
         assert work is not None, "this rank is in the group"
@@ -126,11 +132,11 @@ class StagedStep:
             work.wait()
 
     def add(self, total: Tensor, gradient: Tensor) -> Tensor:
-        """Add a micro-batch's gradient of a parameter to the sum of the previous micro-batches."""
+        """Return the sum of `total`, a parameter's gradient over previous micro-batches, and that of the next one."""
         return total + gradient
 
     def finish(self, losses: list[Tensor], gradients: dict[str, Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """The step's loss and gradients."""
+        """Return the results of the step; a subclass may change them."""
         return losses, gradients
 
     def _rank_of(self, stage: int) -> int:
@@ -142,5 +148,8 @@ class StagedStep:
 
 
 def tag_of(sender: Action, index: int) -> int:
-    """A message's unique tag, from its action and its index among the action's messages (below MOST_CROSSINGS)."""
+    """A unique tag for a message of the action `sender`; `index` is its number among the action's messages.
+
+    The number is below MOST_CROSSINGS, and a stage's number is below 512.
+    """
     return ((sender.micro_batch * 512 + sender.stage) * 2 + (sender.half == "backward")) * MOST_CROSSINGS + index

@@ -1,15 +1,16 @@
 """Exports a training step with torch's ahead-of-time autograd: a joint graph with descriptors of inputs and outputs.
 
     trace.py       records a step's calls, including in-place writes, with a symbolic dim for chunks
-    here           `aot_export_joint_with_descriptors`: no in-place writes, fixed sizes, backward from a tangent
+    this module    `aot_export_joint_with_descriptors`: no in-place writes, fixed sizes, backward from a tangent
 
-The result has the form of a traced graph, so that passes, faults and searches can handle it: the inputs are parameters,
-buffers and the step's inputs, the outputs the loss and a gradient for each parameter.
+The result has the form of a traced graph, so that passes, faults and searches can handle it. Its inputs are parameters,
+buffers and the step's inputs; its outputs are the loss and a gradient for each parameter.
 
 1. Make fake tensors, and wrap the model and its loss in a module, as torch exports modules.
 2. Export, and record every node's origin while torch traces.
 3. Identify inputs and outputs by torch's descriptors, never by position.
-4. Write the graph again: the tangent becomes a call that makes it, new values of buffers become writes at the end.
+4. Write the graph again. In torch's graph the tangent is an input; now a call makes it. New values of buffers are
+   outputs there; now they are written into the buffers at the end.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ NO_CHUNKS = sympy.Symbol("no_chunks")
 
 
 class _Step(nn.Module):
-    """A model and its loss function as a module. Enters `recording` when torch traces the graph.
+    """A model and its loss function as a module. It calls `recording` when torch begins to trace the graph.
 
-    torch gets only the first name of a tied parameter or buffer, as it would make each name a separate input with a
-    separate gradient. Under the other names the model then reads the first name's value.
+    Torch gets only the first name of a tied parameter or buffer: otherwise each name would be a separate input with a
+    separate gradient. During the step, the model finds the value of the first name under the other names as well.
     """
 
     def __init__(self, model: nn.Module, loss_function: LossFunction, recording: Callable[[], None]) -> None:
@@ -95,7 +96,7 @@ def _state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _tied(model: nn.Module) -> dict[str, str]:
-    """Maps each further name of a tied parameter or buffer to its first name."""
+    """A dict from each further name of a tied parameter or buffer to its first name."""
     first: dict[Tensor, str] = {}
     every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     found = {name: first.setdefault(tensor, name) for name, tensor in every}
@@ -110,10 +111,11 @@ def export_joint_step(
     gradient_seed: float,
     device: torch.device,
 ) -> JointGraph:
-    """Export `loss_function(*inputs)`, which calls `model`, and the gradients of its parameters.
+    """Export `loss_function(*inputs)`, which calls `model`, and the gradients of the model's parameters.
 
-    Only shapes and dtypes are read, and values are faked on `device`. Backward starts from `gradient_seed`. Raises
-    TraceError for steps that torch cannot export, and for inputs or outputs without a known descriptor.
+    Only shapes and dtypes are read, and values are faked on `device`. Backward starts from the gradient `gradient_seed`
+    of the loss. Raises TraceError for steps that torch cannot export, and for inputs or outputs with an unknown
+    descriptor.
     """
     shape_env = ShapeEnv()
     fake_mode = step_fake_mode(shape_env=shape_env)
@@ -152,7 +154,7 @@ def export_joint_step(
 
 
 class _Ends:
-    """A joint graph's inputs and outputs by role. Names of parameters and buffers are the model's own."""
+    """The inputs and outputs of a joint graph by role. The names of parameters and buffers are those in the model."""
 
     def __init__(self, inputs: dict[Role, Node], outputs: dict[Role, Node | None]) -> None:
         self.inputs = inputs
@@ -172,11 +174,11 @@ class _Ends:
         return _Ends(inputs, outputs)
 
     def input(self, role: Role) -> Node | None:
-        """The input of a role; None if the step does not read it."""
+        """The input with a role; None if the step does not read it."""
         return self.inputs.get(role)
 
     def output(self, role: Role) -> Node:
-        """The output of a role. Raises TraceError if there is none."""
+        """The output with a role. Raises TraceError if there is none."""
         found = self.outputs.get(role)
         if found is None:
             raise TraceError(
@@ -208,7 +210,7 @@ def _as_step(
     num_inputs: int,
     gradient_seed: float,
 ) -> GraphModule:
-    """The graph with the inputs and outputs of a traced graph, found by their roles."""
+    """Write the exported graph with the inputs and outputs of a traced graph; their roles identify them."""
     graph = Graph()
     env: dict[Node, Node] = {}
     for role in _signature(parameter_names, buffer_names, num_inputs):
@@ -225,6 +227,7 @@ def _as_step(
     for node in exported.graph.nodes:
         if node.op not in ("call_function", "get_attr"):
             continue
+        # The call that makes the tangent reads the loss, so it is written only before the tangent's first reader.
         if tangent in node.all_input_nodes and tangent not in env:
             assert tangent is not None
             env[tangent] = _seed(graph, env[loss], tangent, gradient_seed)
@@ -241,7 +244,7 @@ def _as_step(
 
 
 def _written_buffer(ends: _Ends, role: Role) -> Node:
-    """The buffer to which a value is written. Raises TraceError for a write to a parameter or an input."""
+    """The buffer to which the output with `role` is written. Raises TraceError for a parameter or an input."""
     if (found := ends.input(Role("buffer", role.of))) is not None:
         return found
     kind: Literal["parameter", "input"] = "parameter" if ends.input(Role("parameter", role.of)) else "input"
@@ -272,14 +275,14 @@ def _signature(parameter_names: list[str], buffer_names: list[str], num_inputs: 
 
 
 def _seed(graph: Graph, loss: Node, tangent: Node, gradient_seed: float) -> Node:
-    """Write the call that makes backward's initial gradient, as eager makes it."""
+    """Write the call that makes backward's initial gradient, with the same operator as in eager."""
     seed = graph.call_function(torch.ops.aten.full_like.default, (loss, gradient_seed), {"pin_memory": False})
     seed.meta = {"val": tangent.meta["val"], META_KEY: Origin(None, "backward"), SEED_KEY: True}
     return seed
 
 
 def write_back(graph: Graph, buffer: Node, value: Node) -> Node:
-    """Write a value into a graph input at the end of the current graph; returns the call."""
+    """Write a copy of `value` into the graph input `buffer` at the end of the graph, and return the call."""
     node = graph.call_function(torch.ops.aten.copy_.default, (buffer, value))
     node.meta = {key: value.meta[key] for key in (META_KEY,) if key in value.meta} | {"val": buffer.meta["val"]}
     return node
@@ -287,7 +290,7 @@ def write_back(graph: Graph, buffer: Node, value: Node) -> Node:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Within this context, any error of torch's export is a TraceError."""
+    """Within this context, convert any error of torch's export to a TraceError."""
     try:
         yield
     except TraceError:

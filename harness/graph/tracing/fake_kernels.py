@@ -1,8 +1,8 @@
 """A missing shape function for fake tensors: the grouped matrix product in float32.
 
-torch multiplies groups in float32, but its shape function only accepts bfloat16 (2.11 to 2.15,
-`_meta_grouped_mm_common` in torch/_meta_registrations.py). A float32 product gets the layout of a bfloat16 product,
-whose rows may be padded to 16 bytes. That changes nothing if rows have a multiple of 8 elements, as in experts.
+Torch multiplies groups in float32, but its shape function only accepts bfloat16 (torch 2.11 to 2.15,
+`_meta_grouped_mm_common` in torch/_meta_registrations.py). Here a float32 product gets the layout of a bfloat16
+product. That may pad rows to 16 bytes, but not if rows have a multiple of 8 elements, as in experts.
 Importing this module, as `fake_mode` does, registers the function.
 """
 
@@ -23,7 +23,7 @@ def _is_grouped_mm(operator: OpOverload) -> bool:
 # Registered with a predicate, so that a release with its own registration takes precedence without a conflict.
 @register_op_impl(_is_grouped_mm)
 def grouped_mm(mode: FakeTensorMode, operator: Any, a: Tensor, b: Tensor, *others: Any, **options: Any) -> Any:
-    """The fake result of a float32 product; NotImplemented for other dtypes, so that torch handles them."""
+    """The fake result of a float32 product. For other dtypes it is NotImplemented, so that torch handles the call."""
     if a.dtype != torch.float32 or b.dtype != torch.float32:
         return NotImplemented
     return operator(a.bfloat16(), b.bfloat16(), *others, **options).float()

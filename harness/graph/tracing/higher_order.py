@@ -1,11 +1,12 @@
 """Refuse a chunked module that calls a higher-order operator such as `cond`: its nested graphs are not split in two.
 
-An operator is chunked only if its rows can be followed: FlexAttention and its backward have rules, and an operator that
+An operator is chunked only if its rows can be followed. FlexAttention and its backward have rules. An operator that
 calls a single nested graph with its own operands (`wrap`) is followed through that graph. `cond`, `while_loop`, `map`,
-`scan` and `associative_scan` are refused in two places, since tracing them with an open dim may fail or succeed:
+`scan` and `associative_scan` are refused. A trace of them with an open dim may fail or succeed, so there are two
+functions:
 
-1. `refuse_failed` reads from the traceback of a failed trace which operator was being traced.
-2. `refuse_calls` reads the traced graph, before passes whose rules the nested graphs would break.
+1. `refuse_failed` finds the operator in the traceback of a failed trace.
+2. `refuse_calls` finds the operator in the traced graph, before any pass runs.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _FOLLOWED = frozenset({"flex_attention"})
 
 
 def refuse_calls(calls: Iterable[tuple[Node, str]], symbol: sympy.Symbol) -> None:
-    """Raise ChunkError for the first call that passes rows to nested graphs which cannot be followed.
+    """Raise ChunkError for the first call that passes chunked rows to nested graphs that cannot be followed.
 
-    `calls` has each call with its chunked module; `symbol` is the size of the chunked dim.
+    `calls` has calls with their chunked modules; `symbol` is the size of the chunked dim.
     """
     for node, module in calls:
         graphs = [x.name for x in node.all_input_nodes if operators.graph_of(x) is not None]
@@ -39,8 +40,11 @@ def refuse_calls(calls: Iterable[tuple[Node, str]], symbol: sympy.Symbol) -> Non
 
 
 def refuse_failed(module: str, error: Exception, where: str | None) -> None:
-    """Raise ChunkError if `error`, raised by the trace of a chunked module at `where`, comes from a higher-order
-    operator."""
+    """Raise ChunkError if a higher-order operator raised `error` during the trace of a chunked module.
+
+    `module` is the module's name, `where` the user's line. FlexAttention is no reason to refuse.
+    """
+    # The file of an operator's rule has the operator's name: torch/_higher_order_ops/cond.py.
     homes = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
     called = next((home.removeprefix(_HOME) for home in homes if home.startswith(_HOME)), None)
     if called is not None and called not in _FOLLOWED:

@@ -1,7 +1,7 @@
 """Operators over lists of tensors, traced as torch's CPU implementation: a loop over single tensors.
 
-On the CPU `torch._foreach_add_(xs, ys)` calls `x.add_(y)` for each pair; only devices with a kernel for lists differ. A
-test compares the bits of both.
+On the CPU, `torch._foreach_add_(xs, ys)` calls `x.add_(y)` for each pair of tensors; devices with a kernel for lists
+run that kernel instead. A test compares the bits of operators over lists and of loops.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     for name in (stem, f"{stem}_")
 }
 FUNCTIONS |= {"zero_": torch.Tensor.zero_, "copy_": torch.Tensor.copy_, "norm": torch.linalg.vector_norm}
-"""The method to call for each tensor. Other operators over lists stay in the graph."""
+"""The function to call for each tensor, by an operator's name without PREFIX. Other operators over lists stay."""
 
 _BY_KEYWORD = {"addcmul": "value", "addcdiv": "value", "addcmul_": "value", "addcdiv_": "value"}
-"""Functions whose last number is a keyword argument."""
+"""Functions that take their number by keyword, and the keyword; operators over lists take it as the last argument."""
 
 
 class _OneByOne(TorchDispatchMode):
@@ -55,8 +55,8 @@ def one_by_one() -> AbstractContextManager[Any]:
 
 
 def without_regions(module: GraphModule) -> GraphModule:
-    """A traced graph without optimizers' profiler ranges, which compute nothing."""
-    # Exits first: each reads the handle of its enter, which has no reader afterwards.
+    """Remove the profiler ranges of optimizers from a traced graph, as they compute nothing, and return the graph."""
+    # The end of a range reads its start, so ends are erased first.
     for name in ("_record_function_exit", "_record_function_enter_new"):
         for node in [node for node in module.graph.nodes if getattr(node.target, "namespace", None) == "profiler"]:
             if str(node.target).split(".")[1] == name and not node.users:

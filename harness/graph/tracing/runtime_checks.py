@@ -1,14 +1,14 @@
-"""Conditions on data that the step itself asserts, kept as calls of the graph that raise like eager.
+"""Conditions on data that the step itself asserts. They stay in the graph as calls, and raise errors as in eager.
 
 Three kinds of conditions reach a trace:
 
 1. On tensors (`torch._assert_async`): ordinary calls, which `operators.has_effects` keeps.
-2. On sizes and numbers read from data (`torch._check` of an `.item()`), including those that involve the chunked dim:
-   torch resolves them during the trace without a node, so each is recorded here as a call of `aten._assert_scalar`
-   at its place. A chunk checks its own half.
-3. On the chunked dim only: no call; `concretize_symbols` checks them with numbers.
+2. On sizes and numbers read from data (`torch._check` of an `.item()`), even if the chunked dim is involved as well:
+   torch resolves them during the trace without a node. So this module records each as a call of `aten._assert_scalar`,
+   at its place among the calls. In a chunked module, each chunk checks its own half.
+3. On the chunked dim only: there is no call; `concretize_symbols` checks them with numbers.
 
-Only the user code's assertions are recorded: operators repeat their own assertions whenever they run.
+Only assertions in the user's code are recorded: operators repeat their own assertions whenever they run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bitproof.harness.graph.origin import user_line
 from bitproof.harness.torch_compat import Check, checks_replaced
 
 _WRAPPERS = {torch.__file__, typing_extensions.__file__}
-"""The files of `torch._check` and its variants; some are wrapped as deprecated."""
+"""The files with `torch._check` and its variants; `typing_extensions` wraps the deprecated variants."""
 
 _NO_MESSAGE = "expected the condition to be true, but it is false"
 
@@ -39,8 +39,8 @@ _NO_MESSAGE = "expected the condition to be true, but it is false"
 def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[None]:
     """Within this context, a trace records each `torch._check` of data in the user's code.
 
-    Raises TraceError for a number from data that is asserted to equal the chunked dim: it could no longer be
-    distinguished from that dim, and would be halved.
+    Raises TraceError if a number from data is asserted to equal an expression of the chunked dim: the number could no
+    longer be distinguished from that dim, and would be halved.
     """
 
     def written(
@@ -69,7 +69,10 @@ def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[
 
 
 def _asking_line(frame: FrameType | None) -> str | None:
-    """The user's line that called torch's wrappers, from their innermost `frame`; None if torch itself called them."""
+    """The user's line that called `torch._check`; None if torch itself called it.
+
+    `frame` is the innermost frame of torch's wrappers.
+    """
     while frame is not None and frame.f_code.co_filename in _WRAPPERS:
         frame = frame.f_back
     return user_line(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None

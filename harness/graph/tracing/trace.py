@@ -1,16 +1,16 @@
 """Traces a training step (forward, loss, backward) into a joint graph.
 
-Parameters, buffers and inputs become graph inputs, in that order; the loss and a gradient for each parameter become its
-outputs. The dim to be chunked is a hinted unbacked symbol: no code can branch on its value, so exactly the values that
-depend on a chunk carry the symbol.
+Parameters, buffers and inputs become graph inputs, in that order; the loss and a gradient for each parameter become the
+graph's outputs. The size of the dim to be chunked is a hinted unbacked symbol. No code can branch on its value, so
+exactly the values that depend on a chunk carry the symbol.
 
 1. Make fake tensors; the chunked dim of every input becomes the same unbacked symbol in [n / 2, n].
 2. Run forward and backward under make_fx, and record every node's origin.
 3. Refuse a step that fixed the symbol: `x.view(128, -1)` traces, but only for 4 sequences of 32 tokens.
 4. Refuse nested graphs of higher-order operators with effects that passes would not see, and higher-order operators in
    chunked modules (see higher_order.py).
-5. Keep the conditions that tracing deferred: `concretize_symbols` checks those on the chunked dim with real numbers,
-   calls in the graph check those on data (see runtime_checks.py).
+5. Keep the conditions that tracing deferred. `concretize_symbols` checks conditions on the chunked dim with real
+   numbers; calls in the graph check conditions on data (see runtime_checks.py).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ChunkSymbol:
 class Guard:
     """A condition on the chunk symbol that tracing assumed.
 
-    `source` is the line that needed it, None for the bounds of the whole trace.
+    `source` is the line of user code that needed it, None if no such line did.
     """
 
     condition: sympy.Basic
@@ -73,7 +73,7 @@ class Guard:
 
 @dataclass
 class StepGraph:
-    """A step as a graph. Graph inputs are parameters, buffers, then inputs, in the order of these names."""
+    """A step as a graph. Its graph inputs are parameters, then buffers, in the order of these names, then inputs."""
 
     module: GraphModule
     parameter_names: list[str]
@@ -85,7 +85,8 @@ class StepGraph:
 class JointGraph(StepGraph):
     """A traced step with the chunked dim left open.
 
-    `module_calls` has the number of calls of each of the model's modules, by name: 0 if it did not run.
+    `module_calls` has, by the name of each of the model's modules, the number of its calls: 0 for a module that did not
+    run.
     """
 
     chunk_symbol: ChunkSymbol
@@ -101,7 +102,7 @@ R = TypeVar("R")
 
 
 def _tells_untested_release(trace: Callable[P, R]) -> Callable[P, R]:
-    """Let a TraceError start with torch's version, if that is untested."""
+    """Wrap a function so that its TraceError begins with torch's version, if that version is untested."""
 
     @functools.wraps(trace)
     def told(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -130,13 +131,15 @@ def trace_joint_step(
     is_cut: bool = True,
     chunking: Chunking | None = None,
 ) -> JointGraph:
-    """Trace `loss_function(*inputs)`, which calls `model`, and the gradients of its parameters.
+    """Trace `loss_function(*inputs)`, which calls `model`, and the gradients of the model's parameters.
 
     `inputs` are tensors that all have the size n along `chunk_dim`; with `is_cut`, n must be even. The model may be on
-    the meta device: only shapes and dtypes are read, and values are faked on `device`. Backward starts from
-    `gradient_seed`. Outputs of modules that match `observe`, and their gradients, are marked: see observation.py.
-    Raises TraceError, which names the line that could not be traced, CaseError for a pattern that matches no module,
-    and ChunkError for a higher-order operator in a module that `chunking` chooses.
+    the meta device: only shapes and dtypes are read, and values are faked on `device`. Backward starts from the
+    gradient `gradient_seed` of the loss. `observe` has patterns of modules: their outputs, and the gradients of these
+    outputs, are marked (observation.py).
+
+    Raises TraceError for code that cannot be traced (the error names the line), CaseError for a pattern that matches no
+    module, and ChunkError for a higher-order operator in a module that `chunking` chooses.
     """
     extent = _common_extent(inputs, chunk_dim, is_cut)
     fake_mode = step_fake_mode(shape_env=ShapeEnv())
@@ -196,7 +199,7 @@ def trace_joint_step(
 
 
 def _complete(module: GraphModule) -> None:
-    """Convert a traced graph to the form of passes: each tensor is an argument, and every node has a value."""
+    """Convert a traced graph to the form that passes need: each input is an argument, and every node has a value."""
     module.graph.set_codegen(CodeGen())  # make_fx's graph takes two lists
     module.recompile()
     for reference in module.graph.find_nodes(op="get_attr"):
@@ -205,7 +208,7 @@ def _complete(module: GraphModule) -> None:
 
 
 def complete_checks(module: GraphModule) -> None:
-    """Give every assertion, also of nested graphs, the value that tracing leaves out: None."""
+    """Set the value of every assertion to None, also in nested graphs: tracing leaves it out."""
     for graph in (part.graph for part in module.modules() if isinstance(part, GraphModule)):
         for check in filter(operators.is_check, graph.nodes):
             check.meta.setdefault("val", None)
@@ -219,9 +222,10 @@ def trace_fixed_step(
     gradient_seed: float,
     device: torch.device,
 ) -> StepGraph:
-    """Trace a step like `trace_joint_step`, with every size fixed, so that code may branch on sizes.
+    """Trace a step like `trace_joint_step`, but with every size fixed, so that code may branch on sizes.
 
-    For inspection, not for passes: eager code operator by operator, including manual chunks.
+    The graph is for inspection, not for passes. It has the operators of eager code, also of code that splits its
+    tensors in chunks itself.
     """
     fake_mode = step_fake_mode(shape_env=ShapeEnv(), repeats=True)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -249,11 +253,12 @@ def trace_fixed_step(
 def trace_forward(
     name: str, module: nn.Module, forward: Callable[..., Any], arguments: Mapping[str, Any], *, chunk_dim: int
 ) -> tuple[GraphModule, sympy.Symbol]:
-    """Trace a module's `forward` on the tensors among `arguments`, with a symbolic dim `chunk_dim`.
+    """Trace a module's `forward` on the tensors among `arguments`, with a symbolic size of the dim `chunk_dim`.
 
-    `name` is the module's; the first argument is chunked. Returns the graph and the dim's symbol. An argument that is
-    no tensor (a mask) is left out. Nothing is computed and no state changes. Raises TraceError, and ChunkError for a
-    higher-order operator that cannot be traced.
+    `name` is the module's name. The first argument is chunked, and so is every tensor with the same size along
+    `chunk_dim`. An argument that is no tensor (a mask) is replaced by None. Returns the graph and the symbol. Nothing
+    is computed and no state changes. Raises TraceError, and ChunkError for a higher-order operator that cannot be
+    traced.
     """
     extent = next(iter(arguments.values())).shape[chunk_dim]
     fake_mode = step_fake_mode(ShapeEnv(), remembers=False)
@@ -311,7 +316,10 @@ def _common_extent(inputs: Sequence[Tensor], dim: int, is_cut: bool) -> int:
 
 @contextmanager
 def keeping_state(model: nn.Module) -> Iterator[None]:
-    """Raise TraceError if the step replaces a buffer by another tensor, which no graph would do."""
+    """Raise TraceError at the end of this context if the step has replaced a buffer by another tensor.
+
+    A graph only reads its inputs and writes into them, so it would not replace the buffer.
+    """
     before = dict(model.named_buffers())
     yield
     after = dict(model.named_buffers())
@@ -324,7 +332,7 @@ def keeping_state(model: nn.Module) -> Iterator[None]:
 
 
 def fixed_fake(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> Tensor:
-    """A fake tensor with the layout of `x` and fixed sizes."""
+    """A fake tensor on `device` with the sizes, strides and dtype of `x`."""
     with fake_mode:
         fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
     return fake.requires_grad_(x.requires_grad)
@@ -345,7 +353,10 @@ def _fake_input(
 
 
 def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: int, guards: list[Guard]) -> None:
-    """Refuse a trace in which a fixed size determined the symbolic dim: nothing could be chunked."""
+    """Raise TraceError if the trace fixed the size of the symbolic dim: nothing could be chunked.
+
+    `guards` may name the line that fixed it.
+    """
     assert shape_env is not None
     fixed = shape_env.replacements.get(symbol)
     if fixed is None:
@@ -363,7 +374,7 @@ def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: 
 def refuse_opaque_nested_graphs(module: GraphModule) -> None:
     """Raise TraceError for a nested graph with effects that passes would not see.
 
-    Passes only see a higher-order operator's operands, so its nested graphs may only compute from those.
+    Passes see only the operands of a higher-order operator, so its nested graphs may only compute from the operands.
     """
     for path, nested in module.named_modules():
         for node in nested.graph.nodes if path and isinstance(nested, GraphModule) else ():
@@ -380,7 +391,7 @@ def refuse_opaque_nested_graphs(module: GraphModule) -> None:
 
 
 def _deferred_guards(shape_env: ShapeEnv | None, symbol: sympy.Symbol) -> list[Guard]:
-    """Every deferred runtime assertion on the chunk symbol only; those on data have become calls."""
+    """The conditions on the chunk symbol alone that torch deferred; conditions on data are calls in the graph."""
     assert shape_env is not None
     return [
         Guard(check.expr, _innermost((frame.filename, frame.lineno) for frame in check.stack.summary()))
@@ -395,7 +406,10 @@ def _innermost_user_line(error: BaseException) -> str | None:
 
 
 def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
-    """The last of the user's lines below this module, among frames given outermost first; else None."""
+    """The innermost line of user code among frames, which are given outermost first; None if there is none.
+
+    Only frames after the last frame of this module count: earlier frames are of the code that called the trace.
+    """
     found = None
     for path, number in frames:
         found = None if path == __file__ else user_line(path, number) or found

@@ -47,10 +47,10 @@ def check_certificates(
 ) -> int:
     """Check the certificates in a folder or its subfolders; print their claims, assumptions and unchecked parts.
 
-    With `signers`, each must be signed by one of them. With `retrace`, both graphs are traced again, which needs torch;
-    `extra_passes` and `precompiled` must then be those of the original proof. Returns 0 if all are accepted and every
-    output is proved, 1 if an output is not claimed, 3 if a certificate is rejected. Raises UsageError if there is none,
-    and for wrong options.
+    With `signers`, each certificate must be signed by one of them. With `retrace`, both graphs are traced again, which
+    needs torch; `extra_passes` and `precompiled` must then be those of the original proof. Returns 0 if all
+    certificates are accepted and claim every output, 1 if an output is not claimed, 3 if a certificate is rejected.
+    Raises UsageError for wrong options, and if the folder has no certificate.
     """
     if not retrace and (extra_passes or precompiled is not None):
         raise UsageError(
@@ -104,10 +104,11 @@ def _signer_of(main: Path, signers: Path) -> str:
             check_plain(file, SOURCE)
         except OSError as error:
             raise RejectedError(f"{file} cannot be read: {error.strerror}") from error
+    # find-principals only looks for the signature's key. `verify` below also checks the signed content and NAMESPACE.
     names = _keygen("find-principals", "-f", str(signers), "-s", str(signature))
     hold(names.status == 0 and bool(names.out.strip()), "not signed by any of the allowed signers")
     with rejecting():
-        content = main.read_bytes().decode()  # whose every byte is signed
+        content = main.read_bytes().decode()  # the signature covers every byte
     why = ""
     for name in names.out.splitlines():
         by = ("-I", name, "-n", NAMESPACE, "-f", str(signers), "-s", str(signature))
@@ -138,7 +139,7 @@ def _case_of(subject: Any) -> Case:
 
 
 def _about(main: Any, graphs: Sequence[Any], case: Case, retraced: bool) -> list[str]:
-    """The subject of a certificate, and its claims that were not checked, as lines."""
+    """Lines about a certificate: its subject, and those of its claims that were not checked."""
     from bitproof.builtin_cases import CASES
 
     subject, model, ranks = main["subject"], case.model, case.parallelism.world_size
@@ -170,7 +171,7 @@ def _about(main: Any, graphs: Sequence[Any], case: Case, retraced: bool) -> list
 
 
 def _changes(told: object, own: object, name: str = "") -> list[str]:
-    """The different fields of two cases as JSON, with the certificate's values."""
+    """The fields in which two cases, given as JSON, differ. Each comes with its value in `told`, the certificate."""
     if isinstance(told, dict) and isinstance(own, dict):
         names = sorted({*told, *own})
         return [x for key in names for x in _changes(told.get(key), own.get(key), f"{name}.{key}".lstrip("."))]

@@ -1,4 +1,4 @@
-"""`--prove-first`: before any case runs, which of its outputs are proved equal for every input?"""
+"""`--prove-first`: before any case runs, prove each case, and report the outputs that are equal for every input."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class ProofCheck(Check):
     Options = ProofOptions
 
     def __init__(self, options: ProofOptions) -> None:
-        """Nothing is proved yet."""
+        """Start without any proof: `prepare` fills `_found`."""
         super().__init__(options)
         self._found: dict[str, ProofOutcome] = {}
 
     @classmethod
     def of(cls, options: ProofOptions) -> Self | None:
-        """On if asked for."""
+        """The check, or None without `--prove-first`."""
         return cls(options) if options.prove_first else None
 
     def refuse(self, options: RunOptions) -> None:
-        """Refuse torchrun's ranks."""
+        """Raise UsageError under torchrun."""
         refuse_many_ranks()
 
     def prepare(self, cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
@@ -73,14 +73,14 @@ class ProofCheck(Check):
 
     @staticmethod
     def finding(data: dict[str, Any]) -> Finding:
-        """The finding of a proof in a report of schema 1."""
+        """Rebuild the finding of a proof from its data in a report of schema 1."""
         from bitproof.harness.powers.proofs.report import finding_of, read_data
 
         return finding_of("", read_data(data), None)
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """A proof that claims PROVED although outputs are not."""
+        """The contradiction of a proof whose verdict is PROVED although some outputs are not; None for others."""
         from bitproof.harness.powers.proofs.report import read_data
 
         found = read_data(data)
@@ -90,7 +90,7 @@ class ProofCheck(Check):
 
 
 def prove_cases(cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[tuple[str, ProofOutcome]]:
-    """Prove cases in one process of its own, and yield each name and outcome. Raises UsageError under torchrun."""
+    """Prove cases in a separate process, and yield each case's name and outcome. Raises UsageError under torchrun."""
     from bitproof.harness.powers.proofs.preflight import Task, preflight_proofs
 
     refuse_many_ranks()

@@ -42,11 +42,13 @@ def prove(
 ) -> int:
     """Prove cases, print the results, and return the exit status.
 
-    0 if each case has its expected answer: PROVED for EQUAL, NOT PROVED for DIFFERENT. 1 if one has not, 3 if one is
-    REFUSED, or was requested and cannot be tried. Without a selection (`asked`), cases that cannot be tried are named
-    and do not count. Results are printed in lines, as JSON, or as rows of a table. Certificates of tried cases go into
-    subfolders of `folder`. With `precompiled`, candidates are the step in this folder, which is refused if a run would
-    refuse it. Raises UsageError if the call is wrong, before anything is traced.
+    The status is 0 if each case has its expected answer: PROVED for a case that is expected to be EQUAL, NOT PROVED for
+    DIFFERENT. It is 1 if a case has the other answer, and 3 if a case is REFUSED or cannot be tried. `asked`: the user
+    selected the cases. If not, cases that cannot be tried are listed, but do not change the status.
+
+    Results are printed in lines, as JSON, or as rows of a table. The certificate of each tried case is written to a
+    subfolder of `folder`. With `precompiled`, each candidate is the step in this folder; it is refused if a run would
+    refuse it. Raises UsageError for contradicting options, before anything is traced.
     """
     if precompiled is not None and extra_passes:
         raise UsageError(
@@ -84,7 +86,7 @@ def prove(
 
 
 def _whole_proof(result: CaseProof) -> Proof:
-    """The proof of any number of steps, if there is one; otherwise that of the step."""
+    """The proof of any number of steps, if there is one; otherwise the proof of one step."""
     assert result.proof is not None
     update = result.update
     return update.proof if update is not None and update.proof is not None and update.induction.holds else result.proof
@@ -112,13 +114,13 @@ def _expected(case: Case) -> str:
 
 
 def assumptions_of(result: CaseProof) -> list[str]:
-    """The assumptions of a case's proof, besides tracing."""
+    """The assumptions of a case's proof, except those on tracing."""
     proof = _whole_proof(result)
     return [*assumed([side.graph for side in proof.sides], proof.table.used())]
 
 
 def _lines(result: CaseProof) -> list[str]:
-    """The lines about a case."""
+    """The printed lines about a case: its verdict and counts, then details of outputs that are not simply PROVED."""
     name, proof = result.case.name, result.proof
     if proof is None:
         return [f"{name}: {result.verdict}: {result.reason}"]
@@ -141,7 +143,7 @@ def _lines(result: CaseProof) -> list[str]:
 
 
 def _update_lines(update: UpdateProof | None) -> list[str]:
-    """The lines about the update after a proved step, and about any number of steps."""
+    """The printed lines about the update after a proved step, and about any number of steps."""
     if update is None:
         return []
     num_proved, reason = update.count(PROVED), f": {update.reason}" if update.reason else ""
@@ -163,7 +165,8 @@ def _table_head() -> list[str]:
 
 
 def _row(result: CaseProof) -> str:
-    """A case's row in the table: outputs by answer, number of computed PROVED outputs, a run's expected verdict."""
+    """A case's row in the table: the columns of `_table_head`. `computed` counts the PROVED outputs that were also
+    computed on values."""
     case, proof = result.case, result.proof
     numbers = [proof.count(verdict) if proof else "" for verdict in (PROVED, NOT_PROVED, REFUSED)]
     computed = result.evaluated if proof else ""
@@ -173,7 +176,8 @@ def _row(result: CaseProof) -> str:
 
 
 def _reasons(results: Sequence[CaseProof]) -> list[str]:
-    """The lines below the table: reasons of refusals and of untried cases, and outputs with other layouts."""
+    """The lines below the table: each reason of a refusal or of an untried case, with the cases that have it; then the
+    cases whose PROVED outputs have different strides on the two sides."""
     cases: dict[str, dict[str, None]] = {}
     for result in results:
         answers = result.proof.answers if result.proof else ()
@@ -211,7 +215,7 @@ def _data(result: CaseProof) -> dict[str, object]:
 
 
 def _update_data(update: UpdateProof | None) -> dict[str, object] | None:
-    """The proof of the update after a proved step, and of any number of steps; None if the step is not proved."""
+    """The JSON about the update after a proved step, and about any number of steps; None if the step is not proved."""
     if update is None:
         return None
     return {

@@ -1,8 +1,9 @@
 """Proofs before a run: before any rank starts, a separate process proves every case, and sends the results.
 
-The command line's process does not import torch, and the host never traces, so this process does, once for all cases.
-It gets them all, and answers case by case (`processes/apart`). If a proof fails or the process dies, the case is NOT
-TRIED and still runs. A user's passes, which may hang, have a case's time limit, as in a run.
+A separate process is needed because the command line's process does not import torch, and the host never traces. One
+process proves all cases: it receives them at once, and sends an outcome per case (`processes/apart`). If it dies or
+exceeds the time limit, the remaining cases are NOT TRIED, and still run. A user's pass may hang, so the limit for a
+proof is that of a case's run.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ MOST_NAMED = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The request: cases, with a user's passes in each candidate's graph."""
+    """The request to the process: the cases, and the user's passes to add to each candidate's graph."""
 
     cases: tuple[Case, ...]
     extra_passes: tuple[str, ...] = ()
 
 
 def preflight_proofs(task: Task, log: Path, timeout: float) -> Generator[ProofOutcome, None, None]:
-    """Yield an outcome for each case in order, each within `timeout` seconds; after a time-out, later cases are not
-    tried. Closing the iterator ends the process."""
+    """Yield an outcome for each case, in order. Each may take `timeout` seconds; after a time-out, all later cases are
+    NOT TRIED. Closing the iterator ends the process."""
     found = answers_apart("bitproof.harness.powers.proofs.preflight", task, ProofOutcome, len(task.cases), log, timeout)
     with contextlib.closing(found) as answers:
         for answer in answers:
@@ -42,12 +43,12 @@ def preflight_proofs(task: Task, log: Path, timeout: float) -> Generator[ProofOu
 
 
 def main() -> None:
-    """The proving process: `harness.powers.proofs.preflight PIPE`."""
+    """Run the proving process, which is started as `python -m ...preflight PIPE`."""
     answer_all(Task, lambda task: (outcome_of(case, task.extra_passes) for case in task.cases))
 
 
 def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
-    """Prove a case, without computing terms on values: the following run compares bits."""
+    """The outcome of proving a case. Terms are not computed on values, since the run that follows compares bits."""
     from bitproof.harness.errors import BitproofError
     from bitproof.harness.graph.graph_options import GraphOptions
     from bitproof.harness.powers.proofs.prover.answers import NOT_PROVED, PROVED, REFUSED

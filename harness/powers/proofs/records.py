@@ -22,10 +22,9 @@ class ProofVerdict(enum.StrEnum):
 class ProofOutcome:
     """A case's proof: the number of the step's outputs by answer, and the reason if not all are proved.
 
-    `unproved` lists the first outputs that are not proved, `first` describes the difference of the two sides in the
-    first of them. `assumptions` are the proof's assumptions. `laid_out_otherwise` lists the first outputs that are
-    PROVED but have different strides on the two sides, `otherwise` is their number: code after the step may depend on
-    strides.
+    `unproved` lists the first outputs that are not proved; `first` describes where the two sides of the first of them
+    differ. `assumptions` are the proof's assumptions. `otherwise` counts the outputs that are PROVED but have different
+    strides on the two sides, on which code after the step may depend; `laid_out_otherwise` lists the first of these.
     """
 
     __pydantic_config__ = GROWING

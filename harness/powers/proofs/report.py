@@ -1,7 +1,7 @@
 """Proofs in reports: a clause beside the verdict, and a headline if a proved case differs.
 
 docs/explanation/proving.md lists the assumptions of proofs. If a PROVED case is DIFFERENT, an assumption is false on
-that machine, or something outside the step had an effect. The line names the assumption and the call that shows it.
+that machine, or something outside the step had an effect. The headline names the assumption, and the blamed call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROVED_KINDS = ("loss", "grad", "buffer")
 
 
 def clause(found: ProofOutcome) -> str:
-    """A proof's outcome in a clause: `PROVED (28 laid out otherwise)`, `NOT PROVED (38 of 44)`, `REFUSED`."""
+    """A proof's outcome in a few words: `PROVED (28 laid out otherwise)`, `NOT PROVED (38 of 44)`, `REFUSED`."""
     if found.verdict == ProofVerdict.PROVED and found.otherwise:
         return f"{found.verdict} ({found.otherwise} laid out otherwise)"
     less = {ProofVerdict.NOT_PROVED: found.not_proved, ProofVerdict.REFUSED: found.refused}.get(found.verdict, 0)
@@ -30,8 +30,8 @@ def clause(found: ProofOutcome) -> str:
 
 
 def describe(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
-    """A proof's result before the case runs, as lines: outputs that are equal for all inputs, and outputs that may
-    differ."""
+    """A proof's result as lines, printed before the case runs: the counts, then at most `most` outputs that may differ,
+    and at most `most` with different strides."""
     counts = f"{found.proved} of {found.outputs} outputs" if found.outputs else found.reason or "nothing to prove"
     seconds = "" if found.seconds is None else f", {found.seconds:.1f} s"
     lines = [f"{name}: {found.verdict}: {counts}{seconds}"]
@@ -48,10 +48,10 @@ def describe(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
 
 
 def contradicted(result: CaseResult, found: ProofOutcome, *, injects: bool = False) -> str | None:
-    """The headline of a PROVED case that differs: the call and the false assumption that explain it.
+    """The headline about a PROVED case whose run differs: the false assumption, and the blamed call.
 
-    None if the run confirms the proof, or differs in something that the proof does not cover, such as code after a step
-    whose outputs have other strides. `injects`: the run planted a fault.
+    None if the case is not PROVED, if the run confirms the proof, or if it differs in something that the proof does not
+    cover, such as an optimizer's update. `injects`: the run planted a fault.
     """
     first = result.first_divergence
     if found.verdict != ProofVerdict.PROVED:
@@ -61,6 +61,7 @@ def contradicted(result: CaseResult, found: ProofOutcome, *, injects: bool = Fal
         return _loud(result, f"kernels are not deterministic here: a system differs from itself{shown}")
     if result.verdict not in (Verdict.DIFFERENT, Verdict.CLOSE) or first is None or first.kind not in PROVED_KINDS:
         return None
+    # Code after the first step may depend on the outputs' strides, so a later step may differ without a false proof.
     if found.otherwise and first.step:
         return None
     if injects:
@@ -77,13 +78,13 @@ def finding_of(name: str, found: ProofOutcome, headline: str | None) -> Finding:
 
 
 def proof_of(result: CaseResult) -> ProofOutcome | None:
-    """A case's proof; None if it was not asked for."""
+    """The proof in a case's result; None if the run had no `--prove-first`."""
     finding = result.checks.get("proof")
     return None if finding is None else read_data(finding.data)
 
 
 def read_data(data: dict[str, Any]) -> ProofOutcome:
-    """The proof in a finding's data. Raises RecordingError for data that is none."""
+    """The proof in a finding's data. Raises RecordingError if the data is damaged."""
     return read(ProofOutcome, data, "checks.proof.data", RecordingError, damaged="is damaged")
 
 
@@ -99,6 +100,7 @@ def _false_assumption(call: BlamedCall | None) -> str:
     """The assumption that a blamed call refutes, as docs/explanation/proving.md words it."""
     if call is None:
         return "both sides run what was traced (no call explains the difference)"
+    # Only "same inputs, different output" is about a kernel. Extra, missing or reconnected calls are not in the graphs.
     if call.how is not None and "same inputs" not in call.how:
         return "both sides run what was traced"
     if any(name in call.operator for name in COLLECTIVES):

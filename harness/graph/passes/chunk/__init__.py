@@ -6,8 +6,8 @@ Refuses:  collectives other than the experts', a tensor group's, or a gradient's
           ranks that divide the chunked dim; views with a baked constant; a live-out that is needed whole but cannot be
           joined; sequence chunks through attention; a module that mixes rows of different chunks, or that calls a
           higher-order operator such as `cond`, whose nested graphs are not split (see mixing.py); in-place writes to a
-          value that is also split or joined; a parameter with two uses; a pattern that matches nothing, a module that
-          did not run, or that has calls which would not be chunked; a chosen module that runs within another.
+          value that is also split or joined; a parameter with two uses; a pattern that matches nothing; a chosen module
+          that did not run, that has calls without chunks, or that runs within another.
 
 The pass reads the graph like an interpreter, and writes a new graph. A value is either a node of the new graph or a
 pair of nodes, for chunk 0 and chunk 1:
@@ -16,12 +16,12 @@ pair of nodes, for chunk 0 and chunk 1:
    A whole input is split on first use if it carries the symbol, and shared otherwise.
 2. Every other node is written once. A pair that it reads is joined on first use: a parameter's
    gradient is added (chunk 0 + chunk 1), any other value is concatenated along the chunked dim.
-3. Autograd's own gradient additions, which belong to no module, are written once per chunk if both
-   operands are pairs; but not the sum of a parameter's uses, whose order would change.
-4. Integers are no values: a size that depends on the symbol becomes a number at each use, the
-   whole extent or half of it.
-5. The pass writes chunk 1 of a module only when something needs it. So a whole chunk runs before the
-   next, and buffer writes and random draws happen in chunk order, as in eager.
+3. Autograd's own gradient additions belong to no module. They are written once per chunk if both operands are pairs.
+   The sum of a parameter's uses is an exception: chunks would change the order of its additions.
+4. Integers are no values: a size that depends on the symbol becomes a number at each use, computed with the whole
+   extent or half of it.
+5. The pass writes chunk 1 of a module only when something needs it. So a module's chunk 0 runs before its chunk 1, and
+   buffer writes and random draws happen in chunk order, as in eager.
 6. A tensor that a chosen module writes in place is no static state: its readers in the module run
    once per chunk, and readers elsewhere run after both chunks.
 7. The collectives of a module, the experts' all-to-alls and a tensor group's sums, gathers and
@@ -64,7 +64,7 @@ aten = torch.ops.aten
 
 @dataclass
 class Pair:
-    """A value with a node for each chunk. `second` is None until it is written."""
+    """A value of the chosen module `root`, with a node for each chunk. `second` is None until chunk 1 is written."""
 
     root: str
     first: Node
@@ -162,7 +162,7 @@ class _Chunker:
                 self.roots.update(dict.fromkeys(tail))
 
     def _root_of_chunks(self, node: Node) -> str | None:
-        """The module for which this node is written once per chunk, or None if it is written once."""
+        """The chosen module for which this node is written once per chunk, or None if the node is written once."""
         root = self.roots[node]
         if root is None:
             return self._root_of_gradient_addition(node)
@@ -179,12 +179,12 @@ class _Chunker:
         return bool(self.mutated) and any(self.owners[x] in self.mutated for x in (node, *node.all_input_nodes))
 
     def _root_of_gradient_addition(self, node: Node) -> str | None:
-        """The module for which an autograd addition outside every module is written once per chunk, or None.
+        """The chosen module for which an addition of autograd is written once per chunk, or None if there is none.
 
-        Both operands must be pairs. If they carry the symbol, they may come from two modules, or be whole and already
-        split. Otherwise they must come from the same module and not be a parameter's whole gradient: with uses a and b,
-        eager computes ((b1 + a1) + b0) + a0 within a module, ((b1 + b0) + a1) + a0 across two, and adding chunk by
-        chunk equals neither.
+        Both operands must be pairs. If they carry the symbol, they may be from two modules, or be whole and already
+        split. Otherwise they must be from the same module, and the sum must not be a parameter's whole gradient: with
+        uses a and b, eager computes ((b1 + a1) + b0) + a0 within a module, ((b1 + b0) + a1) + a0 across two, and adding
+        chunk by chunk equals neither.
         """
         if node.target is not aten.add.Tensor or origin_of(node) != Origin(None, "backward"):
             return None
@@ -222,7 +222,7 @@ class _Chunker:
             self.env[node] = self.writer.call(node, args, kwargs)
 
     def _end_half(self) -> None:
-        """Join the values that a half passes to the step or to other stages, before another half begins."""
+        """Join the values that are outputs of the graph, before the next half begins."""
         self._write_held_back()
         for node in self.graph.output_node().all_input_nodes:
             if isinstance(pair := self.env.get(node), Pair):
@@ -248,7 +248,7 @@ class _Chunker:
         self.calls.setdefault(root, set()).update(call.earlier for call in chosen)
 
     def _check_writes(self, node: Node, root: str | None) -> None:
-        """Refuse an in-place write to a value that has copies, or that is chunked outside `root`."""
+        """Refuse an in-place write to a value that is also split or joined, or that is in chunks outside `root`."""
         for written in operators.written_arguments(node):
             owner = self.owners[written]
             stored = self.env.get(owner)
@@ -283,7 +283,7 @@ class _Chunker:
     # -- reading --------------------------------------------------------------------------------
 
     def _whole(self, node: Node) -> Any:
-        """A node as an argument of a call that is written once: a number for a size, otherwise the whole value."""
+        """The argument for a reader that is written once: a number for a size, otherwise the whole value."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.whole)
@@ -293,8 +293,10 @@ class _Chunker:
         return stored if isinstance(stored, Node) else self._join(node, stored)
 
     def _part(self, node: Node, root: str, index: int, reader: Node) -> Any:
-        """A node as an argument of chunk `index` of `reader`: a number for a size, the chunk of a chunked value,
-        otherwise the whole value."""
+        """The argument for chunk `index` of `reader`.
+
+        It is a number for a size, a chunk if the value is chunked, and otherwise the whole value.
+        """
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.half)
@@ -311,7 +313,10 @@ class _Chunker:
         return self._split(node, stored, reader)[index] if symbols.carries(value, self.symbol) else stored
 
     def _is_laid_out_as_half(self, node: Node, pair: Pair) -> bool:
-        """Whether another module can use a module's chunks in place of the halves of their concatenation."""
+        """Whether another module can use the chunks of `pair` in place of the halves of their concatenation.
+
+        In eager that module splits the whole: the halves must have the same strides as the chunks.
+        """
         value = node.meta["val"]
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
             return False
@@ -322,9 +327,9 @@ class _Chunker:
         return pair.first.meta["val"].is_contiguous() and (is_forward or dim == 0)
 
     def _split(self, node: Node, whole: Node, reader: Node) -> tuple[Node, Node]:
-        """Both halves of a live-in, written at the first use, with eager's strides.
+        """The nodes of both halves of a live-in, written at the first use, with the strides that eager has.
 
-        A module's input is split and made contiguous; a gradient is a view, as from the backward of `cat`.
+        The halves of a module's input are made contiguous; those of a gradient stay views, as in the backward of `cat`.
         """
         if node not in self.split:
             dim = symbols.require_chunk_dim(node, node.meta["val"], self.symbol, "split live-in")
@@ -342,7 +347,7 @@ class _Chunker:
         return write((half,), {"memory_format": torch.contiguous_format}, target=aten.clone.default)
 
     def _join(self, node: Node, pair: Pair) -> Node:
-        """The whole of a live-out, written on first use: a concatenation, or the sum of a gradient."""
+        """The node of a whole live-out, written on first use: a concatenation, or the sum of a gradient's chunks."""
         if pair.second is None:
             self._write_held_back()
         owner = self.owners[node]
@@ -374,6 +379,9 @@ class _Chunker:
 
 
 def _needs_reshape(node: Node, args: Any) -> bool:
-    """Whether autograd's reshape of a gradient, traced as a view of a contiguous tensor, must copy here."""
+    """Whether a view in backward must be a reshape here, since its argument is not contiguous in a chunk.
+
+    Autograd reshapes gradients. The trace has a view instead, if the whole gradient is contiguous.
+    """
     is_gradient_view = node.target is aten.view.default and origin_of(node).direction == "backward"
     return is_gradient_view and not args[0].meta["val"].is_contiguous()

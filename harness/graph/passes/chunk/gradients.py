@@ -1,7 +1,7 @@
 """Follow each gradient output back to the node that first computes the parameter's gradient.
 
-Between the two are the cast to the reduce dtype, padding, the reduce-scatter, its wait, and a cast of the result: a
-chain whose nodes have a single tensor input and a single reader.
+A chain of nodes leads from that node to the output: the cast to the reduce dtype, padding, the reduce-scatter, its
+wait, and a cast of the result. Each of them has a single tensor input and a single reader.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def gradient_outputs(output: Node) -> list[Node]:
 def reduction_tail(gradient: Node) -> list[Node]:
     """The chain that ends in `gradient`, last node first: casts, pads, reduce-scatters and waits.
 
-    Cutting it anywhere changes no bit of the values computed before the cut. It stops before any other operator, and
-    before a narrowing cast: narrow(a) + narrow(b) is not narrow(a + b).
+    The chain may be cut anywhere, without changing a bit of the values computed before the cut. It does not go back
+    past any other operator, nor past a narrowing cast: narrow(a) + narrow(b) is not narrow(a + b).
     """
     tail: list[Node] = []
     node = gradient
     while _continues(node) and (not tail or len(node.users) == 1):
         tail.append(node)
         node = node.all_input_nodes[0]
-    # Views and pads before the first cast or collective are part of computing the gradient, not of reducing it.
+    # A view or padding at the start of the chain belongs to the computation of the gradient, not to its reduction.
     while tail and not _reduces_or_casts(tail[-1]):
         tail.pop()
     return tail

@@ -1,4 +1,4 @@
-"""Errors for nodes that must not be chunked; each names the node and its source line."""
+"""Errors of the chunk pass. An error about a node names the node and its source line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bitproof.harness.graph.symbols import carries, number, source_of
 
 
 def refuse_idle_modules(chunking: Chunking, module_calls: Mapping[str, int]) -> None:
-    """Refuse a chosen module that the step never called: the pass would chunk its submodules, eager would not."""
+    """Refuse a chosen module that the step never called: the pass would chunk its submodules, but eager would not."""
     idle = [name for name, calls in module_calls.items() if chunking.root_of(name) == name and not calls]
     if idle:
         running = sorted({pattern_of(name) for name, calls in module_calls.items() if calls})
@@ -29,7 +29,7 @@ def refuse_idle_modules(chunking: Chunking, module_calls: Mapping[str, int]) -> 
 
 
 def refuse_no_match(chunking: Chunking, nodes: Iterable[Node]) -> ChunkError:
-    """Refuse a pattern that matches no module of the graph."""
+    """The error for a pattern that matches no module of the graph."""
     known = sorted({origin_of(node).module or "" for node in nodes} - {""})
     error = ChunkError(
         f"the chunking pattern {chunking.modules!r} matches no module of the graph",
@@ -42,7 +42,10 @@ def refuse_no_match(chunking: Chunking, nodes: Iterable[Node]) -> ChunkError:
 
 
 def refuse_whole_calls(module_calls: Mapping[str, int], written: Mapping[str, Collection[int]]) -> None:
-    """Refuse calls of chosen modules, given by name, that the pass left whole: eager runs each call in chunks."""
+    """Refuse calls of chosen modules that the pass left whole, as eager runs each call in chunks.
+
+    `module_calls` has the number of traced calls by module; `written` has the calls that are written in chunks.
+    """
     for name, calls in module_calls.items():
         num_written = len(written.get(name, ()))
         if num_written != calls:
@@ -55,7 +58,7 @@ def refuse_whole_calls(module_calls: Mapping[str, int], written: Mapping[str, Co
 
 
 def refuse_nested_calls(node: Node, calls: Sequence[ModuleCall]) -> ChunkError:
-    """Refuse a chosen module that runs within another: it would be split in four."""
+    """The error for a chosen module that runs within another: it would be split in four. `calls`: outermost first."""
     return ChunkError(
         f"cannot chunk {calls[-1].module}: it runs within {calls[-2].module}, which is chunked too",
         expected="chosen modules that do not call each other",
@@ -80,8 +83,10 @@ def refuse_foreign_collective(node: Node, reductions: set[Node], chunk_groups: f
 
 
 def refuse_divided_dim(node: Node, root: str, symbol: Symbol, extent: int) -> None:
-    """Refuse a module's collective over ranks that divide the chunked dim: a chunk would have a part of each rank's
-    part."""
+    """Refuse a collective in the module `root` over ranks that divide the chunked dim.
+
+    A chunk would have a part of each rank's part of that dim. `extent` is the dim's whole size.
+    """
     if not operators.joins_ranks(node):
         return
     for value in (x.meta["val"] for x in (*node.all_input_nodes, node)):
@@ -109,7 +114,7 @@ def refuse_attention_over_sequence(node: Node, dim: str) -> None:
 
 
 def refuse_baked_view(node: Node, symbol: object) -> None:
-    """Refuse a view that gives an input with the symbol a fixed size: a half would not fit."""
+    """Refuse a view from a shape with the symbol to a shape without it: half of the input would not fit."""
     if node.target not in operators.SIZED_VIEWS:
         return
     source, value = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
@@ -124,7 +129,7 @@ def refuse_baked_view(node: Node, symbol: object) -> None:
 
 
 def refuse_write(node: Node, written: Node) -> None:
-    """Refuse an in-place write to a value that is also split or joined, or that crosses a module boundary."""
+    """Refuse an in-place write to a value that is also split or joined, or is in chunks of another module."""
     raise ChunkError(
         f"cannot write in place to `{written.name}` in `{node.name}`: its elements also exist split or joined",
         expected="in-place writes to buffers without the chunked dim, or to values of the same module",
@@ -135,7 +140,7 @@ def refuse_write(node: Node, written: Node) -> None:
 
 
 def refuse_second_use(addition: Node) -> ChunkError:
-    """Refuse a second use of a parameter: chunks would change the order of the sum over chunks and uses."""
+    """The error for a second use of a parameter: chunks would change the order of the sum over chunks and uses."""
     uses = ", ".join(f"{x.name} in {origin_of(x)}" for x in addition.all_input_nodes)
     return ChunkError(
         f"cannot add the gradients of two uses of one parameter in `{addition.name}`: at least one is chunked",
@@ -147,7 +152,7 @@ def refuse_second_use(addition: Node) -> ChunkError:
 
 
 def refuse_join(node: Node, value: object) -> ChunkError:
-    """Refuse to join two chunks' values that lack the chunked dim and are no gradient of a parameter."""
+    """The error for a live-out that cannot be joined: it lacks the chunked dim and is no gradient of a parameter."""
     shape = list(map(str, value.shape)) if isinstance(value, Tensor) else type(value).__name__
     readers = ", ".join(sorted(user.name for user in node.users))
     return ChunkError(

@@ -1,4 +1,4 @@
-"""Describe the regions that the pass matched, a line for each, with the sizes of their inputs and outputs.
+"""Describes the regions that the pass matched, in a line for each, with the sizes of the region's inputs and outputs.
 
 A region is all nodes of a chosen module in a direction.
 """
@@ -15,7 +15,7 @@ from bitproof.harness.graph.origin import Direction, origin_of
 
 
 class Region(NamedTuple):
-    """A module's nodes in a direction, their live-ins and their live-outs."""
+    """The nodes of a module in a direction: their number, the tensors that they read, and those that others read."""
 
     module: str
     direction: Direction
@@ -31,7 +31,7 @@ class Region(NamedTuple):
 
 
 def regions_of(roots: Mapping[Node, str | None]) -> Iterator[Region]:
-    """The regions, in graph order. `roots` has the chosen module of each node."""
+    """Yield the regions, in graph order. `roots` has the chosen module of each node, or None."""
     inside: dict[tuple[str, Direction], dict[Node, None]] = {}
     for node, root in roots.items():
         if root is not None:

@@ -1,24 +1,24 @@
 """Reorder the graph to overlap a chunk's all-to-all with other compute, most of all the other chunk's.
 
-Needs:    collectives as launch and wait; the chunk pass's marks; each all-to-all's part; a cost model in
-          `context.pipeline.overlap_costs` or, on the CPU, bitproof's own.
+Needs:    collectives as a launch and a wait; the chunk pass's marks; the part of each all-to-all in its origin; a cost
+          model in `context.pipeline.overlap_costs` or, on the CPU, bitproof's own.
 Promises: the same nodes, hence the same bits, in an order that depends only on the graph and the model; no node
           moves further ahead than into the previous chunked region; the simulated step gets shorter.
 Refuses:  a graph without an all-to-all of dispatch or combine that runs once per chunk, as there is nothing to
           overlap; an all-to-all with another reader than its wait; a collective that is not in the model; an
           invalid model file.
 
-Here "all-to-all" means that of dispatch or combine, by its origin; any other is treated like other collectives.
+Here "all-to-all" means one of dispatch or combine, as its origin states; any other is treated like other collectives.
 
 If the model finds no shorter order, the graph stays unchanged, and the report says so.
 
 1. Cut the graph into regions, each a module's forward or backward, and each into chunk 0, chunk 1 and the rest.
-2. List scheduling on a simulated rank: among ready nodes, run an all-to-all's launch first, then chunk 0 before chunk
-   1, then nodes (host syncs, too) that the next all-to-all of their chunk needs, then in graph order. An all-to-all's
-   wait is ready when the all-to-all has arrived; so while it is in flight the rank runs nodes that do not need it, and
-   runs its wait as soon as it has arrived. Waits for other collectives are postponed in the same way while an
-   all-to-all is in flight, else they keep their place.
-3. Move each all-to-all's wait directly before its first reader: the model may be wrong about the arrival.
+2. List scheduling on a simulated rank. Among ready nodes, launches of all-to-alls come first. Other nodes are ordered
+   by region, then chunk 0 before chunk 1, then nodes (host syncs, too) that the next all-to-all of their chunk needs,
+   then by their place in the graph. The wait for an all-to-all is ready when the all-to-all has arrived: until then the
+   rank runs nodes that do not need it. Waits for other collectives are postponed in the same way while an all-to-all
+   is in flight; otherwise they keep their place.
+3. Move the wait for each all-to-all directly before its first reader: the model may be wrong about the arrival.
 4. Report how many all-to-alls overlap with compute, and the model's times before and after.
 
 On devices other than the CPU without a model, the pass assumes that each all-to-all takes longer than all compute that
@@ -52,8 +52,10 @@ log = logging.getLogger(__name__)
 
 
 class NodePosition(NamedTuple):
-    """A node's original place: its region, its part (chunk 0, chunk 1, 2 for the rest), and its position in the
-    graph."""
+    """A node's original place: its region, its part of the region, and its position in the graph.
+
+    `part` is 0 for chunk 0, 1 for chunk 1, and 2 for the rest.
+    """
 
     region: int
     part: int
@@ -94,7 +96,7 @@ def overlap(module: GraphModule, context: PassContext) -> GraphModule:
 
 
 def _refuse_nothing_to_hide(chunking: Chunking | None, num_launches: int) -> PassError:
-    """Refuse a graph without an all-to-all to hide: a case that requests overlap would not test it."""
+    """The error for a graph without an all-to-all to hide: a case that requests overlap would not test it."""
     error = PassError(
         "there is no all-to-all that overlap could hide",
         expected="an expert layer's all-to-alls within the chunked modules, as with modules='layers.*.moe', which the "
@@ -108,7 +110,7 @@ def _refuse_nothing_to_hide(chunking: Chunking | None, num_launches: int) -> Pas
 
 
 def _only_wait(launch: Node) -> Node:
-    """The wait of an all-to-all. Other readers before its arrival may only read its size."""
+    """The wait for an all-to-all. Other readers of the launch may only read the result's size."""
     waits = [user for user in launch.users if operators.is_wait(user)]
     others = [user.name for user in launch.users if user not in waits and operators.operator_name(user) != "sym_size"]
     if len(waits) != 1 or others:
@@ -129,11 +131,13 @@ def _path_of_model(nodes: list[Node], context: PassContext) -> Path | None:
 
 
 def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, NodePosition]:
-    """Step 1. A region begins at the first chunked node of a module in a direction. A region without nodes separates
-    the two halves of a graph, such as a pipeline stage's, so that no node moves to the other half.
+    """Step 1: find each node's place.
+
+    A region begins at the first chunked node of a module in a direction. A region without nodes separates the two
+    halves of a graph, such as a pipeline stage's, so that no node moves to the other half.
 
     A node written once belongs to chunk 0 if nodes of chunk 0 follow it in the region, to chunk 1 if only nodes of
-    chunk 1 do, else to the rest.
+    chunk 1 follow, and otherwise to the rest.
     """
     regions, region, running, half = [], 0, None, None
     for node in nodes:
@@ -162,7 +166,7 @@ def schedule(
     places: dict[Node, NodePosition],
     costs: dict[Node, Cost],
 ) -> list[Node]:
-    """The nodes in the order of step 2 (see the top of this file): a topological order, found in O(n log n).
+    """Return the nodes in the order of step 2 (see the top of this file): a topological order, found in O(n log n).
 
     `before` and `after` have the nodes that must run before and after each node.
     """
@@ -172,6 +176,8 @@ def schedule(
     unfinished = [0] * (places[nodes[-1]].region + 1)
     for place in places.values():
         unfinished[place.region] += 1
+    # `oldest` is the oldest region with unfinished nodes; `all_arrived` is the time when every launched all-to-all has
+    # arrived; `parked` has, by region, nodes that could run but are too far ahead.
     oldest, all_arrived = 0, 0.0
     ready: list[tuple[Any, Node]] = []
     in_flight: list[tuple[float, int, Node]] = []
@@ -236,8 +242,10 @@ def schedule(
 def _next_all_to_all(
     nodes: list[Node], after: dict[Node, list[Node]], places: dict[Node, NodePosition]
 ) -> dict[Node, int]:
-    """For each node, the position of the first all-to-all in its part and region that needs the node; else past the
-    end."""
+    """For each node, the position of the first all-to-all that needs the node, in the same part of the same region.
+
+    Without such an all-to-all, it is a position past the end.
+    """
     found: dict[Node, int] = {}
     for node in reversed(nodes):
         own = [later for later in after[node] if places[later][:2] == places[node][:2]]
@@ -265,7 +273,7 @@ def _reversed(before: dict[Node, set[Node]]) -> dict[Node, list[Node]]:
 
 
 def _num_in_flight(nodes: Iterable[Node], launches: list[Node], waits: list[Node]) -> int:
-    """The number of all-to-alls with compute between launch and wait."""
+    """The number of all-to-alls that overlap with compute: a call that computes is between the launch and the wait."""
     nodes = list(nodes)
     owners = operators.storage_owners(nodes)
     num_before: dict[Node, int] = {}
@@ -280,7 +288,7 @@ def _num_in_flight(nodes: Iterable[Node], launches: list[Node], waits: list[Node
 
 
 def _facts(before: Timeline, after: Timeline, model: CostModel | None, path: Path | None) -> dict[str, Any]:
-    """The model's name and its times before and after; only `costs: None` without a model."""
+    """Facts for the report: the model's name, and its times before and after. Without a model, only `costs: None`."""
     if model is None or path is None:
         return {"costs": None}
     times = {"before": before.summary(), "after": after.summary()}

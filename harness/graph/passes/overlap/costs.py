@@ -11,9 +11,9 @@ Every node has a kind, and every kind has a line `seconds = fixed + per_unit * a
 | `all_to_all_single/2`          | a collective of 2 ranks in flight, after its launch | bytes sent by each rank   |
 | `launch all_to_all_single/2`   | calling it, until the call returns                  | the same                  |
 
-A call names the size of its group, or only the group, as an all-reduce does: then the table of groups has the size. A
-group size that was not measured uses the line of the nearest measured size; an unknown group size uses that of the
-largest.
+A call states the size of its group, or only the group's name, as an all-reduce does; then the size is from the table of
+groups. If a group size was not measured, the line of the nearest measured size applies; for an unknown group size, the
+line of the largest measured size.
 
 Sizes that depend on data have no number in a graph. Routing is assumed to be balanced: each rank of a group sends
 equally many rows to every rank, so as many rows arrive as are sent. Any other size that depends on data counts as 0.
@@ -51,14 +51,14 @@ _REPEATS = 20
 
 
 class NodeWork(NamedTuple):
-    """A node's kind and the amount that its line multiplies."""
+    """A node's kind, and the amount of its work in the unit of that kind."""
 
     kind: str
     amount: float
 
 
 class Cost(NamedTuple):
-    """The seconds that a node occupies its rank, and a collective's seconds in flight after that."""
+    """A node's cost in seconds: `compute` on its rank, then, for a collective, `transfer` in flight."""
 
     compute: float
     transfer: float
@@ -66,7 +66,10 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class CostLine:
-    """`seconds = fixed + per_unit * amount`, and its error over the `points` of the fit."""
+    """The line `seconds = fixed + per_unit * amount`, and its errors over the points of the fit.
+
+    `points` is the number of measured times.
+    """
 
     fixed: float
     per_unit: float
@@ -77,13 +80,13 @@ class CostLine:
 
 @dataclass(frozen=True)
 class CostModel:
-    """A line for each kind. `description` names the machine of the measurements."""
+    """A cost model: `lines` has a line for each kind, and `description` names the machine of the measurements."""
 
     description: dict[str, Any]
     lines: Mapping[str, CostLine]
 
     def seconds(self, work: NodeWork) -> float:
-        """A node's expected seconds. Raises PassError for a kind that was never measured."""
+        """The expected seconds of some work. Raises PassError for a kind that was not measured for any group size."""
         line = self.lines.get(work.kind) or self._nearest(work.kind)
         return line.fixed + line.per_unit * work.amount
 
@@ -129,8 +132,10 @@ class CostModel:
 
 
 def _check_line(kind: str, line: CostLine) -> None:
-    """Check that each field is a number, and that a number of ranks follows a kind's `/`. Raises ValueError or
-    TypeError."""
+    """Check that each field of a line is a number, and that a number of ranks follows a `/` in its kind.
+
+    Raises ValueError or TypeError.
+    """
     _, slash, size = kind.partition("/")
     if slash and not re.fullmatch("[1-9][0-9]{0,8}", size):
         raise ValueError(f"the kind {kind!r}, whose end is no number of ranks")
@@ -139,12 +144,12 @@ def _check_line(kind: str, line: CostLine) -> None:
 
 
 def fit(points: Iterable[tuple[NodeWork, float]], description: dict[str, Any]) -> CostModel:
-    """Fit a model to measured (work, seconds), by least squares of error^2 / predicted seconds, as noise grows with
-    time.
+    """Fit a cost model to measured pairs of work and seconds, by weighted least squares.
 
-    Without weights, the largest sizes would determine the cost of small sizes. With these weights, found by repeating
-    the fit, a line's predictions add up to the measured total. Neither coefficient is negative: a line that would start
-    below zero goes through the origin, and a falling line becomes flat.
+    It minimizes the sum of error^2 / predicted seconds, as noise grows with time. Without weights, the largest sizes
+    would determine the cost of small sizes. The weights depend on the predictions, so the fit is repeated; a line's
+    predictions then add up to the measured total. Neither coefficient is negative: a line that would start below zero
+    goes through the origin, and a falling line becomes flat.
     """
     by_kind: dict[str, list[tuple[float, float]]] = {}
     for work, seconds in points:
@@ -179,7 +184,10 @@ def _weighted_line(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor
 def node_costs(
     graph: Graph, model: CostModel | None, group_sizes: Mapping[str, int] = MappingProxyType({})
 ) -> dict[Node, Cost]:
-    """Every node's cost; without a model, compute costs 0 and every collective 1. `group_sizes`: see `work_of`."""
+    """The cost of every node. Without a model, compute costs 0, and the transfer of every collective costs 1.
+
+    `group_sizes` has the number of ranks of each group by name.
+    """
     sizes = Sizes()
     views = operators.storage_owners(graph.nodes)
     costs = {}
@@ -200,7 +208,7 @@ def node_costs(
 
 
 def launching(collective: NodeWork) -> NodeWork:
-    """The work of calling a collective, until the call returns."""
+    """The work of only calling a collective, until the call returns."""
     return NodeWork(f"launch {collective.kind}", collective.amount)
 
 
@@ -211,9 +219,11 @@ def work_of(
     number: Callable[[Any], float] = float,
     group_sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> NodeWork:
-    """A call's kind and amount. `value_of` returns a node's fake or real value, `number` a size's number.
+    """The kind and the amount of a call's work.
 
-    `group_sizes` has the number of ranks of groups, by name, for collectives that do not state it.
+    `is_view` is whether its result shares the storage of an argument. `value_of` returns a node's fake or real value;
+    `number` converts a size to a number. `group_sizes` has the number of ranks of groups, by name, for collectives that
+    do not state it.
     """
 
     def extent(x: Tensor) -> float:
@@ -252,7 +262,7 @@ def _tensors(value: Any) -> Iterable[Tensor]:
 
 
 def _group_size(node: Node) -> int:
-    """The number of ranks in a collective, from its arguments; 0 if they do not have it."""
+    """The number of ranks in a collective, from its arguments; 0 if they do not state it."""
     name = operators.operator_name(node)
     if name == "all_to_all_single":
         return len(node.args[1])  # type: ignore[arg-type]
@@ -260,14 +270,14 @@ def _group_size(node: Node) -> int:
 
 
 class Sizes:
-    """Numbers for sizes, including those that depend on data; see the top of this file."""
+    """Numbers for sizes, including sizes that depend on data; see the top of this file."""
 
     def __init__(self) -> None:
         self._known: dict[sympy.Symbol, float] = {}
         self._numbers: dict[sympy.Basic, float] = {}
 
     def expect_balance(self, collective: Node) -> None:
-        """Take from an all-to-all the number of rows to expect from each rank."""
+        """Choose numbers for the rows that an all-to-all receives: equally many from each rank, as many as it sends."""
         if operators.operator_name(collective) != "all_to_all_single":
             return
         rows, received = collective.args[:2]
@@ -280,7 +290,7 @@ class Sizes:
         self._known |= remainder(expression(collective.meta["val"].shape[0]), self._known, sent)
 
     def number(self, size: Any) -> float:
-        """A size as a number."""
+        """The number of a size; a symbol without a number counts as 0."""
         expr = expression(size)
         if isinstance(expr, int):
             return expr

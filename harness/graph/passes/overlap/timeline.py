@@ -1,7 +1,7 @@
-"""Simulate a graph in a given order: a rank that computes, and a single transfer at a time in each process group.
+"""Simulates a graph in a given order: a rank that computes, and at most one transfer at a time in each process group.
 
 A collective's launch occupies the rank; its transfer starts as soon as the group is free. A wait blocks the rank until
-the transfer has arrived. All ranks have the same clock. There is no launch queue: a rank's device runs each node at
+the transfer has arrived. All ranks run at the same pace. There is no launch queue: a rank's device runs each node at
 once. For example, a launch of 1 s, a transfer of 5 s, 3 s of other compute, and a wait take 6 s: 3 s of the transfer
 are hidden.
 """
@@ -19,10 +19,10 @@ from bitproof.harness.graph.passes.overlap.costs import Cost
 
 
 class Timeline:
-    """A rank's clock: the `time` after the nodes run so far, each collective's `arrival`, and the time that its waits
-    `blocked`.
+    """A rank's clock, in the unit of the costs.
 
-    All times are in the unit of the costs.
+    `time` is the time after the nodes run so far. `arrival` has the time when each collective arrives. `blocked` has,
+    for each collective, the duration for which waits for it blocked the rank.
     """
 
     def __init__(self, costs: Mapping[Node, Cost]) -> None:
@@ -33,10 +33,10 @@ class Timeline:
         self._free: dict[str, float] = {}
         self._stops = [0.0]
         self._stood = [0.0]
-        """`_stops`: the times at which waits began to block. `_stood`: the total blocked time after each."""
+        """`_stops`: the times at which waits began to block. `_stood`: the total blocked time after each such wait."""
 
     def run(self, node: Node) -> None:
-        """Run a node, after its dependencies."""
+        """Run a node; its dependencies must have run before."""
         if operators.is_wait(node):
             self._wait_for(operators.launch_of(node))
         self.time += self.costs[node].compute
@@ -46,17 +46,19 @@ class Timeline:
             self.arrival[node] = self._free[group] = start + self.costs[node].transfer
 
     def has_arrived(self, launch: Node) -> bool:
-        """Whether a collective's wait would return immediately."""
+        """Whether a collective has arrived, so that a wait for it would return immediately."""
         return self.arrival.get(launch, 0.0) <= self.time
 
     def hidden(self, launch: Node) -> float:
-        """The time of a collective's transfer that overlapped with compute; time in waits for other collectives does
-        not count."""
+        """The part of a collective's transfer time that overlapped with compute.
+
+        Time in waits, also for other collectives, does not count.
+        """
         arrival, transfer = self.arrival[launch], self.costs[launch].transfer
         return transfer - (self._stood_until(arrival) - self._stood_until(arrival - transfer))
 
     def summary(self) -> dict[str, float | dict[str, float]]:
-        """For the report: seconds of the step, and of its all-to-alls by direction."""
+        """The report's numbers: seconds of the step, and seconds of its all-to-alls by direction."""
         return {"step_seconds": round(self.time, 9)} | {
             name: self._all_to_alls(name) for name in ("forward", "backward")
         }
@@ -82,14 +84,14 @@ class Timeline:
             self.time += seconds
 
     def _stood_until(self, time: float) -> float:
-        """The rank's total blocked time at an earlier time."""
-        # The last wait that began by then may still block at `time`: only its seconds up to `time` count.
+        """The total time for which the rank had been blocked at an earlier time."""
+        # `time` may be within the last wait before it: then only the part of that wait up to `time` counts.
         last = bisect.bisect_right(self._stops, time) - 1
         return min(self._stood[last], self._stood[max(last - 1, 0)] + time - self._stops[last])
 
 
 def simulate(nodes: Iterable[Node], costs: Mapping[Node, Cost]) -> Timeline:
-    """The timeline of a whole graph in the given order."""
+    """The timeline after all of a graph's nodes have run in the given order."""
     timeline = Timeline(costs)
     for node in nodes:
         timeline.run(node)

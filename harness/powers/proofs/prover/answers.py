@@ -23,7 +23,7 @@ from bitproof.harness.powers.proofs.prover.terms import Rule, Table
 PROVED, NOT_PROVED, REFUSED = "PROVED", "NOT PROVED", "REFUSED"
 
 DIFFERS, NO_RULE = "differs on an input tried", "no rule proves them equal"
-"""Meanings of NOT PROVED: the output was seen to differ, or it was not."""
+"""Meanings of NOT PROVED: the two sides had different bits on some input, or on none that was tried."""
 
 PARAMETER, BUFFER, INPUT = "parameter ", "buffer ", "input "
 """Prefixes of the names of a graph's inputs."""
@@ -37,10 +37,10 @@ MUST_READ = (PARAMETER, INPUT)
 
 @dataclass(frozen=True)
 class OutputAnswer:
-    """An output's answer: verdict, the terms' indices, the reason of a refusal, the first difference of its sides.
+    """An output's answer: its verdict, its term on each side, the reason of a refusal, the sides' first difference.
 
-    If it is PROVED, `layouts` has both memory layouts if they differ. If it is NOT PROVED, `witness` describes how its
-    sides differed on equal inputs, and `agreed` counts the sets of inputs on which they did not.
+    For a PROVED output, `layouts` has both memory layouts if these differ. For a NOT PROVED output, `witness` describes
+    how the two sides differed on equal inputs, and `agreed` counts the sets of inputs on which they agreed.
     """
 
     output: str
@@ -67,7 +67,9 @@ class OutputAnswer:
 class Proof:
     """All outputs' answers, and their evidence. `sides` are the two graphs' terms, reference first.
 
-    `reads_something` is False if all outputs are PROVED and none reads an input."""
+    `row_splits` names operators that one side runs on all rows and the other on halves. `reads_something` is False if
+    all outputs are PROVED and none reads an input.
+    """
 
     answers: tuple[OutputAnswer, ...]
     table: Table
@@ -81,12 +83,12 @@ class Proof:
 
     @property
     def laid_out_otherwise(self) -> list[str]:
-        """The PROVED outputs with different strides on the two sides, on which later code may depend."""
+        """The PROVED outputs that have different strides on the two sides. Later code may depend on strides."""
         return [answer.output for answer in self.answers if answer.verdict == PROVED and answer.layouts]
 
     @property
     def verdict(self) -> str:
-        """PROVED if all outputs are; else REFUSED if one is or there are none; else NOT PROVED."""
+        """REFUSED if any output is, or if there is none; otherwise NOT PROVED if any output is; otherwise PROVED."""
         if not self.answers or self.count(REFUSED):
             return REFUSED
         return NOT_PROVED if self.count(NOT_PROVED) else PROVED
@@ -99,10 +101,10 @@ def prove_graphs(
     must_read: Sequence[str] = MUST_READ,
     table: Table | None = None,
 ) -> Proof:
-    """Compare two graphs of the same step. `rules` are the project's own by default, tests may pass others.
+    """Prove two graphs of the same step, output by output. `rules` are RULES unless a test passes others.
 
-    A `table` with its own rules already has terms of other graphs, which need not be rewritten again. A proved output
-    must depend on an input of each kind in `must_read`, which are prefixes of inputs' names.
+    `must_read` lists prefixes of input names: a proved output must depend on an input of each. The terms are added to
+    `table`, whose own rules then apply. It may have terms of other graphs already, which need no second rewriting.
     """
     table = Table(RULES if rules is None else rules) if table is None else table
     sides = Canonicalizer(table, reference, 0), Canonicalizer(table, candidate, 1)
@@ -110,6 +112,7 @@ def prove_graphs(
         side.run()
     outputs = [*_outputs(sides)]
     terms = [_terms_of(sides, pair) for _, pair in outputs]
+    # Every name starts with "", so the last bit says whether a term reads any input at all.
     reads = _reads_of(table, (*must_read, ""))
     answers = [
         _answer(must_read, reads, sides, name, pair, found) for (name, pair), found in zip(outputs, terms, strict=True)
@@ -120,7 +123,8 @@ def prove_graphs(
 
 
 def _reads_of(table: Table, kinds: Sequence[str]) -> list[int]:
-    """For each term of a table, the kinds of inputs that it depends on, as bits. Rewritten terms are not computed."""
+    """For each term of a table, a bit mask: bit i is set if the term depends on an input of `kinds[i]`. The mask of a
+    rewritten term is not meaningful."""
     found: list[int] = []
     for step in table.steps:
         bits = 0
@@ -155,12 +159,13 @@ def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, 
             returned[side].get(name, inputs[side].get(name)) if name not in written[side] else inputs[side][name]
             for side in (0, 1)
         ]
+        # A graph that both returns and writes this name has two candidates for the output, so it gets none: REFUSED.
         twice = any(name in returned[side] and name in written[side] for side in (0, 1))
         yield name, (None, None) if twice else (both[0], both[1])
 
 
 def _terms_of(sides: tuple[Canonicalizer, Canonicalizer], pair: Pair) -> tuple[int, int] | RefusedError:
-    """An output's terms, or the reason why it has none."""
+    """The term of an output on each side, or the refusal if a side has none."""
     places = []
     for side, index in zip(sides, pair, strict=True):
         if index is None:
@@ -195,7 +200,7 @@ def _answer(
 
 
 def meaning_of(proof: Proof) -> str:
-    """The meaning of NOT PROVED for a proof's outputs, in words; empty if all are PROVED or REFUSED."""
+    """What NOT PROVED means for a proof's outputs, in words; empty if all outputs are PROVED or REFUSED."""
     differ = sum(answer.witness is not None for answer in proof.answers)
     others = [answer for answer in proof.answers if answer.meaning and not answer.witness]
     told = [f"{differ} {'differs' if differ == 1 else 'differ'} on an input tried"] if differ else []
@@ -204,7 +209,7 @@ def meaning_of(proof: Proof) -> str:
 
 
 def _layout(x: Any) -> str:
-    """A tensor's memory layout in words, if its sizes are numbers; dims of size 1 have no stride."""
+    """A tensor's strides in words: `strides [8, -, ?]`. A dim of size 1 has `-`, a data-dependent stride is `?`."""
     if not isinstance(x, Tensor):
         return "a number"
     numbers = zip(x.shape, x.strides, strict=True)
@@ -215,7 +220,7 @@ def _layout(x: Any) -> str:
 def answer_lines(proof: Proof, *, all_in: str) -> list[str]:
     """Lines about the outputs that are not simply PROVED. Outputs that first differ at the same calls share a line.
 
-    `all_in` names the place of the complete list, if only some are printed.
+    If there are too many to print, a line says that `all_in` has the complete list.
     """
     lines = []
     if otherwise := [answer for answer in proof.answers if answer.output in proof.laid_out_otherwise]:

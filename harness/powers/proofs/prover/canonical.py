@@ -31,7 +31,11 @@ Arguments = Mapping[str, Any]
 
 
 class Canonicalizer:
-    """The terms of a graph. `values` has the index of each call's current term; a list for several results."""
+    """The terms of a graph. `side` is 0 for the reference, 1 for the candidate.
+
+    `values` has, for each call so far, the index of its value's current term, or a list of indices for several results.
+    A later in-place write replaces it.
+    """
 
     def __init__(self, table: Table, graph: Graph, side: int) -> None:
         self.table = table
@@ -61,7 +65,8 @@ class Canonicalizer:
             self.memory.hold(index)
 
     def output(self, index: int) -> int:
-        """The term of a returned value, or of a buffer's final value. Raises RefusedError."""
+        """The term of a call's value after the last call: of a returned value, or an input's final value. Raises
+        RefusedError."""
         self._refuse_unreadable(index, self.graph.calls[index])
         if self.memory.is_flying(index):
             raise refuse(self.graph.calls[index], "an output that is never waited for")
@@ -79,7 +84,8 @@ class Canonicalizer:
         return self.table.make((call.op, told, call.value.dtype, _told(call.value.shape)))
 
     def _taken(self, call: Call) -> int:
-        """Add an input or a constant; new symbols in its sizes, or a symbol that it is, are named by it."""
+        """The term of an input or a constant. Symbols that first occur in its sizes are named by it; so is the symbol
+        of an input that is a number."""
         term = self._input(call)
         if isinstance(call.value, Tensor):
             self.symbols.name_extents(call, term, call.value.shape)
@@ -89,13 +95,14 @@ class Canonicalizer:
 
     @functools.cached_property
     def computed(self) -> set[int]:
-        """All terms that the graph computes."""
+        """All terms that the graph computes, and the terms inside them."""
         values = (value if isinstance(value, list) else [value] for value in self.values)
         return self.table.reachable(place for places in values for place in places if place is not None)
 
     @functools.cached_property
     def reads(self) -> list[list[int]]:
-        """The calls that each call reads: its arguments, and the sources of data-dependent sizes in them."""
+        """For each call, the calls that it reads: its arguments, and the calls that first produced the symbols in the
+        sizes of these arguments."""
         brought: dict[str, int] = {}
         found = []
         for index, call in enumerate(self.graph.calls):
@@ -181,6 +188,8 @@ class Canonicalizer:
             raise refuse(call, f"{call.op} is not understood: it reads memory as another dtype")
         if call.op in known_operators.WAITS and call.value == source:
             return place
+        # A window consists of numbers. A view of data-dependent size becomes a `move` term instead, which no rule
+        # rewrites: it only equals the same operator on the same value, or for a reshape any to the same shape.
         if not all(x.is_closed for x in (source, *call.results)):
             if not call.op.startswith(("aten.", "bitproof.")):
                 raise refuse(call, f"{call.op} gives a view, whose place is unknown where a size depends on data")
@@ -196,7 +205,10 @@ class Canonicalizer:
         return found if isinstance(call.value, tuple) else found[0]
 
     def _refuse_open_pairs(self, call: Call) -> None:
-        """Refuse a call that reads real numbers as complex ones, or the reverse, if a size there depends on data."""
+        """Refuse a call that views real numbers as complex ones, or the reverse, if any of its sizes depends on data.
+
+        With closed sizes such a call computes, and is an opaque term.
+        """
         read = [x for i in call.reads[:1] for x in self.graph.calls[i].results]
         shared = read and call.results and all(read[0].storage == x.storage for x in call.results)
         if shared and not all(x.is_closed for x in (*read, *call.results)):
@@ -222,10 +234,10 @@ class Canonicalizer:
     # -- calls that compute -----------------------------------------------------------------------------
 
     def _exact(self, call: Call, args: Arguments) -> int | None:
-        """The term of an operator of EXACT; None if the operands do not allow an exact result.
+        """The term of a call of EXACT, DIVISIONS or POWER; None if its operands do not allow an exact result.
 
-        A number operand becomes a tensor filled with it. A division by a power of 2 and a square of real numbers become
-        products, e.g. `x / 4` becomes `x * 0.25`.
+        A number operand becomes a tensor filled with it. A division by a power of 2 becomes a product, `x / 4` becomes
+        `x * 0.25`; so does a square of real numbers.
         """
         own, tensors = call.value, [self.graph.calls[read].value for read in call.reads]
         name = known_operators.EXACT.get(call.op, "cast")
@@ -243,7 +255,7 @@ class Canonicalizer:
         return None if None in operands else self.table.make(("exact", name, own.dtype, own.device, operands))
 
     def _operand(self, value: Any, dtype: str, shape: tuple[Size, ...]) -> int | None:
-        """An exact operator's operand in the shape of its result; None if there is no such term."""
+        """The term of an exact operator's operand, broadcast to the result's shape; None if there is no such term."""
         if isinstance(value, tuple) and value[:1] == ("node",):
             place, own = self.values[value[1]], self.graph.calls[value[1]].value.shape
             if own == shape:
@@ -253,7 +265,8 @@ class Canonicalizer:
         return self._filled(value, dtype, shape) if is_kept else None
 
     def _filled(self, value: Any, dtype: str, shape: tuple[Size, ...]) -> int | None:
-        """A tensor filled with a number; None for other values, and for a number that the dtype cannot represent."""
+        """The term of a tensor filled with a number. None if `value` is no number, if the dtype cannot represent it, or
+        if a size depends on data."""
         number = known_operators.number_in(value, dtype)
         return None if number is None or not _is_closed(shape) else self.table.filled(shape, dtype, number)
 
@@ -261,7 +274,8 @@ class Canonicalizer:
         return self._filled(known_operators.number_filled(call), call.value.dtype, call.value.shape)
 
     def _padded(self, call: Call, args: Arguments) -> int | None:
-        """A tensor padded with a number, dim by dim from the last; None if the padding is negative."""
+        """The term of a tensor padded with a number: a concatenation for each dim, from the last dim on. None for
+        negative or data-dependent padding."""
         read, pads = args["self"][1], args["pad"][1:]
         source, place = self.graph.calls[read].value, self.values[read]
         if not _is_closed((*source.shape, *pads)) or min(pads, default=0) < 0:
@@ -314,7 +328,8 @@ class Canonicalizer:
         return found
 
     def _results(self, call: Call, kind: str, op: str, arguments: Any) -> Any:
-        """The terms of a call's results. The call names new symbols in them."""
+        """The term of a call's result, or a list of them. Symbols that first occur in their sizes are named by it."""
+        # The rows that an all-to-all delivers follow from its split sizes, so these name its symbol, not the call.
         if call.op == "_c10d_functional.all_to_all_single.default":
             self.symbols.name_rows(call)
         one = call.value if isinstance(call.value, Tensor) else None
@@ -371,7 +386,8 @@ class Canonicalizer:
         return value
 
     def _left(self, call: Call, args: Arguments, read: list[Tensor]) -> Any:
-        """The term of the value that a call writes."""
+        """The term of the value that an in-place call writes. `read` are the tensors that it reads, `self` included."""
+        # A `copy_` from another dtype or shape casts or broadcasts: that is an opaque term, below.
         if call.op == known_operators.COPY_INTO and len({(x.dtype, x.shape) for x in read}) == 1:
             return self.values[dict(call.args)["src"][1]]
         if call.op in known_operators.FILLS and (found := self._filling(call, args)) is not None:
@@ -380,6 +396,7 @@ class Canonicalizer:
             plain = replace(call, op=known_operators.IN_PLACE[call.op])
             if (found := self._exact(plain, args)) is not None:
                 return found
+            # So `x.add_(y)` on one side equals `x = x + y` on the other, even where the sum is not exact.
             if len(read) == len(args) and {x.dtype for x in read} <= known_operators.FLOATS | known_operators.WHOLE:
                 return self._opaque(plain, call.args)
         return self._opaque(call, call.args)
@@ -390,9 +407,9 @@ class Canonicalizer:
         self.memory.refuse_stale(index, reader)
 
     def _distrust(self, index: int, call: Call) -> None:
-        """Note that a refused call may have written and drawn anything.
+        """Note that a refused call may have written its arguments, and drawn any random numbers.
 
-        A call without a result must have another effect, whatever its schema states.
+        A call without a result counts as one that writes, whatever its schema states: it was made for some effect.
         """
         if call.writes or call.value is None or call.op.startswith("higher_order."):
             self.memory.distrust(index)
@@ -409,7 +426,7 @@ def _is_closed(sizes: tuple[Any, ...]) -> bool:
 
 
 def _told(shape: tuple[Size, ...]) -> tuple[int | None, ...]:
-    """A shape, with None for data-dependent sizes, which follow from operator and arguments."""
+    """A shape, with None for each data-dependent size: a term's operator and arguments determine those already."""
     return tuple(size if isinstance(size, int) else None for size in shape)
 
 

@@ -31,7 +31,7 @@ from bitproof.harness.torch_versions import torch_version
 
 
 def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, precompiled: bool = False) -> Subject:
-    """A proof's subject: the case, and this process's versions and settings, with which it made the graphs."""
+    """A proof's subject: the case, and the versions and options with which this process made the graphs."""
     return Subject(
         case=case_text(case),
         code=own_digest(),
@@ -44,7 +44,8 @@ def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, 
 
 
 def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> Certificate:
-    """Everything that a checker needs from a case's proof. Raises RejectedError if the checker would not accept it."""
+    """The certificate of a case's proof, with only the steps that the checker needs. Raises RejectedError if the
+    checker would not accept it."""
     graphs = proof.sides[0].graph, proof.sides[1].graph
     whole = Certificate(
         case=case,
@@ -80,10 +81,12 @@ class _LookUps(dict[str, int]):
 
 
 def _needed(certificate: Certificate) -> list[int]:
-    """The steps that the checker needs to derive all calls and to check these steps; leaves out abandoned joins.
+    """The indices of the steps without which the checker could not derive some call's term, or check such a step.
 
-    A step needs the parts of its term, the term that it equals, and each term that its rule looks up.
+    A step needs the terms inside its term, the term that it equals, and each term that its rule looks up. Other steps
+    are left out, such as a join that a rule tried and gave up.
     """
+    # The checker itself runs here, with a dictionary of terms that records look-ups: no second list of what rules need.
     contents = contents_of(certificate)
     main, *graphs, steps = (json.loads(contents[name]) for name in FILES)
     state, behind = checker.new_state(), list[set[int]]()
@@ -106,7 +109,7 @@ def _needed(certificate: Certificate) -> list[int]:
 
 
 def _moved(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
-    """A step with its references moved to the terms' new indices."""
+    """A step with its terms renumbered; `places` maps old indices to new ones."""
     hint = step.hint
     if step.rule == cat_of_neighbours.__name__:
         hint = (hint[0], places[hint[1]])
@@ -114,7 +117,7 @@ def _moved(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
 
 
 def _map(value: Any, place: Callable[[int], int]) -> Any:
-    """Replace each reference in a term, an argument or a size."""
+    """A term, argument or size with each reference to a term replaced by `place(reference)`."""
     match value:
         case ("view" | "out" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" as kind, term, *rest):
             return (kind, place(term), *(_map_sizes(x, place) for x in rest))
@@ -146,7 +149,7 @@ def _map_sizes(value: Any, place: Callable[[int], int]) -> Any:
 
 
 def write_certificate(certificate: Certificate, folder: Path) -> None:
-    """Write the files; the main one and the digests last, so that a folder that has these is complete."""
+    """Write a certificate's files. The main file and the digests come last, so a folder with digests is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     contents = contents_of(certificate)
     for name, content in contents.items():
@@ -165,7 +168,7 @@ def sums_of(contents: Mapping[str, bytes]) -> str:
 
 
 def contents_of(certificate: Certificate) -> dict[str, bytes]:
-    """The files' contents by name, without the digests; the main one last."""
+    """The contents of a certificate's files, by name, the main file last. The file of digests is not among them."""
     steps = _lines([step_data(step) for step in certificate.steps])
     texts = graph_text(certificate.reference), graph_text(certificate.candidate), steps
     contents = {name: text.encode() for name, text in zip(PARTS, texts, strict=True)}

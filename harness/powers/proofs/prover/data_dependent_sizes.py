@@ -1,4 +1,4 @@
-"""Sizes that depend on data: each symbol's name is the term from which its number is read.
+"""Sizes that depend on data: in terms, a symbol is replaced by the term from which its number is read.
 
 Two graphs may use different symbols for one number, or one symbol for different numbers. A symbol's meaning is its
 source: a number read from a tensor, a size of a call's result, or the rows that an all-to-all delivers.
@@ -14,7 +14,7 @@ from bitproof.harness.powers.proofs.prover.terms import Table
 
 
 class Symbols:
-    """The terms of a graph's symbols."""
+    """The terms of a graph's symbols. To name a symbol is to store its term, at the first call that has the symbol."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -30,11 +30,11 @@ class Symbols:
         return ("size", *sorted(products, key=lambda product: (product[1:], product[0])))
 
     def sizes(self, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
-        """Several sizes."""
+        """Several sizes, each with its symbols replaced by their terms."""
         return tuple(self.size(size) for size in sizes)
 
     def unknown(self, value: Any) -> list[str]:
-        """The symbols that first occur in a result."""
+        """The symbols in a result that are not named yet, each once."""
         return [name for name in dict.fromkeys(symbols_in(value)) if name not in self._terms]
 
     def name_item(self, call: Call, term: int) -> None:
@@ -45,14 +45,18 @@ class Symbols:
             self._terms[symbol] = term
 
     def name_extents(self, call: Call, term: int, shape: tuple[Size, ...]) -> None:
-        """Name the new symbols in a result's sizes by their position; each must be a whole size."""
+        """Name each new symbol in a result's sizes: it is the size at its position. Refuse a new symbol that is only a
+        part of a size, as in `2 * u0`."""
         for name in self.unknown(call.value):
             if ("size", (1, name)) not in shape:
                 raise refuse(call, f"a size that depends on data in a way that is not understood: {name}")
             self._terms[name] = self.table.make(("extent", term, shape.index(("size", (1, name)))))
 
     def name_rows(self, call: Call) -> None:
-        """For more than two ranks, the received rows are the first split plus one symbol for all others."""
+        """Name the new symbol in the number of rows that an all-to-all delivers among more than two ranks.
+
+        The rows are the first split plus this symbol, which is the sum of all other splits.
+        """
         first, *others = dict(call.args)["output_split_sizes"][1:]
         for name in self.unknown(call.value):
             if call.value.shape[0] != _sum_of(first, name):
@@ -61,7 +65,7 @@ class Symbols:
 
 
 def symbols_in(value: Any) -> list[str]:
-    """The symbols in a call's result, or in its arguments, in order."""
+    """The symbols in a call's result, or in its arguments, in order, with repetitions."""
     match value:
         case Tensor():
             return [s for size in (*value.shape, *value.strides, value.offset) for s in symbols_in(size)]

@@ -1,4 +1,4 @@
-"""Computes terms and graphs on values, which would expose a wrong proof.
+"""Computes terms and graphs on values, to expose a wrong proof.
 
 Every PROVED output's term is computed on random inputs, operator by operator with the stated layouts, and must have the
 same bits as both graphs on every rank. All ranks run in this process, in lockstep: each value is a list with an entry
@@ -44,13 +44,13 @@ def run_graph(
     late: bool = False,
     watch: Callable[[Node, Sequence[Any]], None] = lambda node, values: None,
 ) -> tuple[list[Any], list[list[Tensor]]]:
-    """Return a graph's results and its inputs' final values on each rank. `inputs` are each rank's; they are copied.
+    """Return a graph's results and its inputs' final values, both per rank. `inputs` has a list per rank; it is copied.
 
-    `watch` gets each node's results on every rank. Raises RefusedError, which names the node, if a call fails on these
-    values, and NotEvaluatedError.
+    `watch` is called with each node and its results on every rank. Raises FailsError, which names the node, if a call
+    fails on these values; NotEvaluatedError if a call cannot be computed in one process.
 
-    A collective may read and write memory at any time between its launch and its wait: here at the launch, and with
-    `late` again at the wait, which exposes writes in between.
+    A real collective may read and write memory at any time between its launch and its wait. Here it does so at the
+    launch, and with `late` again at the wait: then a write in between changes the result.
     """
     ranks = range(len(inputs))
     held = [[_own(x) for x in own] for own in inputs]
@@ -94,7 +94,7 @@ def _own(x: Any) -> Any:
 
 @contextlib.contextmanager
 def _naming(node: Node) -> Iterator[None]:
-    """Within this context, errors of a call name the call."""
+    """Context in which any exception of a call becomes a FailsError that names its node."""
     try:
         yield
     except NotEvaluatedError:
@@ -110,7 +110,7 @@ def _given(node: Node, env: Mapping[Node, list[Any]], rank: int) -> Any:
 
 
 class Evaluator:
-    """Computes a table's terms on every rank, each once, from the inputs' values by name."""
+    """Computes terms of a table on every rank, each term once. `inputs` has the values by name for each rank."""
 
     def __init__(self, table: Table, inputs: Sequence[Mapping[str, Any]], constants: Iterable[Tensor] = ()) -> None:
         self.table = table
@@ -133,6 +133,7 @@ class Evaluator:
     def _compute(self, term: Term) -> list[Any]:
         known, ranks = self._known, range(len(self.inputs))
         match term:
+            # The term has a new first dim for the ranks, but the operator extends the first dim: so it gets one of 1.
             case ("gather", place, partition):
                 gathered = collective("c10d.all_gather_into_tensor", partition, [(x[None],) for x in known[place]])
                 return gathered
@@ -242,6 +243,7 @@ def laid_out(values: Tensor, shape: Sequence[int], strides: Sequence[int], align
     reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
     lead = alignment // values.element_size()
     memory = torch.zeros(lead + reach, dtype=values.dtype)
+    # All indices of a dim with stride 0 are the same element, and torch refuses to copy into such a tensor.
     distinct = [slice(0, 1) if s == 0 else slice(None) for s in strides]
     once = values.reshape(list(shape))[tuple(distinct)] if shape else values.reshape([])
     memory.as_strided(once.shape, strides, lead).copy_(once)
@@ -249,18 +251,18 @@ def laid_out(values: Tensor, shape: Sequence[int], strides: Sequence[int], align
 
 
 def _flat(x: Tensor) -> Tensor:
-    """The tensor with its elements in row-major order in memory."""
+    """The tensor itself, or a copy of it, with its elements in row-major order from the start of its memory."""
     same = tuple(x.stride()) == row_major(tuple(x.shape)) and x.storage_offset() == 0
     return x if same else x.clone(memory_format=torch.contiguous_format)
 
 
 def _each(results: Any) -> list[Any]:
-    """An operator's results, including those in lists."""
+    """An operator's results in one flat list: a result that is itself a list is unpacked."""
     return [x for value in results for x in (value if isinstance(value, list | tuple) else [value])]
 
 
 def _number(name: str) -> Callable[..., Any]:
-    """The Python function that computes a number from others."""
+    """The function of `float` and ARITHMETIC that has this name."""
     return next(function for function in (float, *ARITHMETIC) if function.__name__ == name)
 
 
@@ -276,7 +278,7 @@ def same_bits(x: Tensor, y: Tensor) -> bool:
 
 
 def differing(x: Tensor, y: Tensor) -> Tensor:
-    """The elements of two tensors of one dtype and shape that differ in a bit; all NaNs count as equal."""
+    """A mask of the elements in which two tensors of one dtype and shape differ in a bit; all NaNs count as equal."""
     if x.is_complex():
         return differing(torch.view_as_real(x), torch.view_as_real(y)).any(-1)
     if not x.is_floating_point():

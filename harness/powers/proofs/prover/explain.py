@@ -25,9 +25,9 @@ _ADD = "aten.add.Tensor"
 
 @dataclass(frozen=True)
 class Shown:
-    """A call, for a reader. `changed` are the arguments that differ from the corresponding call of the other side.
+    """A call, for a reader. `changed` lists its arguments that differ from those of the other side's call.
 
-    If it has no module, `beside` is the nearest call with a module.
+    For a call without a module and a source line, as a pass inserts it, `beside` describes its neighbours instead.
     """
 
     operator: str
@@ -52,10 +52,11 @@ class Shown:
 
 @dataclass(frozen=True)
 class FirstDifferences:
-    """For each side, reference first, the first calls without a partner, and the additions that were moved.
+    """Where the two sides of an output first differ. Each pair has the reference first.
 
-    `reshaped` are the first calls of one operator whose rounding may depend on the shape, which the two sides make on
-    other shapes: a product of all rows, and of some.
+    `first`: the first calls without a partner. `moved`: additions that one side makes before a reduction and the other
+    after it. `reshaped`: a call per side of the same opaque operator on different shapes, such as a matrix product of
+    all rows, and one of half of them: the rounding of its kernel may depend on the shape.
     """
 
     first: tuple[tuple[Shown, ...], tuple[Shown, ...]]
@@ -63,7 +64,7 @@ class FirstDifferences:
     reshaped: tuple[Shown, Shown] | None = None
 
     def lines(self) -> list[str]:
-        """The finding for a reader, one call per line."""
+        """The differences as text, one line per call."""
         lines = []
         for side, first, moved in zip(("reference", "candidate"), self.first, self.moved, strict=True):
             shown: dict[Shown, str] = dict.fromkeys(first, "only the {} computes")
@@ -99,7 +100,7 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
 
 
 def _reshaped(sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]) -> tuple[Shown, Shown] | None:
-    """The first calls of an opaque operator that both sides make, on other shapes."""
+    """For the first opaque operator that both sides run, on different shapes: its first call on each side."""
     found: list[dict[str, int]] = []
     for side, own in zip(sides, starts, strict=True):
         calls = side.graph.calls
@@ -114,12 +115,12 @@ def _reshaped(sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]
 
 
 def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]:
-    """The first calls without a partner, and the first calls after them that move elements differently.
+    """The first calls without a partner, and the calls before them at which elements begin to be moved differently.
 
-    A concatenation in another order has a partner, since its parts have theirs; the first opaque operator that reads
-    it, several casts and sums later, has none. So the search goes back from there through all calls that the other side
-    does not compute in this form. An in-place write counts for no call, as its result is the value of all its aliases,
-    including the input.
+    `alone` are the calls without a partner, `known` the terms of the other side. A concatenation in another order has a
+    partner, because its parts have partners; but the first opaque operator that reads it, several casts and sums later,
+    has none. So the search goes back from such an operator, through all calls whose terms the other side lacks.
+    In-place writes are skipped: their value becomes that of every alias, so the input would look different as well.
     """
     calls = side.graph.calls
     lonely = {i for i in alone if calls[i].op != "input" and not calls[i].writes}
@@ -137,13 +138,13 @@ def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]
 
 
 def _is_moved(side: Canonicalizer, index: int, known: set[int]) -> bool:
-    """Whether the other side has no such value in this form."""
+    """Whether a call's term is not among the terms of the other side. False for a call with several results."""
     value = side.values[index]
     return isinstance(value, int) and value not in known
 
 
 def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str, ...]:
-    """Opaque operators that one side runs on a whole tensor and the other on its two halves, by name.
+    """The names of opaque operators that one side runs on a whole tensor and the other on its two halves.
 
     No rule states that a kernel computes a row's bits independently of the other rows, so a chunked step is never
     proved equal to an unchunked step.
@@ -191,7 +192,7 @@ def _has_partner(table: Table, value: Any, known: set[int]) -> bool:
 
 
 def _is_known(table: Table, place: int, known: set[int]) -> bool:
-    """Whether the other side has a term, or all parts of a concatenation or view."""
+    """Whether the other side has a term, or else all parts of a concatenation, or the base of a view."""
     match table[place]:
         case _ if place in known:
             return True
@@ -203,13 +204,14 @@ def _is_known(table: Table, place: int, known: set[int]) -> bool:
 
 
 def _behind(side: Canonicalizer, root: int) -> list[int]:
-    """The calls behind an output in graph order, including those that wrote its memory."""
+    """The calls on which the value of call `root` depends, in graph order, including those that wrote its memory."""
     seen, stack = set(), [root]
     while stack:
         index = stack.pop()
         if index not in seen:
             seen.add(index)
             stack.extend(side.reads[index])
+            # A write after `root` does not reach it, unless `root` is an input whose final value is the output.
             stack.extend(writer for writer in side.memory.writers(index) if writer <= root or index == root)
     return sorted(seen)
 
@@ -217,7 +219,11 @@ def _behind(side: Canonicalizer, root: int) -> list[int]:
 def _changed(
     sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]
 ) -> dict[tuple[int, int], tuple[str, ...]]:
-    """The differing arguments of an operator that each side calls once in a module and direction."""
+    """By (side, call): the differing arguments, in words.
+
+    Only calls that correspond without doubt are compared: each side starts with exactly one call of the operator in
+    that module and direction.
+    """
     by_place: tuple[dict[Any, list[int]], dict[Any, list[int]]] = ({}, {})
     for found, side, own in zip(by_place, sides, starts, strict=True):
         for index in own:
@@ -268,7 +274,7 @@ def _argument(side: Canonicalizer, value: Any) -> str:
 
 
 def _size(size: Any) -> str:
-    """A size in words: a number, or a sum of products of symbols by their names."""
+    """A size as text: a number, or a sum of products of symbols, such as `2 * u0 + u1`."""
     if not isinstance(size, tuple):
         return str(size)
     products = (" * ".join([*([str(n)] if n != 1 or not names else []), *names]) for n, *names in size[1:])
@@ -285,7 +291,7 @@ def _shown(side: Canonicalizer, index: int, changed: tuple[str, ...] = ()) -> Sh
 
 
 def _beside(side: Canonicalizer, index: int) -> str | None:
-    """The neighbours of a call without an origin, e.g. inserted by a pass: its inputs, and its first reader."""
+    """The neighbours of a call that a pass inserted, in words: its inputs, and its first reader. None without any."""
     calls = side.graph.calls
     behind = [f"`{calls[read].name}`" for read in calls[index].reads]
     readers = (f"`{call.name}`{_within(call)}" for call in calls[index + 1 :] if index in call.reads)

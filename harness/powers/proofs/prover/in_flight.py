@@ -1,4 +1,4 @@
-"""Collectives in flight in a graph as data, by `harness.operators.happens_before`."""
+"""Finds races of collectives in flight in a graph as data, with the rules of `harness.operators.happens_before`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ class InFlight:
         self._order = Order(_last_uses(graph))
 
     def races(self, call: Call) -> list[Race]:
-        """The races of a call's reads. Waits, views, fills and uninitialized allocations read nothing."""
+        """The races of a call's reads with launches in flight. Waits, views, fills and uninitialized allocations read
+        nothing."""
         read = set(self._storages(call.reads))
         is_shown = not call.writes and bool(read) and {x.storage for x in call.results} == read
         reads_none = _row(call).wait or is_shown or call.op in FILLS or is_unwritten(call.op)
         return [] if reads_none else self._order.races(read, ())
 
     def races_of_write(self, storage: int) -> list[Race]:
-        """The races of a write to a storage now."""
+        """The races of a write to a storage, at this point of the graph, with launches in flight."""
         return self._order.races((), [storage])
 
     def run(self, index: int, call: Call, awaited: int | None) -> list[Race]:
-        """Run a call, which may be a launch or a wait. Returns memory that was freed too early."""
+        """Note a call if it is a launch, or the wait for the call `awaited`. Returns the races with memory that was
+        freed before this wait."""
         row = _row(call)
         found = self._order.wait(row.wait, self._storages([awaited]), index) if row.wait and awaited is not None else []
         if row.launch is not None:
@@ -54,7 +56,8 @@ def _row(call: Call) -> Operator:
 
 
 def _last_uses(graph: Graph) -> dict[Hashable, float]:
-    """Each storage's last use, by the index of the call. The caller keeps inputs, constants and outputs alive."""
+    """For each storage, the index of the last call that reads it. Inputs, constants and outputs are never freed: the
+    caller keeps them alive."""
     calls, found = graph.calls, dict[Hashable, float]()
     for index, call in enumerate(calls):
         for read in call.reads:

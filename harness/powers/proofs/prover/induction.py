@@ -3,8 +3,8 @@
 1. State is everything that successive steps read: parameters, buffers, an optimizer's tensors, written inputs, the
    random generator's state. Both sides start with the same state.
 2. State that a step writes is an output, and PROVED; other state stays. So both sides have the same state afterwards.
-3. Its layout stays the same, so the next step is the proved step: a tensor that replaces another has the same layout,
-   and an in-place write changes none.
+3. Layouts of state stay the same, so the next step is the proved step: a tensor that replaces an input has its layout,
+   and an in-place write changes no layout.
 4. Both sides leave the generator in the same state.
 5. A step changes nothing else that the next step can read: no optimizer settings, new optimizer state, gradients,
    attributes or closure variables. A second step is really run after the first to check this.
@@ -35,8 +35,11 @@ class Induction:
 
 
 def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_less: Sequence[str | None]) -> Induction:
-    """Extend a proof of one step to the next ones. `keeps_less` are reasons why a side's next call would depend on
-    changes other than input values."""
+    """Whether a proof of one step, with this verdict, extends to any number of steps.
+
+    `keeps_less` has for each side the reason why its next call would depend on changes other than values of inputs, or
+    None.
+    """
     state = tuple(x.output.removeprefix(WRITTEN) for x in proof.answers if x.output.startswith(WRITTEN))
     state += (GENERATOR,) if proof.sides[0].generator != ("seed",) else ()
     reasons = [
@@ -50,7 +53,7 @@ def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_les
 
 
 def _moved(graph: Graph) -> str | None:
-    """Tensors that a graph returns for its inputs with another layout."""
+    """The reason if a tensor that a graph returns in place of an input has another layout; None if there is none."""
     inputs = {f"{WRITTEN}{call.name}": call.value for call in graph.calls if call.op == "input"}
     for name, index in graph.outputs:
         if name in inputs and _lies(graph.calls[index].value) != _lies(inputs[name]):

@@ -42,10 +42,10 @@ EXACT = {
     if row.exact
     for end in (("Tensor", "Scalar") if row.exact == "Tensor" else (row.exact,))
 }
-"""Operators that compute each element of their result only from the elements at the same index.
+"""By full name, the short name of each operator that computes an element only from the elements at the same index.
 
-Requires that `is_exact` accepts their dtypes, and that alpha is 1. A number operand counts as a tensor filled with it,
-if the dtype has it exactly.
+A call counts as exact only if `is_exact` accepts its dtypes and it has no `alpha`. A number operand counts as a tensor
+filled with it, if the dtype represents the number exactly.
 
 Kernels keep any other number in a wider dtype than bfloat16 and float16, so `x + 0.1` is opaque there. Some devices
 divide by a reciprocal, the vector bodies of powers and roots differ from their tails, and max and min do not order +0
@@ -54,7 +54,7 @@ and -0: these operators are not exact.
 
 
 def is_exact(name: str, own: str, operands: Sequence[str]) -> bool:
-    """Whether an operator of EXACT is exact from operands of these dtypes to torch's result dtype `own`.
+    """Whether an operator, by its short name, is exact for operands of these dtypes and a result of dtype `own`.
 
     `own` is bool for comparisons, otherwise the operands' dtype.
     """
@@ -78,23 +78,24 @@ _RANGES |= {"int64": (53, 0, 54), "int32": (31, 0, 31), "bool": (1, 0, 1)}
 
 
 def holds(dtype: str, number: float) -> bool:
-    """Whether a dtype has a number exactly; False for numbers of more than 53 bits.
-
-    -0.0 is no integer."""
+    """Whether a dtype represents a number exactly. False for numbers of more than 53 bits, and for -0.0 in an integer
+    dtype."""
     is_negative = math.copysign(1.0, number) < 0 and (dtype == "bool" or (number == 0 and dtype not in FLOATS))
     if dtype not in _RANGES or not math.isfinite(number) or is_negative:
         return False
     digits, least, beyond = _RANGES[dtype]
     numerator, denominator = number.as_integer_ratio()
+    # The number is an odd integer times 2**lowest, and less than 2**above: 6.5 is 13 * 2**-1, and less than 2**3.
     lowest = (numerator & -numerator).bit_length() - denominator.bit_length()
     above = math.frexp(number)[1]
     return number == 0 or (above - lowest <= digits and lowest >= least and above <= beyond)
 
 
 def number_in(argument: Any, dtype: str) -> float | None:
-    """An argument's number in a dtype; None for other values, and for numbers that the dtype cannot represent.
+    """The number that a kernel on tensors of `dtype` computes with for an argument.
 
-    Kernels keep a real number in at least 32 bits; for a float32 tensor they round it once, to float32.
+    None if the argument is no number, or if the dtype cannot represent it. Kernels keep a real number in at least 32
+    bits; for a float32 tensor they round it once, to float32.
     """
     match argument:
         case int():
@@ -114,7 +115,8 @@ def number_in(argument: Any, dtype: str) -> float | None:
 def number_filled(call: Call) -> float | None:
     """The number that fills the result of a call of FILLS.
 
-    None if the dtype cannot represent it, or if a size depends on data: that size is among the arguments.
+    None if the dtype cannot represent it. None also if a size depends on data: the call must then keep its arguments,
+    as the size is one of them.
     """
     if not call.value.is_closed:
         return None
@@ -123,9 +125,9 @@ def number_filled(call: Call) -> float | None:
 
 
 def inverse(argument: Any, dtype: str) -> float | None:
-    """The factor that replaces a division: the inverse of a power of 2, if the dtype has both.
+    """The factor that replaces a division by a power of 2: 0.25 for 4.
 
-    For example, 0.25 for 4.
+    None for any other divisor, and if the dtype cannot represent the divisor.
     """
     number = number_in(argument, dtype)
     return None if number is None or abs(math.frexp(number)[0]) != 0.5 else 1 / number
@@ -138,10 +140,10 @@ IN_PLACE = {
     for of, name in EXACT.items()
     if of.rpartition(".")[0] == row.in_place_of and (end := of.rpartition(".")[2])
 }
-"""Operators that write another operator's result into `self`.
+"""By full name, the operator of EXACT whose result an in-place operator writes into `self`: `aten.add_` has `aten.add`.
 
-They have that operator's name if they only take tensors of floats or integers: each element is converted and rounded
-once, wherever the result is stored.
+Calls on tensors of floats or integers alone are compared under that operator's name: each element is converted and
+rounded once, wherever the result is stored.
 """
 
 COPY_INTO = "aten.copy_.default"
@@ -153,14 +155,13 @@ CHOICE = "aten.where.self"
 NUMBER_TENSOR = "aten.scalar_tensor.default"
 
 MASKED = {f"aten.{name}.{end}" for name in ("masked_fill", "masked_fill_") for end in ("Scalar", "Tensor")}
-"""Operators recorded as CHOICE: they convert the number to the dtype once, and select it or the element."""
+"""Operators recorded as CHOICE: they convert the number to the tensor's dtype, and take it or the element."""
 
 DIVIDES = {"aten.div_.Tensor": "aten.div.Tensor"}
-"""An in-place division of a row-major CPU tensor has the same bits as a division: both round once."""
+"""The in-place division, with the division as which it is recorded: on row-major CPU tensors both round once."""
 
 CAST = "aten._to_copy.default"
-"""A cast between two dtypes of FLOATS is exact; from or to an integer it is opaque; to the same dtype it is a copy.
-"""
+"""The cast. It is exact between two dtypes of FLOATS, opaque from or to an integer, and a copy to the same dtype."""
 
 LIFTS, CLONE = "aten.lift_fresh_copy.default", "aten.clone.default"
 """`torch.tensor(1.0)` is traced as a copy of a constant, and recorded as such."""
@@ -169,27 +170,28 @@ CONVERTS = "prims.convert_element_type.default"
 """The cast in decompositions, with an argument `a`; recorded as CAST."""
 
 ITSELF = frozenset({"aten.alias.default", "aten.detach.default"})
-"""Operators that return their input. Their number varies between traces of the same code.
+"""Operators that return their input. How often they occur varies between traces of the same code.
 
 For example, autograd detaches a tensor if something else holds it, such as a sampling profiler that holds frames.
 """
 
 COPIES = {row.overload("default"): row.copies for row in ROWS.values() if row.copies}
-"""Operators whose result has the values of the named argument in new memory, if its dtype is the same."""
+"""By full name, the argument that an operator copies to new memory. With another dtype it casts."""
 
 WAITS = {f"{row.name}.default": row.wait.argument for row in ROWS.values() if row.wait and row.allowed}
-"""Operators that wait: before them no call may read a launch's result or write its inputs."""
+"""Operators that wait, with the argument that is the awaited value. Before the wait, no call may read the launch's
+result or write its inputs."""
 
 FILLS = {row.overload(row.fills[0]): row.fills[1] for row in ROWS.values() if row.fills}
-"""Operators that fill their result with a number: the number, or the name of its argument."""
+"""Operators that fill their result with a number, with that number, or with the name of the argument that has it."""
 
 OVERWRITES = overloads(lambda row: row.overwrites)
-"""Operators that draw every element of `self` and read none."""
+"""Operators that overwrite every element of `self` with a random number, and read none of them."""
 
 ZEROS_INTO = ROWS["aten.zero_"].overload("default")
 
 CARRIES = overloads(lambda row: row.carries)
-"""Operators that copy elements to other indices, or write zeros there: they depend on values, not on layouts."""
+"""Operators that copy elements to other indices, or write zeros: the result depends on values, not on layouts."""
 
 FLIP = "aten.flip.default"
 PAD = "aten.constant_pad_nd.default"
@@ -204,30 +206,33 @@ POWER = ROWS["aten.pow"].overload("Tensor_Scalar")
 _COUNTED = {row.overload("default"): f"{row.counts_as}.default" for row in ROWS.values() if row.counts_as}
 
 FUSED = {op: of for op, of in _COUNTED.items() if op.startswith("aten._fused_")}
-"""Operators that update lists of parameters and their state, with the operator under which each is recorded."""
+"""Optimizer kernels, which update lists of parameters and their state, with the operator as which a proof records one
+parameter's update."""
 
 UPDATES = frozenset(FUSED.values())
-"""The same operators for a single parameter. Layouts do not matter, since only row-major tensors are admitted.
+"""The recorded operators of FUSED. Layouts do not matter, since only row-major tensors are admitted.
 
-Neither does alignment: the kernel reads vectors of elements in order from the first on, with unaligned loads
+Alignment does not matter either: the kernel reads vectors of elements in order from the first on, with unaligned loads
 (aten/src/ATen/native/cpu/FusedAdamKernel.cpp), and a test tries each alignment.
 """
 
 BATCH_NORMS = {op: of for op, of in _COUNTED.items() if op not in FUSED}
-"""Operators that write STATISTICS in training, which only some schemas state, with the operator of the record."""
+"""Batch norms, with the operator as which each is recorded. In training they write STATISTICS, although only some of
+their schemas say so."""
 
 PYTHON = "python."
-"""The name prefix of Python operators on numbers. A tensor with a float64 element represents the result.
+"""The name prefix of Python operators on numbers. The result is recorded as a float64 tensor without dims.
 
-`python.float` is a number read from a tensor.
+`python.float` reads a number from a tensor.
 """
 
 STATISTICS = ("running_mean", "running_var")
+"""The arguments of a batch norm that it writes in training."""
 
 JOINS = _by_default(lambda row: row.joins)
 
 NUMBER = "number"
-"""The name of a graph's output that is a size."""
+"""The recorded operator of a graph's output that is a size."""
 
 VIEW = "view"
 """The recorded name of any operator whose results share their input's memory, if no size depends on data."""
@@ -239,21 +244,22 @@ SPLIT = "aten.split_with_sizes_copy.default"
 """An operator that copies parts of `self` into new memory. Any other view shares its input's memory."""
 
 REFUSED = _by_default(lambda row: row.reads_memory)
-"""Operators that read memory instead of a tensor's values.
+"""Operators that read memory instead of a tensor's values, such as `as_strided`; and `lift`, whose result shares its
+input's memory although neither its schema nor fake values state it.
 
-If layouts determine their elements, they are recorded as views. Also an operator whose result shares its input's memory
-although neither its schema nor fake values state it.
+If layouts determine the elements of such a call, it is recorded as VIEW, and so not refused.
 """
 
 SHARES_UNTOLD = _by_default(lambda row: row.returns and row.name.startswith("aten."))
-"""Operators whose results share their input's memory although their fakes do not: `export` handles them."""
+"""Operators whose results share their input's memory although their fakes have their own. `export` handles them."""
 
 SPLITS = {
     torch.ops.aten.unsafe_split.Tensor: torch.ops.aten.split.Tensor,
     torch.ops.aten.unsafe_split_with_sizes.default: torch.ops.aten.split_with_sizes.default,
 }
-"""Operators that return parts as views, and the operators that declare this. The former promise autograd that no call
-writes to the parts, so their schemas and fakes do not state the shared memory.
+"""Unsafe splits, with the ordinary splits as which they are recorded. Both return views of parts of the input.
+
+An unsafe split promises autograd that no call writes to the parts, so its schema and fake do not state this.
 """
 
 CHECKS = overloads(lambda row: row.checks)
@@ -268,12 +274,13 @@ SAME_BATCH = {
     for name in ("_adaptive_avg_pool", "avg_pool", "reflection_pad", "replication_pad")
     for dims in (1, 2, 3)
 }
-"""Operators that do not check that all their tensors agree in all dims except this many last dims."""
+"""Operators whose tensors must have equal shapes except in the last dims, which they do not check; and the number of
+these last dims."""
 
 LIES_BY_SHAPE = {"aten._scaled_dot_product_flash_attention_for_cpu_backward.default"}
-"""Operators that may read several real dtypes in different layouts.
+"""Operators whose tensors may have several real dtypes and different layouts.
 
-Only the row-major sums of exponentials of this operator have another dtype, and a scan tried each pair of layouts.
+Only the row-major `logsumexp` of this operator has another dtype, and a scan tried each pair of layouts.
 """
 
 CHOOSES = {
@@ -306,9 +313,9 @@ CHOOSES = {
     "aten.where.ScalarSelf": ("condition",),
     "aten.where.self": ("condition",),
 }
-"""Operators with their index, offset and mask arguments, whose dtype is independent of the other operands.
+"""Operators with their index, offset and mask arguments. The dtype of such an argument does not affect the others.
 
-A test tries every pair of layouts of these and of the other arguments.
+A test tries every layout of these arguments with every layout of the others.
 """
 
 COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -317,9 +324,9 @@ TAKES_NUMBERS_AS_TENSORS = {
     *(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div", *COMPARES)),
     *("aten.where.self", "aten.maximum.default", "aten.minimum.default"),
 }
-"""Operators that may read a tensor without dims next to tensors of another dtype.
+"""Operators that may read a tensor without dims together with tensors of another dtype.
 
-Such a tensor is promoted like a number; a test tries every pair of dtypes.
+Such a tensor is promoted like a number. A test tries every pair of dtypes.
 """
 
 TAKES_ANY_NUMBER = {
@@ -333,7 +340,7 @@ TAKES_ANY_NUMBER = {
     *("aten.masked_fill.Scalar", "aten.scatter.value"),
     *("aten.where.Scalar", "aten.where.ScalarOther", "aten.where.ScalarSelf"),
 }
-"""Operators that may read a number of a higher kind than their tensors', e.g. 0.5 with integers.
+"""Operators that may read a number of a higher kind than their tensors, such as 0.5 with tensors of integers.
 
 A test tries every dtype with every kind of number, in every layout.
 """
@@ -360,7 +367,7 @@ UNINITIALIZED = names_of_uninitialized(Uninitialized.WHOLE)
 """Operators, without namespace and overload, that return uninitialized memory."""
 
 UNWRITTEN = ("empty", "new_empty", "_empty", "_make_dep_token", "inductor_rand_eager_offset")
-"""Prefixes of the names of all these operators, in torch and by convention elsewhere."""
+"""Prefixes of the names of all operators that return uninitialized memory, in torch and by convention elsewhere."""
 
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 REDUCE = "_c10d_functional.reduce_scatter_tensor.default"

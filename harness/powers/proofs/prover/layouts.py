@@ -25,7 +25,10 @@ def alignment_of(dtype: str, offset: int) -> int:
 
 
 def overlaps(x: Tensor) -> bool:
-    """Whether two indices may be the same element: each stride must exceed the extent of all smaller ones."""
+    """Whether two indices of a tensor may be the same element in memory.
+
+    No two are if, in ascending order of strides, each stride is larger than the distance that all dims before it span.
+    """
     if any(not isinstance(n, int) for n in (*x.shape, *x.strides)):
         return not _is_dense(x)
     reach = 0
@@ -37,7 +40,7 @@ def overlaps(x: Tensor) -> bool:
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Whether a tensor with data-dependent sizes is contiguous; only its first dim may have such a size."""
+    """Whether a tensor is contiguous whose first size may depend on data. False if any other size or stride does."""
     inner = x.shape[1:]
     if not all(isinstance(n, int) for n in inner) or not all(isinstance(s, int) for s in x.strides):
         return False
@@ -51,10 +54,10 @@ def expanded(shape: tuple[int, ...], to: tuple[int, ...]) -> Window:
 
 
 def shows(call: Call, calls: Sequence[Call]) -> bool:
-    """Whether a call's results only contain elements of its first argument, like views.
+    """Whether a call only selects elements of its first argument: it returns a view of them, or copies them.
 
-    A view between complex numbers and pairs of real numbers computes, so it does not count; views as any other dtype
-    are refused later.
+    A view between complex numbers and pairs of real numbers does not count, as its elements are others. A view as any
+    other dtype counts here, and is refused later.
     """
     if call.writes or call.op == "getitem" or not call.results or not call.reads:
         return False
@@ -70,9 +73,10 @@ def _is_paired(x: Tensor, results: Sequence[Tensor]) -> bool:
 
 
 def told_once(call: Call, calls: Sequence[Call]) -> Call:
-    """A call without the arguments that its layout implies for a view or a copy; dims are not negative.
+    """A call without those arguments that the layouts of its tensors imply, so that equal calls have equal data.
 
-    For example, `prims.split_dim(a, 0, 2)` becomes `view(self)`.
+    For example, `prims.split_dim(a, 0, 2)` becomes `view(self)`, as does any call that returns the same view. A dim
+    counted from the end is counted from the start.
     """
     tensors = [x for read in call.reads for x in calls[read].results] + call.results
     kept = dict(call.args)
@@ -96,7 +100,10 @@ def told_once(call: Call, calls: Sequence[Call]) -> Call:
 
 
 def windows_of(call: Call, x: Tensor) -> list[Window | None]:
-    """For each result of a view, its window on `x`; None if there is no such window. All sizes are numbers."""
+    """For each result of a call that `shows` elements of `x`, its window on `x`; None if it has none.
+
+    All sizes must be numbers.
+    """
     if call.op == SPLIT:
         dim = dict(call.args).get("dim", 0)
         ends = list(itertools.accumulate((y.shape[dim] for y in call.results), initial=0))
@@ -109,15 +116,16 @@ def windows_of(call: Call, x: Tensor) -> list[Window | None]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _seen(shape: tuple[int, ...], strides: tuple[int, ...], memory: Window) -> Window | None:
-    """Convert a window on memory into one on the elements of the tensor that starts there.
+    """Convert a window on memory into a window on a tensor in it; None if that shows memory outside of its elements.
 
-    A tensor's index is an address in digits, one per dim, so this is `composed` with strides as the digits' weights.
+    `shape` and `strides` are the tensor's; `memory` counts from its first element. An address in the tensor is a number
+    in digits, a digit per dim with the stride as its weight, so this works like `composed`.
     """
     if 0 in memory.shape:
         return memory
     if 0 in shape or memory.offset < 0:
         return None
-    dims: list[list[int]] = []  # size, bytes apart counted in elements, elements apart in row-major order
+    dims: list[list[int]] = []  # size, stride in memory, stride in row-major order
     for size, apart, step in zip(shape, strides, row_major(shape), strict=True):
         if dims and dims[-1][1:] == [size * apart, size * step]:
             dims[-1] = [dims[-1][0] * size, apart, step]

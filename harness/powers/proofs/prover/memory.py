@@ -22,11 +22,11 @@ class GraphMemory:
     def __init__(self, graph: Graph) -> None:
         self.calls = graph.calls
         self._owners: dict[int, list[int]] = {}  # by storage, the calls whose values are in it
-        self._stale: dict[int, int] = {}  # a call whose value was overwritten, and the call that overwrote it
+        self._stale: dict[int, int] = {}  # by call whose value was overwritten, the call that overwrote it
         self._in_flight = InFlight(graph)
 
     def hold(self, index: int) -> None:
-        """Record that a call's value is in its memory from now on."""
+        """Record a call's value as one that is in its memory, so that later writes there affect it."""
         for tensor in self.calls[index].results:
             self._owners.setdefault(tensor.storage, []).append(index)
 
@@ -35,7 +35,7 @@ class GraphMemory:
         return index in self._stale
 
     def is_flying(self, index: int) -> bool:
-        """Whether a launch without a wait so far still writes the memory of a call's value."""
+        """Whether a launch that has not been waited for may still write the memory of a call's value."""
         return self._in_flight.is_filling(index)
 
     def writers(self, index: int) -> list[int]:
@@ -44,7 +44,7 @@ class GraphMemory:
         return [owner for owner in owners if self.calls[owner].writes]
 
     def refuse_stale(self, index: int, reader: Call) -> None:
-        """Refuse a call that reads an overwritten value."""
+        """Raise RefusedError if the value of call `index`, which `reader` reads, was overwritten."""
         if index in self._stale:
             name, writer = self.calls[index].name, self.calls[self._stale[index]].name
             raise refuse(reader, f"`{name}` is read after `{writer}` wrote a part of its memory")
@@ -54,7 +54,8 @@ class GraphMemory:
         self._refuse(call, self._in_flight.races(call))
 
     def run(self, index: int, call: Call, awaited: int | None) -> None:
-        """Run a call. Raises RefusedError if it waits for a launch whose input may have been freed."""
+        """Note a call that launches or waits. Raises RefusedError if it waits for a launch whose input may have been
+        freed before."""
         self._refuse(call, self._in_flight.run(index, call, awaited))
 
     def _refuse(self, call: Call, races: Sequence[Race]) -> None:
@@ -62,9 +63,10 @@ class GraphMemory:
             raise refuse(call, races[0].told("it"))
 
     def written(self, call: Call, args: Mapping[str, Any]) -> Tensor:
-        """The argument that a call writes in place: an operator whose name ends in `_` writes only its first argument.
+        """The tensor that an in-place call writes: its argument `self`, if the operator's name ends in `_`.
 
-        Raises RefusedError for any other write, and for a write whose result depends on the order of its elements.
+        Raises RefusedError for a call that writes otherwise, and for a write whose result depends on the order in which
+        elements are written.
         """
         if call.writes != ("self",) or not call.op.split(".")[1].endswith("_") or args["self"][:1] != ("node",):
             raise refuse(call, f"{call.op} writes in a way that is not understood")
@@ -85,7 +87,8 @@ class GraphMemory:
         return target
 
     def overwrite(self, index: int, target: Tensor) -> list[int]:
-        """The calls whose values are exactly the written elements; all others in that memory become stale."""
+        """Note that call `index` writes the elements of `target`. Returns the calls whose values are exactly these
+        elements, and so have a new value; other values in that memory become stale."""
         same = []
         for owner in self._owners[target.storage]:
             if self.calls[owner].value == target:
@@ -95,7 +98,8 @@ class GraphMemory:
         return same
 
     def distrust(self, index: int) -> None:
-        """Mark the values of a refused call's arguments as unknown: it may have written them, even during a launch."""
+        """Mark every value in the memory of a refused call's arguments as stale: the call may have written it. So are
+        the launches in flight that use this memory."""
         for read in self.calls[index].reads:
             for tensor in self.calls[read].results:
                 torn = self._in_flight.touching(tensor.storage)

@@ -1,11 +1,11 @@
 """Proves two programs equal: every output's answer, and a check of the answers on values.
 
-1. Write both as data, from newly computed fake values, and require that their inputs have equal layouts.
-2. Compare them, output by output.
-3. Compute every PROVED output's term and both graphs on random inputs: an output with other bits is REFUSED, as its
-   proof is wrong. So are effects that the graphs do not state: a call that fails, results with another layout, an
-   input with changed bits.
-4. An output that is NOT PROVED and has other bits there differs: these inputs are a witness.
+1. Write both graphs as data, from newly computed fake values, and require that their inputs have equal layouts.
+2. Prove output by output.
+3. Compute both graphs and every PROVED output's term on random inputs. If a PROVED output has different bits, its proof
+   is wrong, so it is REFUSED. Effects that the graphs do not state are refused as well: a call that fails, a result
+   with another layout, an input with changed bits.
+4. If a NOT PROVED output has different bits on these inputs, the inputs are a witness that the programs differ.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ Values = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True)
 class Provable:
-    """A graph with named inputs and outputs. Only the layouts of `inputs` matter, which may have open sizes.
+    """A graph with named inputs and outputs. Only the layouts of `inputs` matter; their sizes may be open.
 
-    `others` are the outputs other than tensors, as text. `written` is the graph as data if another process wrote it.
-    Without a `module` nothing can be computed.
+    `others` has name and text of each output that is no tensor. `written` is the graph as data if another process wrote
+    it; then there is no `module`, and nothing can be computed.
     """
 
     module: GraphModule | None
@@ -94,12 +94,12 @@ class Provable:
 
 @dataclass(frozen=True)
 class PairProof:
-    """The result for two programs. `proof` is None if they were refused as a whole, for `reason`, or not tried.
+    """The result for two programs. `proof` is None if they were refused as a whole or not tried; `reason` says why.
 
-    `evaluated` counts the PROVED outputs whose computed terms had both graphs' bits; `not_evaluated` is the reason if
-    there are none. `bounds` are the sizes for which the result holds, if sizes are open. `induction` says whether any
-    number of steps is proved, if the two are steps. `not_run` is the reason if the programs themselves were not run:
-    then their graphs are assumed to be faithful.
+    `evaluated` counts the PROVED outputs whose terms, computed on values, had the bits of both graphs; `not_evaluated`
+    is the reason if some were not computed. `bounds` are the open sizes for which the result holds, in words.
+    `induction` says whether any number of calls is proved. `not_run` is the reason why the programs themselves were not
+    run: then it is only assumed that their graphs do what they do.
     """
 
     verdict: str
@@ -158,10 +158,10 @@ def prove_programs(
     rules: dict[str, list[Rule]] | None = None,
     lap: Callable[[str], None] = lambda name: None,
 ) -> PairProof:
-    """Prove two programs with the same inputs. `values` returns sets of inputs to compute, if any.
+    """Prove two programs with the same inputs, and compute both on the sets of inputs that `values` returns.
 
     A proved output must read an input of each kind in `must_read`; if it is empty, some output must read an input.
-    Unsupported calls are part of the answer.
+    Unsupported calls do not raise: they make outputs, or the whole result, REFUSED.
     """
     try:
         graphs = reference.graph, candidate.graph
@@ -187,7 +187,7 @@ def prove_programs(
 
 
 def _check_inputs(*graphs: Graph) -> None:
-    """Check that both have the same inputs with equal layouts, except for the names of open sizes."""
+    """Raise RefusedError unless both graphs have the same inputs with equal layouts. Names of open sizes may differ."""
     sides = [[call for call in graph.calls if call.op == "input"] for graph in graphs]
     names = [[call.name for call in side] for side in sides]
     if sorted(names[0]) != sorted(names[1]):
@@ -210,7 +210,7 @@ def _layout_told(value: Any) -> str:
 
 
 def _check_others(reference: Provable, candidate: Provable) -> None:
-    """Check that outputs other than tensors are equal."""
+    """Raise RefusedError unless the outputs that are no tensors are equal on both sides."""
     for (name, one), (_, other) in zip(sorted(reference.others), sorted(candidate.others), strict=False):
         if one != other:
             raise RefusedError(f"{name} is {one} in the reference and {other} in the candidate", where="the outputs")
@@ -219,7 +219,8 @@ def _check_others(reference: Provable, candidate: Provable) -> None:
 
 
 def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: Sequence[Values]) -> PairProof:
-    """Compute proved outputs, and REFUSE each one whose term has other bits than either graph."""
+    """Compute both programs on each set of inputs, and update the answers: a PROVED output whose term has other bits
+    than either graph is REFUSED, and a NOT PROVED output gets a witness if the two differ."""
     steps = reference, candidate
     for place, values in enumerate(sets):
         if found.proof is not None:
@@ -229,9 +230,10 @@ def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: 
 
 
 def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values, *, is_further: bool) -> PairProof:
-    """Compute one set of inputs. A further set on which both programs fail is skipped.
+    """Compute both programs, and the terms of PROVED outputs, on one set of inputs.
 
-    For example, a loss may only accept numbers between 0 and 1.
+    A further set on which both programs fail shows nothing, and is skipped. For example, a loss may only accept numbers
+    between 0 and 1.
     """
     assert found.proof is not None and found.graphs is not None
     tensors = [x for x in given[0] if isinstance(x, Tensor)]
@@ -286,7 +288,7 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
 
 
 def _checked(answer: OutputAnswer, evaluator: Evaluator, sides: Sequence[Any]) -> OutputAnswer:
-    """Compare an answer with both graphs' results on every rank. Raises NotEvaluatedError."""
+    """An output's answer, updated by both graphs' results for it on every rank. Raises NotEvaluatedError."""
     if answer.verdict == NOT_PROVED and None not in sides:
         unlike = [(x, y) for x, y in zip(*sides, strict=True) if not same_value(x, y)]
         if unlike:
@@ -313,7 +315,7 @@ def same_value(x: Any, y: Any) -> bool:
 
 
 def witness_of(x: Any, y: Any) -> str:
-    """How two values differ, in words: `3 of 12 elements, element 0: 1.0 and 2.0`."""
+    """How two unequal values differ, in words: `3 of 12 elements, element 0: 1.0 and 2.0`."""
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         return f"{x} and {y}"
     if x.dtype != y.dtype or x.shape != y.shape:
@@ -326,17 +328,17 @@ def witness_of(x: Any, y: Any) -> str:
 
 
 def _refused(found: PairProof, error: RefusedError) -> PairProof:
-    """Refuse graphs whose run contradicted an assumption of proofs."""
+    """The result for graphs whose run contradicted an assumption of proofs: REFUSED as a whole."""
     return replace(found, verdict=REFUSED, proof=None, graphs=None, reason=told(error))
 
 
 def told(error: RefusedError) -> str:
-    """A refusal in a line."""
+    """A refusal as one line of text."""
     return f"{error.what}, in {error.where}"
 
 
 def _constants(module: GraphModule) -> list[Tensor]:
-    """The tensors that a graph holds."""
+    """The tensors that are attributes of a graph module and that its graph reads."""
     found = (
         functools.reduce(getattr, str(node.target).split("."), cast(Any, module))
         for node in module.graph.find_nodes(op="get_attr")
@@ -349,7 +351,10 @@ def _written_untold(
     given: Sequence[dict[str, Any]],
     held: Sequence[dict[str, list[Any]]],
 ) -> list[OutputAnswer]:
-    """A refusal for each input whose bits changed although no call states that it writes it."""
+    """A REFUSED answer for each input whose bits changed in a run although no call states that it writes the input.
+
+    `given` are the inputs before the runs, per rank; `held` are each side's inputs after its run.
+    """
     answered = {answer.output for answer in answers}
     found = []
     for name in given[0]:
@@ -364,14 +369,14 @@ def _written_untold(
 
 
 def _by_name(graph: Graph, step: Provable, run: tuple[list[list[Any]], list[list[Any]]]) -> dict[str, list[Any]]:
-    """Every rank's value of each output, including inputs that the graph wrote."""
+    """By output name, the value on every rank. Final values of inputs are among them, named `written ...`."""
     returned = {name: [own[place] for own in run[0]] for place, (name, _) in enumerate(graph.outputs)}
     return {f"written {name}": [own[place] for own in run[1]] for place, name in enumerate(step.names)} | returned
 
 
 @contextmanager
 def _one_generator_state() -> Iterator[None]:
-    """Context with the same generator state for either program: otherwise their draws would look like a difference."""
+    """Context that starts with a fixed generator state. Without it, the two programs would draw different numbers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
@@ -379,10 +384,10 @@ def _one_generator_state() -> Iterator[None]:
 
 @contextmanager
 def _as_on_a_rank() -> Iterator[None]:
-    """Context with one thread per operator, and uninitialized memory filled, as on ranks.
+    """Context with one thread per operator, and with uninitialized memory filled, as on ranks.
 
-    The bits of large sums depend on the number of threads. Rows that an operator does not write would contain arbitrary
-    memory: a difference that neither program computes.
+    The bits of large sums depend on the number of threads. Rows that an operator does not write contain arbitrary
+    memory, which would look like a difference between the programs.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -395,7 +400,7 @@ def _as_on_a_rank() -> Iterator[None]:
 
 @contextmanager
 def filling_memory() -> Iterator[None]:
-    """Within this context, uninitialized memory is filled."""
+    """Context in which torch fills uninitialized memory."""
     mode = torch.get_deterministic_debug_mode()
     filled = getattr(deterministic, "fill_uninitialized_memory")  # noqa: B009 (a property, which mypy does not know)
     torch.set_deterministic_debug_mode("warn")  # memory is filled in no other mode; Inductor's settings stay

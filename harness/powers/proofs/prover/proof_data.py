@@ -1,13 +1,14 @@
-"""Two graphs, their terms, and the conclusions, as data.
+"""A proof as data: two graphs, their terms, and the certificate.
 
-Everything consists of nested tuples of numbers and strings, and so is valid JSON. An argument of a call is
+Everything consists of nested tuples of numbers and strings, so it can be written as JSON. An argument of a call is
 
     a whole number | ("bool", "True") | ("none",) | ("float", hexadecimal) | ("str" | "dtype" | "device" | "enum", text)
     ("node", index of a call) | ("list", argument, ...) | ("graph", nested graph)
     ("ranks", (rank, ...), ...)                   a process group: the ranks of each of its instances, in order
 
-and a size is a whole number, or ("size", (coefficient, symbol, ...), ...): a sum of products of symbols, each
-defined by an earlier call. Terms are referred to by their index among all steps, symbols within terms too. A term is
+and a size is a whole number, or ("size", (coefficient, symbol, ...), ...): a sum of products of symbols, where an
+earlier call defines each symbol. A term is referred to by its index among all steps. Within terms, a symbol is replaced
+by the index of the term that defines it. A term is
 
     ("input", name, dtype, shape)                 a graph's input; no two share memory
     ("constant", digest, dtype, shape)            a tensor that is part of a graph
@@ -16,16 +17,18 @@ defined by an earlier call. Terms are referred to by their index among all steps
                                                   ("tensor", term, dtype, device, shape, strides, alignment in bytes);
                                                   a size of its result that depends on data is None, and dtype and
                                                   shape of several results are None
-    ("move", operator, arguments, dtype, shape)   the same, independent of layouts: ("value", term)
+    ("move", operator, arguments, dtype, shape)   the same, for an operator whose result does not depend on layouts:
+                                                  tensors among its arguments are ("value", term)
     ("out", term, index, dtype, shape)            a result of an operator with several results
     ("view", term, shape, strides, offset)        elements of a term, counted in row-major order
     ("cat", terms, dim)                           terms, one after the other along a dim
     ("exact", operator, dtype, device, terms)     element by element; all terms have the result's shape
     ("gather", term, ranks)                       every rank's term, along a new first dim
-    ("reduce", term, operation, ranks)            row i of (W, n), summed over ranks, on rank i of the W
+    ("reduce", term, operation, ranks)            for a term of shape (W, n), on rank i of W: row i summed over ranks
     ("item", term)                                a number read from a tensor
     ("rows", sizes)                               the sum of sizes
-    ("extent", term, index)                       a size that depends on a call's data
+    ("extent", term, index)                       a data-dependent size of an operator's result: the index counts the
+                                                  dims of all its results
     ("draws", term)                               the generator's state after a random call; ("seed",) at the start
     ("fresh", graph, call, dtype, shape)          uninitialized memory
 """
@@ -39,16 +42,17 @@ from typing import Any
 SIDES = ("reference", "candidate")
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
-"""The real dtypes of exact operators."""
+"""The real dtypes that exact operators may have."""
 
 WHOLE = ("int64", "int32")
-"""The other dtypes, without bool."""
+"""The integer dtypes that exact operators may have."""
 
 ROOTS = ("parameter ", "input ")
 """Prefixes of graphs' input names; a proved output must read an input of each kind."""
 
 STATE, WRITTEN = "optimizer ", "written "
-"""Prefixes of the names of an optimizer's state, which only a whole step has, and of inputs' final values."""
+"""Name prefixes: of an input that is optimizer state, which only a whole step has; of an output that is an input's
+final value."""
 
 Term = tuple[Any, ...]
 Size = Any
@@ -74,11 +78,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a graph: operator, arguments by name, names of written arguments, and whether it draws random numbers.
+    """A call of a graph. `writes` are the names of arguments that it writes; `random`: it draws random numbers.
 
-    `value` is a tensor, several, a size (for a number read from a tensor), or None. `place` is for readers. Operator
-    "view" is any operator whose results share its input's memory: only the layouts define their elements. Arguments of
-    copies that set the result's layout are left out, too.
+    `value` is its result: the layout of a tensor, or several; a size, if it reads a number from a tensor; or None.
+    `place` is the call's origin, for readers. The operator "view" stands for any operator whose result shares its
+    input's memory: the layouts alone define the selected elements, so its other arguments are left out. Arguments of
+    copies that only set the result's layout are left out as well.
     """
 
     name: str
@@ -96,13 +101,13 @@ class Call:
 
     @functools.cached_property
     def results(self) -> list[Tensor]:
-        """The tensors of its value."""
+        """The tensors among its results."""
         return [x for x in (self.value if isinstance(self.value, tuple) else (self.value,)) if isinstance(x, Tensor)]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Calls in execution order, inputs first, and the calls of the outputs, by name."""
+    """Calls in execution order, inputs first; `outputs` has the name of each output and the index of its call."""
 
     calls: tuple[Call, ...]
     outputs: tuple[tuple[str, int], ...]
@@ -115,9 +120,9 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class ProofStep:
-    """A term, and the index of the term to which it was rewritten, its own if unchanged.
+    """A term, and `equals`: the index of the term to which `rule` rewrote it, or its own index if no rule did.
 
-    `hint` is the rule's intermediate result.
+    `hint` is an intermediate result of the rule, for the checker.
     """
 
     term: Term
@@ -144,9 +149,9 @@ class Subject:
 
 @dataclass(frozen=True)
 class Certificate:
-    """All inputs of a checker: `answers` are outputs with their verdicts.
+    """Everything that a checker reads. `answers` has each output's name and verdict, `case` is the case's name.
 
-    `case` is the case's name; `subject` is None only in tests, for two graphs without a case.
+    `subject` is None only in tests, for two graphs without a case.
     """
 
     case: str
@@ -159,7 +164,7 @@ class Certificate:
 
 
 def nodes_in(argument: Any) -> list[int]:
-    """The calls that an argument refers to, in order."""
+    """The indices of the calls that an argument refers to, in order."""
     kind = argument[0] if type(argument) is tuple and argument else None
     if kind == "node":
         return [argument[1]]

@@ -1,8 +1,7 @@
 """Proves a case: its two systems' steps, as programs with the same inputs.
 
-1. Take the reference's step and the candidate's finished graph, or a prefix of its pass list, traced once, without
-ranks:
-   groups come from the table that passes use.
+1. Trace the reference's step and the candidate's finished graph, or its graph after a prefix of its passes. This needs
+   no ranks: process groups come from the table that passes use.
 2. Prove the two (`pairs.py`), and compute them on the case's own tokens.
 """
 
@@ -46,7 +45,7 @@ KNOWN_SYSTEMS = ("eager", "eager_chunked", *PREPARED)
 
 @dataclass(frozen=True)
 class CaseProof(PairProof):
-    """The proof of a case: of its two systems' steps, and, if requested, of the update after them."""
+    """The proof of a case: of its two systems' steps. `update` is the proof of the update after them, if requested."""
 
     case: Case = field(kw_only=True)
     update: UpdateProof | None = field(default=None, kw_only=True)
@@ -83,12 +82,13 @@ def prove_case(
 ) -> CaseProof:
     """Prove a case on tensors of `device`, by default the CPU; `options` add passes to the candidate's graph.
 
-    With `precompiled`, the candidate is the step in this folder. With `follow`, the update after a proved step is
-    proved, too. Unless `in_turn`, a forked process traces a large reference at the same time. `seconds` of the result
-    are measured by `clock`. Afterwards this process has the determinism switches of a run, since torch chooses
-    operators by them.
+    With `precompiled`, the candidate is the step in this folder. With `evaluate`, both graphs are also computed on
+    values. With `follow`, the update after a proved step is proved as well. With `in_turn`, the reference is traced
+    first; otherwise, if it is large, a forked process traces it while this process traces the candidate. `clock`
+    measures the result's `seconds`. Afterwards this process has the determinism switches of a run, because torch
+    chooses operators by them.
 
-    Raises the errors of tracing and passes, and ArtifactError. Unsupported calls are part of the answer.
+    Raises the errors of tracing and passes, and ArtifactError. Unsupported calls do not raise: they are REFUSED.
     """
     if (reason := why_not(case)) is not None:
         return CaseProof(NOT_TRIED, reason=reason, case=case)
@@ -123,7 +123,7 @@ def prove_case(
 
 
 def forget_values(module: GraphModule | None) -> None:
-    """Free the fake values of a graph's nodes, half of its memory, except those of its inputs."""
+    """Free the fake values of a graph's nodes, except those of its inputs. They are half of the graph's memory."""
     for node in module.graph.nodes if module is not None else ():
         if node.op != "placeholder":
             node.meta.pop("val", None)
@@ -138,16 +138,18 @@ def _check_alike(reference: Reference, candidate: StepGraph) -> None:
 
 
 def _lie_alike(*sides: Sequence[Any]) -> bool:
-    """Whether parameters and buffers were traced with equal layouts; a graph from a file has none to compare."""
+    """Whether two lists of parameters and buffers have equal layouts. A graph from a file has no fake values to
+    compare, so its list has None in their place."""
     pairs = ((x, y) for x, y in zip(*sides, strict=False) if isinstance(x, Tensor) and isinstance(y, Tensor))
     return all((x.dtype, x.device, x.shape, x.stride()) == (y.dtype, y.device, y.shape, y.stride()) for x, y in pairs)
 
 
 def _sets_of_inputs(case: Case, reference: Reference) -> list[list[list[Tensor]]]:
-    """The inputs on which a case is computed. If the step or the number of ranks is too large, they have no values."""
+    """The sets of inputs on which a case is computed: one set. Its tensors have no values if the step or the number of
+    ranks is too large."""
     world_size = case.parallelism.world_size
     if sum(x.numel() for x in reference.inputs) > MOST_ELEMENTS or world_size > MOST_RANKS:
-        return [[reference.inputs] * world_size]  # their number and sizes give the reason
+        return [[reference.inputs] * world_size]  # `evaluated` takes the reason from their number and sizes
     return [random_inputs(case, reference.names, reference.inputs)]
 
 
@@ -161,6 +163,7 @@ def random_inputs(case: Case, names: Sequence[str], like: Sequence[Tensor]) -> l
     for rank in range(case.parallelism.world_size):
         values = []
         for place, (name, x) in enumerate(zip(names, like, strict=True)):
+            # Ranks hold different shards of parameters, so these differ between ranks.
             seed = place if name.startswith(BUFFER) else place + len(names) * (1 + rank)
             generator = torch.Generator().manual_seed(seed)
             if name.startswith(INPUT):

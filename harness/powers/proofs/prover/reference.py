@@ -1,7 +1,7 @@
-"""A case's reference: its step, traced and as data, once for all cases that share it.
+"""A case's reference: its step, traced and written as data, once for all cases that share it.
 
-A step that is too large to be computed is only needed as data: another process may trace it, while this process traces
-the candidate.
+A step that is too large to be computed is only needed as data. So another process may trace it and send the data, while
+this process traces the candidate.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from bitproof.harness.systems.step_graphs import num_parameters, step_graph
 from bitproof.harness.torch_compat import FakeTensorMode
 
 PATIENCE_SECONDS = 60.0
-"""Additional seconds for the process that traces the reference, beyond three times the time of its parent."""
+"""The process that traces the reference may take three times as long as its parent takes for the candidate, plus this
+many seconds."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference's step. It is never changed. `inputs` are fake; only their layouts matter.
+    """A reference's step. Nothing changes it after tracing. `inputs` are fake tensors; only their layouts matter.
 
-    If another process traced it, `module` is None, and `written` is the graph as data.
+    If another process traced it, `module` is None, and `written` is the graph as data with the bounds of its sizes.
     """
 
     parameter_names: list[str]
@@ -58,7 +59,7 @@ class Reference:
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """The names of its inputs."""
+        """The names of its inputs, in order: parameters, buffers, then all others by number."""
         return [
             *(PARAMETER + name for name in self.parameter_names),
             *(BUFFER + name for name in self.buffer_names),
@@ -67,7 +68,7 @@ class Reference:
 
     @functools.cached_property
     def outputs(self) -> list[str]:
-        """The names of its outputs."""
+        """The names of its outputs, in order: the loss, then a gradient for each parameter."""
         return ["loss", *(f"gradient of {name}" for name in self.parameter_names)]
 
     @functools.cached_property
@@ -77,7 +78,7 @@ class Reference:
 
 
 def graph_of(case: Case, system: str, device: torch.device, options: GraphOptions) -> tuple[StepGraph, GroupTable]:
-    """A system's step, and the groups that it names."""
+    """The traced step of a system, and the process groups that it names."""
     return (
         precompiled_step(case, system, device) if system == PRECOMPILED else step_graph(case, system, device, options)
     )
@@ -94,7 +95,7 @@ def of_the_reference(case: Case) -> Case:
 
 @functools.lru_cache(maxsize=6)
 def traced_reference(case: Case, device: torch.device) -> Reference:
-    """A case's reference. Few are cached, since whole steps are large."""
+    """A case's reference, traced in this process. The cache is small because whole steps are large."""
     step, groups = graph_of(case, case.reference, device, GraphOptions())
     inputs = [node.meta["val"] for node in step.module.graph.find_nodes(op="placeholder")]
     assert len(inputs) == len(step.parameter_names) + len(step.buffer_names) + step.num_inputs
@@ -103,11 +104,12 @@ def traced_reference(case: Case, device: torch.device) -> Reference:
 
 @contextmanager
 def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator[Callable[[], Reference]]:
-    """Context that yields a function, which returns a case's reference.
+    """Context that yields a function. The function returns a case's reference, and may wait for it.
 
-    It is traced first; or, unless `in_turn`, by a forked process at the same time if it is too large to be computed. If
-    that process fails or is late, it is traced again here, and errors are raised. Nothing is forked while other threads
-    run, since locks held by them would stay locked in the fork.
+    With `in_turn`, and for a reference that is small enough to be computed, this process traces it at the start of the
+    context. Otherwise a forked process traces it while the context runs. If that process fails or is late, the
+    function traces again in this process, which raises the errors. Nothing is forked while other threads run, because a
+    lock that one of them holds would stay locked in the fork.
     """
     if in_turn or threading.active_count() > 1 or num_parameters(case) <= MOST_ELEMENTS:
         reference = traced_reference(case, device)
@@ -127,7 +129,7 @@ def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator
 
         def wait() -> Reference:
             limit = PATIENCE_SECONDS + 2 * (time.monotonic() - began)
-            child.inlet.wait(limit)  # it sends nothing: until it ends
+            child.inlet.wait(limit)  # the child sends nothing, so this waits until it ends
             child.wait(1.0 if child.inlet.is_over else 0.0)
             return _read(file, device) if child.status == 0 else traced_reference(case, device)
 

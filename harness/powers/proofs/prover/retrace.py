@@ -22,7 +22,7 @@ LONGEST = 200
 """Maximum characters of a difference in a message."""
 
 _PARTS = ("name", "op", "args", "value", "writes", "random")
-"""The parts of a call in its file, except its source position, which is for readers."""
+"""The parts of a call, in the order of its file. The last part, its source position, is for readers and not listed."""
 
 
 def check_retraced(
@@ -34,9 +34,9 @@ def check_retraced(
 ) -> None:
     """Compare a certificate's graphs with those that this code makes from its case, with this torch, on this machine.
 
-    `main` and `graphs` are its files' contents. Passes and a precompiled step are the caller's: a certificate may name
-    some, and nothing that it names is run. Raises UsageError if it names others; RejectedError if other code, another
-    torch or another kind of machine made it, or if a call differs.
+    `main` and `graphs` are the contents of its files. `extra_passes` and `precompiled` come from the caller, as nothing
+    that a certificate names may be run. Raises UsageError if the certificate names others. Raises RejectedError if
+    other code, another torch or another kind of machine made it, or if a call differs.
     """
     subject = main["subject"]
     if subject["extra_passes"] != [*extra_passes] or bool(subject["precompiled"]) != (precompiled is not None):
@@ -58,7 +58,7 @@ def check_retraced(
 
 
 def _graphs_of(case: Case, extra_passes: Sequence[str], precompiled: Path | None, *, whole: bool) -> list[str]:
-    """The texts of both graphs of a case; of the whole step, if `whole`."""
+    """The texts of a case's two graphs, reference first. With `whole`, they include the update after the step."""
     options = GraphOptions(extra_passes=tuple(extra_passes))
     check_extra_passes(options.extra_passes, case)
     try:
@@ -87,7 +87,7 @@ def _short(value: Any) -> str:
 
 
 def _check_alike(side: str, stated: Any, anew: Any) -> None:
-    """Check that two graphs are equal, except for source positions."""
+    """Raise RejectedError unless two graphs are equal. Source positions may differ."""
     for index, (one, other) in enumerate(zip(stated["calls"], anew["calls"], strict=False)):
         if one[:-1] != other[:-1]:
             parts = zip(_PARTS, one, other, strict=False)

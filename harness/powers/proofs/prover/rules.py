@@ -4,6 +4,9 @@ Their common aim: everything that only moves elements is brought into a single f
 element-by-element operators on windows of the remaining terms. For example, `cat(neg(x[:2]), neg(x[2:]))` becomes
 `neg(x)`. Rules only move operators inwards, so rewriting ends.
 
+A rule is called with a table and a term of the kind under which RULES lists it. It returns the index of an equal term,
+or None if it does not apply. Its docstring states the equality, and why it keeps every bit.
+
 An operator is exact if it computes each element of its result only from the elements at the same index, with a single
 correctly rounded operation, so neither layout nor other elements matter (`operators.py` lists them;
 docs/explanation/proving.md states the assumptions about a machine). A NaN's sign and payload are not covered: operands
@@ -39,7 +42,11 @@ def view_of_view(table: Table, term: Term) -> int | None:
 
 
 def view_of_same_order(table: Table, term: Term) -> int | None:
-    """A window counts elements in row-major order, so the order of the inner view's elements matters, not its shape."""
+    """A view of a reshaped view is a view without the reshape: a window counts elements in row-major order, so only the
+    order of the inner view's elements matters, not its shape.
+
+    The inner view gets as few dims as possible.
+    """
     _, place, *w = term
     if table[place][0] != "view":
         return None
@@ -123,7 +130,7 @@ def cat_of_neighbours(table: Table, term: Term) -> int | None:
 
 
 def _shown(table: Table, place: int, dim: int, sizes: list[int]) -> tuple[int, ...]:
-    """Consecutive parts of a term along a dim, with these sizes."""
+    """The terms of consecutive parts of a term along a dim, with these sizes."""
     shape, begin, found = table.shape(place), 0, []
     for size in sizes:
         here = Window((*shape[:dim], size, *shape[dim + 1 :]), row_major(shape), begin * row_major(shape)[dim])
@@ -133,6 +140,7 @@ def _shown(table: Table, place: int, dim: int, sizes: list[int]) -> tuple[int, .
 
 
 def _join(table: Table, first: int, second: int, dim: int) -> int | None:
+    # Cached, also for None: `cat_of_neighbours` tries the same pairs again after each join.
     key = first, second, dim
     if key not in table.joins:
         table.joins[key] = _joined(table, first, second, dim)
@@ -162,7 +170,8 @@ def _joined(table: Table, first: int, second: int, dim: int) -> int | None:
 
 
 def exact_of_number(table: Table, term: Term) -> int | None:
-    """The negative of a number is a number, and so is a cast number if its dtype has it exactly: nothing is rounded."""
+    """The negative of a number is a number. A cast of a number is that number, if the dtype represents it exactly: then
+    nothing is rounded."""
     _, name, dtype, _, operands = term
     number = table.number(operands[0])
     if number is None or name not in ("neg", "cast"):
@@ -255,11 +264,12 @@ def exact_through_wider(table: Table, term: Term) -> int | None:
 
 
 _WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), "float32": ("float64",)}
-"""For each dtype, the dtypes that have all of its numbers: at least as many digits, and at least its exponents."""
+"""For each dtype, the dtypes that represent all of its numbers: these have at least its digits and its exponents."""
 
 
 def exact_of_one_choice(table: Table, term: Term) -> int | None:
-    """A choice between x and x is x; a choice by a constant condition is known."""
+    """A choice between x and x is x. A choice by a condition that is true everywhere is its first value; by a condition
+    that is false everywhere, its second."""
     if term[1] != "where":
         return None
     condition, yes, no = term[4]
@@ -319,7 +329,7 @@ def gather_of_exact(table: Table, term: Term) -> int | None:
 
 
 def gather_of_cat(table: Table, term: Term) -> int | None:
-    """A gather of a concatenation is a concatenation of gathers; the ranks are a new first dim."""
+    """A gather of a concatenation is a concatenation of gathers, along the next dim: ranks are the new first dim."""
     _, place, ranks = term
     if table[place][0] != "cat":
         return None
@@ -328,11 +338,11 @@ def gather_of_cat(table: Table, term: Term) -> int | None:
 
 
 def reduce_of_cat(table: Table, term: Term) -> int | None:
-    """A reduction over ranks of concatenated (W, n) columns is a concatenation of reductions.
+    """A reduction of terms concatenated along the columns of (W, n) is a concatenation of reductions.
 
-    This requires that the order of a column's sum depends neither on the number of columns nor on their position: the
-    certificate lists it as an assumption. gloo's sums in rank order, as this project makes them, satisfy it; NCCL does
-    not promise it.
+    This requires that the order in which a column is summed depends neither on the number of columns nor on the
+    column's position; the certificate lists this as an assumption. gloo's sums in rank order, as this project makes
+    them, satisfy it. NCCL does not promise it.
     """
     _, place, operation, ranks = term
     if table[place][0] != "cat" or table[place][2] != 1:

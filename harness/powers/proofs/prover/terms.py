@@ -1,10 +1,10 @@
-"""A table of unique terms, with the term to which each was rewritten.
+"""A table of unique terms. Each term has a final form: the term to which the rules rewrite it, or itself.
 
-Two values are proved equal if their terms are rewritten to the same term. A term's operands are final forms.
-`Table.make` adds a term, or finds it, and returns the index of its final form.
+Two values are proved equal if their terms have the same final form. `Table.make` adds a term, or finds it, and returns
+the index of its final form. The operands of a term are always final forms.
 
-The table is also the record of the proof: for every term the rule that rewrote it, in an order in which each step
-depends only on earlier steps.
+The table is also the record of the proof: each of its steps is a term with the rule that rewrote it, and depends only
+on earlier steps.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Rule = Callable[["Table", Term], int | None]
 
 
 class Table:
-    """Terms and steps. `rules` are tried in order, by the kind of the term; `used` names the rules that applied.
+    """The terms, in the order in which they were added. `rules` has the rules for each kind of term, in order.
 
-    `joins` and `hint` are for the rules. `joins` caches, for two terms and a dim, whether they join into a single term.
-    `hint` is a rule's intermediate result, which the step records for the checker.
+    `joins` and `hint` are for the rules. `joins` caches, by two terms and a dim, the term of their concatenation, or
+    None if they do not join. A rule may set `hint` to an intermediate result; its step records it for the checker.
     """
 
     def __init__(self, rules: dict[str, list[Rule]]) -> None:
@@ -39,7 +39,7 @@ class Table:
         return self.steps[place].term
 
     def make(self, term: Term) -> int:
-        """The index of a term's final form."""
+        """The index of a term's final form. Adds the term if it is new."""
         if term in self._places:
             return self.steps[self._places[term]].equals
         # The first rule that applies decides; its result is built by `make`, so it is in final form already.
@@ -61,7 +61,7 @@ class Table:
         return {step.rule for step in self.steps if step.rule}
 
     def shape(self, place: int) -> tuple[int, ...]:
-        """The shape of a term whose sizes are all numbers."""
+        """The shape of a term. No size of it may depend on data."""
         found = self.open_shape(place)
         assert found is not None
         return found
@@ -92,7 +92,7 @@ class Table:
         return None
 
     def view(self, place: int, w: Window) -> int:
-        """The term of a window on another term."""
+        """The term of a window on the term `place`."""
         return self.make(("view", place, *window(*w)))
 
     def as_window(self, place: int) -> tuple[int, Window]:
@@ -114,12 +114,12 @@ class Table:
         raise AssertionError(f"{self[place]} has no dtype")
 
     def number(self, place: int) -> float | None:
-        """The number that fills a term; None if there is none."""
+        """The number that every element of a term has; None if the term is not a number or a view of one."""
         term = self[self[place][1]] if self[place][0] == "view" else self[place]
         return float.fromhex(term[2]) if term[0] == "number" else None
 
     def filled(self, shape: tuple[int, ...], dtype: str, number: float) -> int:
-        """A tensor filled with a number."""
+        """The term of a tensor filled with a number: a scalar, or a view that repeats it."""
         place = self.make(("number", dtype, number.hex()))
         return self.view(place, Window(shape, (0,) * len(shape), 0)) if shape else place
 

@@ -1,8 +1,8 @@
 """Proves the end of a case's step after its graph: experts are balanced, and the optimizer updates shards.
 
-1. Trace `Trainer.update`, which all of our systems run, with gradients in a side's own layouts, and with optimizer
-   state as after the first step; before the first step it is zeros on both sides.
-2. Join it to that side's step: it reads the step's outputs, in their memory.
+1. For each side, trace `Trainer.update`, which all of our systems run. Gradients have that side's layouts. Optimizer
+   state exists, as after the first step; before the first step it is zeros on both sides.
+2. Join the update to that side's step: it reads the step's outputs, in their memory.
 3. Prove the two sides' joined graphs: outputs are the final parameters, buffers and optimizer state.
 4. If these and the step are PROVED, so is any number of steps from equal state (`induction`).
 
@@ -44,9 +44,9 @@ NOT_FOLLOWED = Induction(False, reason="what follows the step is not proved")
 
 @dataclass(frozen=True)
 class UpdateProof:
-    """The proof of a case's update: an answer for each value that a whole step leaves, and the induction over steps.
+    """The proof of a case's update: an answer for each input that a whole step writes, and the induction over steps.
 
-    `proof` is of the joined graphs, None if they were refused as a whole.
+    `proof` is the proof of the joined graphs, or None if they were refused as a whole.
     """
 
     verdict: str
@@ -61,7 +61,8 @@ class UpdateProof:
 
 
 def prove_update(case: Case, step: PairProof, groups: Sequence[GroupTable], device: torch.device) -> UpdateProof:
-    """Prove the update after a case's step, given its two graphs. The answer states the reason if it was refused."""
+    """Prove the update after a case's step. `step` has the proof of the step and its two graphs; `groups` are the
+    process groups of each. A refusal does not raise: the result has its reason."""
     assert step.graphs is not None and step.proof is not None
     if case.schedule is not None:
         return UpdateProof(REFUSED, reason="one micro-batch is proved, and no graph says how a step adds up several")
@@ -78,7 +79,7 @@ def prove_update(case: Case, step: PairProof, groups: Sequence[GroupTable], devi
 
 
 class _Updates:
-    """A case's update as data, traced once for each combination of the gradients' layouts."""
+    """A case's update as data. It is traced once for all graphs whose gradients have the same layouts."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self._case = case
@@ -87,7 +88,7 @@ class _Updates:
         self._written: dict[Any, Graph] = {}
 
     def of(self, step: Graph, groups: GroupTable) -> Graph:
-        """The update for the gradient layouts of a step. Raises RefusedError."""
+        """The graph of the update that follows a step, for the layouts of the step's gradients. Raises RefusedError."""
         lie = {name: step.calls[index].value for name, index in step.outputs if name.startswith(GRADIENT)}
         if not all(isinstance(x, data.Tensor) and x.is_closed for x in lie.values()):
             raise RefusedError("a gradient whose layout depends on data", where="the step's outputs")
@@ -109,7 +110,7 @@ class _Updates:
         return self._written[place]
 
     def _trace(self, like: dict[str, Tensor]) -> tuple[GraphModule, dict[str, Tensor]]:
-        """The graph of the update, and its inputs as fake values, by name."""
+        """The traced graph of the update, and its inputs by name, as fake values. `like` are the gradients by name."""
         try:
             module, *inputs = update_graph(self._case, like, self._device)
         except Exception as error:
@@ -125,15 +126,17 @@ def _on_meta(x: data.Tensor) -> Tensor:
 
 
 def join(step: Graph, update: Graph) -> Graph:
-    """Join both graphs. An input of the update named like an output of the step becomes that output, in its memory.
+    """The graph of a step followed by its update.
 
-    Other inputs of the update become inputs of the joined graph.
+    If an input of the update has the name of an input or output of the step, it becomes that value, in its memory.
+    Otherwise it becomes an input of the joined graph.
     """
     known = {call.name: index for index, call in enumerate(step.calls) if call.op == "input"} | dict(step.outputs)
     calls = [*step.calls]
     num_storages = 1 + max((x.storage for call in calls for x in call.results), default=-1)
     places: list[int] = []
-    memory: dict[int, tuple[int, int]] = {}  # an update's storage, as a storage and an offset of the joined graph
+    # By storage of the update, its storage in the joined graph, and the offset at which it begins there.
+    memory: dict[int, tuple[int, int]] = {}
 
     def told(x: Any) -> Any:
         match x:

@@ -1,4 +1,4 @@
-"""Windows: the elements that a view shows, counted in row-major order of the viewed tensor.
+"""Windows: the elements that a view selects, counted in row-major order of the viewed tensor.
 
 A window (shape, strides, offset) on a tensor shows at index i its element number offset + sum(i_k * stride_k). For
 example, the transpose of a (2, 3) tensor is ((3, 2), (1, 3), 0). This is like `as_strided` on a contiguous tensor, but
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class Window(NamedTuple):
-    """The elements of a term that a view shows."""
+    """The elements of a term that a view selects, as shape, strides and offset."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -42,13 +42,13 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def whole(shape: tuple[int, ...]) -> Window:
-    """The window that shows a tensor of `shape` unchanged."""
+    """The window that selects all elements of a tensor of `shape`, in the same shape."""
     return window(shape, row_major(shape), 0)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def coalesced(inner: Window) -> Window:
-    """The same elements in the same order, in as few dims as possible."""
+    """The window on the same elements in the same order that has as few dims as possible."""
     if 0 in inner.shape:
         return window((0,), (0,), 0)
     dims: list[tuple[int, int]] = []
@@ -64,10 +64,11 @@ def coalesced(inner: Window) -> Window:
 
 @functools.lru_cache(maxsize=1 << 16)
 def composed(inner: Window, outer: Window) -> Window | None:
-    """The window equal to `outer` on top of `inner`; None if no window is.
+    """The single window that selects the same as `outer` on top of `inner`; None if there is none.
 
-    An element number of `inner` is written in digits, one per dim. Strides of `outer` add digits. As long as no digit
-    overflows, the resulting offset is linear in the digits.
+    The number of an element of `inner` is written in digits, one per dim, like hours, minutes and seconds. A step along
+    a dim of `outer` adds to each digit. As long as no digit overflows into the next, the element's offset is linear in
+    the digits, and a window exists.
     """
     if 0 in outer.shape:
         return outer
@@ -96,7 +97,10 @@ def composed(inner: Window, outer: Window) -> Window | None:
 
 
 def joined(first: Window, second: Window, dim: int) -> Window | None:
-    """The window that shows two windows of the same tensor, one after the other along `dim`; None if no window does."""
+    """The window that selects the elements of two windows on the same tensor, the second after the first along `dim`.
+
+    None if there is none.
+    """
     sizes = first.shape[dim], second.shape[dim]
     others = [d for d in range(len(first.shape)) if d != dim]
     if any((first.shape[d], first.strides[d]) != (second.shape[d], second.strides[d]) for d in others):
@@ -112,20 +116,21 @@ def joined(first: Window, second: Window, dim: int) -> Window | None:
 
 
 class Piece(NamedTuple):
-    """A part of a concatenation, by index, and a window on it."""
+    """A window on a part of a concatenation; `part` is its index."""
 
     part: int
     window: Window
 
 
 def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | None, list[Piece]] | None:
-    """Split a window on a concatenation into windows on its parts, which have these shapes.
+    """Split a window on a concatenation along `dim` into windows on its parts. `parts` are the parts' shapes.
 
-    Returns the dim of the window along which the pieces follow each other, or None for a window within a single part;
-    and the pieces. Returns None if it cannot be split this way.
+    Returns the pieces, and the dim of the window along which they follow each other; that is None for a window within a
+    single part. Returns None if the window cannot be split this way.
 
-    Elements come in blocks, one for each index before `dim`; within a block, parts follow each other. A dim of the
-    window either steps from block to block or stays within blocks, and at most one of the latter may cross parts.
+    In row-major order, elements come in blocks, one for each index of the dims before `dim`. Within a block, part
+    follows part. A dim of the window either moves from block to block or stays within a block. At most one dim of the
+    latter kind may cross from part to part.
     """
     after = math.prod(parts[0][dim + 1 :])
     sizes = [shape[dim] * after for shape in parts]
@@ -158,7 +163,11 @@ def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | 
 def _cut_along(
     size: int, step: int, start: int, others: int, bounds: Sequence[int]
 ) -> list[tuple[int, int, int]] | None:
-    """(part, first element, number of indices) for each part that a dim comes through; None if an index straddles."""
+    """Divide the indices of one dim of a window among the parts: (part, first element, number of indices) for each.
+
+    `start` is the dim's first element, `step` its stride, `others` the distance that the other dims span from there.
+    None if the elements at one index are in several parts.
+    """
     found, index = [], 0
     for part, bound in enumerate(bounds[1:]):
         end = min(size, max(index, -((start - bound) // step)))  # the first index that starts at or after the bound

@@ -1,1 +1,1 @@
-"""A step's graph as data: its calls, the operators that it may contain, and the memory layouts of results."""
+"""A step's graph as data: its calls, their memory layouts, and the operators that it may contain."""

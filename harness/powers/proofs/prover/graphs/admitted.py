@@ -1,10 +1,13 @@
-"""The operators that a proof admits: in a scan, all their calls followed their schemas and fake values.
+"""The operators that a proof admits: a scan called them, and every call did what its schema and fake values state.
 
-The list is in `admitted.txt`; `tests/benchmarks/scan_operators.py` checks it, and writes it with `--write`. It lacks
-operators that the scan could not call. A call with tensors of several dtypes must also be on the list of its mixture:
-many operators promote such tensors differently from their fakes. The scan only tried two dtypes, with all tensors
-row-major or all with the same layout, so other mixtures are refused. In addition, each call's effects on memory, as its
-fake values show them, are compared with its schema.
+The list is in `admitted.txt`; `tests/benchmarks/scan_operators.py` checks it, and writes it with `--write`. Operators
+that the scan could not call are not on it.
+
+The operator of a call with tensors of several dtypes must also be on the list of that mixture, because many operators
+promote such tensors differently from their fakes. The scan only tried two dtypes at a time, with all tensors row-major
+or all with the same layout. So other mixtures are refused.
+
+In addition, `untold` compares the effects of each call on memory, as its fake values show them, with its schema.
 """
 
 from __future__ import annotations
@@ -28,9 +31,10 @@ from bitproof.harness.torch_operators import schema_of, storage_key
 ROWS, INNER, ANY, LOOSE = LAYOUTS = ("rows", "inner-rows", "any-layout", "any-strides")
 """Layouts of an operator's tensor arguments, from strict to loose.
 
-`rows`: row-major. `inner-rows`: contiguous in the last dim. `any-layout`: any except the next. `any-strides`: also
-tensors whose dims of size 1 have strides that change whether torch regards them as channels-last. No element is reached
-by such a stride, but a convolution chooses its layout by it, and many fakes have another stride there than the kernel.
+`rows`: row-major. `inner-rows`: contiguous in the last dim. `any-layout`: any other strides, except those that are only
+`any-strides`: a dim of size 1 has a stride that decides whether torch regards the tensor as channels-last. No element
+is reached by such a stride, but a convolution chooses its layout by it, and many fakes have another stride there than
+the kernel.
 """
 
 SCANNED = ("aten", "prims")
@@ -41,17 +45,19 @@ UNKNOWN = {
     *("sparse", "static_runtime", "inductor", "inductor_prims", "rngprims", "debugprims", "streams", "profiler"),
     *("_native", "fsdp", "_dtensor", "export", "onnx", "flex_lib", "prim", "debug_mode_ops", "_test"),
 }
-"""torch's other namespaces, which no scan covers. A user's own operators are trusted to follow their schemas."""
+"""torch's other namespaces, which no scan covers: their operators are refused. Operators of any namespace that is not
+in SCANNED and not here are a user's own, and are trusted to follow their schemas."""
 
 ALIKE = ""
 FLOATS, KINDS = MIXTURES = ("floats", "kinds")
-"""Mixtures of dtypes among a call's tensors.
+"""Mixtures of dtypes among a call's tensors. ALIKE is no mixture: all tensors have one dtype.
 
-`floats`: several real dtypes. `kinds`: several of real numbers, complex numbers, integers and truth values.
+`floats`: several real dtypes, such as float32 and bfloat16. `kinds`: a real dtype together with integers, complex
+numbers or truth values, or several of those.
 """
 
 NUMBERS = ((bool, torch.SymBool), (int, torch.SymInt), (float, torch.SymFloat), (complex,))
-"""Kinds of numbers, in torch's order of promotion."""
+"""Kinds of Python numbers, in torch's order of promotion."""
 
 CHOOSING = (torch.int64, torch.int32, torch.bool)
 """Dtypes of indices, of offsets and of masks."""
@@ -64,16 +70,14 @@ FILES = {
 
 @functools.cache
 def names(mixture: str = ALIKE) -> Mapping[str, str]:
-    """Admitted layouts by operator, e.g.
-
-    `aten.add.Tensor`; with `mixture`, of operators that may mix dtypes this way.
-    """
+    """By operator, such as `aten.add.Tensor`, the loosest layout that is admitted. With `mixture`, only for operators
+    that may mix dtypes this way."""
     rows = (line.split() for line in FILES[mixture].read_text().splitlines() if line and not line.startswith("#"))
     return {f"{packet}.{overload}": layout for layout, packet, *own in rows for overload in own}
 
 
 def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
-    """The MIXTURES of the arguments of an operator's call."""
+    """The mixtures that a call's tensors have: none, one or both of MIXTURES."""
     dtypes = _dtypes_of(name, given)
     floats = {dtype for dtype in dtypes if dtype.is_floating_point}
     sizes = {FLOATS: len(floats), KINDS: len(dtypes - floats) + bool(floats)}
@@ -81,12 +85,12 @@ def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
 
 
 def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
-    """Whether a call mixes dtypes only in ways that a scan tried.
+    """Whether a call with tensors of several dtypes is of a form that the scan tried.
 
-    That is: two dtypes, and all tensors row-major or of the same shape and strides. With other layouts, torch's kernels
-    order the result's dims by the original operands, but some fakes by the casted operands. Tensors without dims may
-    not be combined with others, since they are promoted differently, unless a test tried the operator with them.
-    In-place calls return their argument, so dtypes and layouts do not matter.
+    That is: it has two dtypes, and its tensors are all row-major or all of the same shape and strides. With other
+    layouts, torch's kernels order the result's dims by the original operands, but some fakes by the operands after the
+    cast. Tensors without dims may not occur together with others, since they are promoted differently, unless a test
+    tried the operator with them. In-place calls are always of a tried form, as their result is their argument.
     """
     name, tensors = str(target), [*_tensors(given)]
     if written_names(target):
@@ -100,14 +104,14 @@ def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
 
 
 def _dtypes_of(name: str, given: Mapping[str, Any]) -> set[torch.dtype]:
-    """The dtypes of a call's tensors, except indices, offsets and masks: these do not take part in promotion."""
+    """The dtypes of a call's tensors. Indices, offsets and masks are left out, as they take no part in promotion."""
     chosen = known.CHOOSES.get(name, ())
     held = [(key, x) for key, value in given.items() for x in _tensors(value)]
     return {x.dtype for key, x in held if not (key in chosen and x.dtype in CHOOSING)}
 
 
 def write(found: Mapping[str, str], mixture: str = ALIKE) -> None:
-    """Write a list: a row per operator and layout, with overloads."""
+    """Write the list of a mixture from the layout of each operator. A line has a layout, a name and its overloads."""
     rows: dict[str, list[str]] = {}
     for name, layout in sorted(found.items(), key=lambda item: (LAYOUTS.index(item[1]), item[0])):
         packet, _, overload = name.rpartition(".")
@@ -121,9 +125,10 @@ def write(found: Mapping[str, str], mixture: str = ALIKE) -> None:
 
 
 def layout_of(given: Mapping[str, Any]) -> str:
-    """The strictest of LAYOUTS that all tensor arguments have. Only the first dim may have a data-dependent size.
+    """The strictest of LAYOUTS that all tensor arguments have.
 
-    A backward call with an `input_dtype` that no tensor has counts as the loosest layout.
+    It is `any-layout` if a size or stride depends on data, except the size of the first dim. It is also `any-layout`
+    for a backward call with an `input_dtype` that none of its tensors has.
     """
     tensors = [*_tensors(given)]
     if given.get("input_dtype", None) not in {None, *(x.dtype for x in tensors)}:
@@ -165,7 +170,8 @@ def is_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
 
 
 def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str | None:
-    """The reason why a proof does not admit a call with these arguments, on fake values; None if it does."""
+    """The reason why a proof does not admit a call; None if it does. `given` are its arguments by name, with fake
+    values."""
     if not isinstance(target, OpOverload):
         return None
     name, namespace = str(target), target.namespace
@@ -203,9 +209,10 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
 
 
 def _is_outranked(target: OpOverload, given: Mapping[str, Any]) -> bool:
-    """Whether a number operand is of a higher kind than all tensors, e.g. 0.5 with integers, or all are truth values.
+    """Whether a number decides the result's dtype: its kind is higher than that of all tensors, such as 0.5 with
+    integers, or all tensors are truth values.
 
-    torch promotes by kinds, but some fakes do so differently. An in-place call keeps its dtype.
+    Some fakes promote differently from torch in this case. In-place calls do not count, as they keep their dtype.
     """
     if written_names(target):
         return False
@@ -222,7 +229,7 @@ def _kind_of(dtype: torch.dtype) -> int:
 
 @functools.cache
 def _operands(target: OpOverload) -> tuple[str, ...]:
-    """The names of arguments that may be numbers or tensors."""
+    """The names of an operator's arguments that may be tensors or numbers of any kind."""
     return tuple(x.name for x in schema_of(target).arguments if "number" in str(x.type) or "Tensor" in str(x.type))
 
 
@@ -231,10 +238,10 @@ def _told(name: str, given: Mapping[str, Any]) -> str:
 
 
 def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is a dropout that draws its mask.
+    """Whether a call is a dropout that draws its mask, which is admitted although dropout is not on the list.
 
-    It differed from its fake only without a draw or without elements. It draws from the generator's state, like any
-    random call.
+    In the scan, dropout differed from its fake only if it draws no mask or has no elements. Its draws follow from the
+    generator's state, like those of any random call.
     """
     if name != "aten.native_dropout.default" or given.get("train") is not True:
         return False
@@ -243,12 +250,12 @@ def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is an admissible batch norm in training.
+    """Whether a call is a batch norm in training that is admitted although it writes its running statistics.
 
-    It writes both statistics, and with row-major tensors it had no other effects beyond its schema and its fake.
-    Statistics must share no memory with its inputs, and have an element per channel: it reads past the end of shorter
-    tensors. All must have the same dtype: for a 16-bit input with float32 parameters, the fake has 16-bit statistics;
-    and the functional form returns float32 statistics for 16-bit inputs.
+    With row-major tensors it had no other effect that its schema and fake lack. The statistics must share no memory
+    with other arguments, and have an element per channel: the kernel reads past the end of shorter tensors. All tensors
+    must have the same dtype, since fakes are wrong otherwise: for a 16-bit input with float32 parameters, the fake's
+    statistics are 16-bit. The functional form returns float32 statistics even if all its tensors are 16-bit.
     """
     if name not in {*known.BATCH_NORMS, *known.BATCH_NORMS.values()} or given.get("training") is not True:
         return False
@@ -263,11 +270,11 @@ def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _is_update(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is an admissible optimizer's kernel.
+    """Whether a call is an optimizer's kernel of a form that is admitted.
 
-    It takes equally long lists of row-major CPU tensors, of the same dtype and size at each index. It writes only
-    parameters and their state, which share no memory with anything else, as it does not scale gradients. It walks
-    memory linearly, so other strides would pair other elements.
+    Its lists must be equally long and have row-major CPU tensors, of the same dtype and size at each index: it walks
+    memory linearly, so other strides would pair other elements. It must not scale gradients; then it writes only
+    parameters and their state. These must share no memory with each other or with other arguments.
     """
     if name not in known.FUSED or not all(given.get(x) is None for x in ("grad_scale", "found_inf")):
         return False
@@ -284,8 +291,10 @@ def _is_update(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def untold(target: Any, given: Mapping[str, Any], results: Any) -> str | None:
-    """A call's effects on memory that its operator's schema does not state, in words. `given` are its arguments by
-    name, on fake values."""
+    """An effect of a call on memory that its operator's schema does not state, in words; None if there is none.
+
+    `given` has its arguments by name and `results` its results, all as fake values.
+    """
     if not isinstance(target, OpOverload):
         return None
     says = {x.name for x in schema_of(target).arguments if x.alias_info is not None}

@@ -5,9 +5,9 @@ Promises: the operator computes the same bits, in the same layout.
 Leaves:   arguments that are not in `argument_forms.txt`: no scan (`tests/benchmarks/scan_arguments.py`) confirmed them.
 
 1. Dims are counted from the start.
-2. Dims whose order does not matter, e.g. of a sum, are in ascending order.
-3. An integer becomes a real number if the schema's type is real. So does an operand of an operator that computed the
-   same bits with both in a scan, if all tensors have the same real dtype.
+2. Dims whose order does not matter, such as those of a sum, are in ascending order.
+3. An integer becomes a real number if the schema's type is real: `2` becomes `2.0`. It also does if the operator
+   computed the same bits with both in the scan, and all tensors have the same real dtype.
 4. An argument that equals its default is left out.
 """
 
@@ -24,20 +24,21 @@ from bitproof.harness.powers.proofs.prover.proof_data import Call, Tensor, nodes
 from bitproof.harness.torch_operators import schema_of
 
 DIM, ORDER, NUMBER = FORMS = ("dim", "order", "number")
-"""Kinds of equivalent arguments: a dim counted from the end, the order of dims, an integer for a real number."""
+"""Kinds of equivalent arguments: a dim counted from the start or the end, dims in any order, an integer or the equal
+real number."""
 
 FILE = Path(__file__).with_name("argument_forms.txt")
 
 MOST = 1 << 24
-"""Integers up to here are exact in float32."""
+"""float32 represents all integers up to here exactly."""
 
 TRIED = {"float64", "float32", "bfloat16"}
-"""The dtypes of tensors with which a scan tried numbers."""
+"""The dtypes of tensors with which the scan compared integers and real numbers."""
 
 
 @functools.cache
 def listed() -> frozenset[tuple[str, str, str]]:
-    """Form, operator and argument of each confirmed equivalence."""
+    """The equivalences that the scan confirmed: form, operator and argument of each."""
     rows = (line.split() for line in FILE.read_text().splitlines() if line and not line.startswith("#"))
     return frozenset((form, name, argument) for form, name, *arguments in rows for argument in arguments)
 
@@ -53,7 +54,8 @@ def write(found: Iterable[tuple[str, str, str]]) -> None:
 
 
 def canonical(target: Any, given: Sequence[tuple[str, Any]], calls: Sequence[Call]) -> list[tuple[str, Any]]:
-    """A call's arguments in canonical form. `calls` are the graph's calls, to which arguments refer."""
+    """A call's arguments in canonical form. `given` are the arguments as data; they refer to `calls`, the graph's calls
+    before this one."""
     schema = schema_of(target)
     if schema is None:
         return [*given]
@@ -95,7 +97,8 @@ def _is_real(op: str, tensors: Sequence[Tensor], name: str) -> bool:
 
 
 def _data(value: Any) -> Any:
-    """A default in the data form of graphs; values without a data form are returned unchanged."""
+    """An argument's default value as data, in the form of arguments in graphs. Integers, and values that have no such
+    form, are returned unchanged."""
     match value:
         case bool():
             return ("bool", str(value))

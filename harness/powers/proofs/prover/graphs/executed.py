@@ -16,10 +16,10 @@ _CALLS = ("forward", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", 
 
 
 def runs_otherwise(module: GraphModule) -> str | None:
-    """The reason why a graph module runs something other than its graph; None if it does not.
+    """A graph module's addition that makes it run something other than its graph, in words; None if it has none.
 
-    A user's pass may leave a hook on it, on a nested graph or on all modules; it may replace the function or class that
-    runs the graph, or install a function that rewrites the generated code.
+    A user's pass may leave a hook on the module, on a nested graph or on all modules. It may replace the function or
+    the class that runs the graph, or install a function that rewrites the generated code.
     """
     if any(getattr(part, hooks) for part in module.modules() for hooks in _HOOKS):
         return "hooks"
@@ -40,7 +40,7 @@ def runs_otherwise(module: GraphModule) -> str | None:
 
 
 def _is_called_otherwise(kind: type) -> bool:
-    """Whether the class that torch makes for a graph module calls a function that torch did not write there."""
+    """Whether the class that torch makes for each graph module was given a function that is not torch's."""
     names = {*_CALLS, "__call__"} - {"_wrapped_call"}  # torch's is an object, see `wraps_its_call`
     return any(not _is_torchs(value) for name, value in vars(kind).items() if name in names)
 

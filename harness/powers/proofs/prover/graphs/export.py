@@ -1,8 +1,9 @@
 """Writes a step's graph as data: every call with its arguments by name and its result's layout.
 
-Metadata in the graph is not trusted, as passes, also a user's, write it. Every call runs again on fake values, starting
-from the inputs, which gives its layout. For operators in `admitted`, fake values share memory exactly where real ones
-do, so aliases follow from them and not from operators' names; any other operator is refused.
+Metadata in the graph is not trusted, since passes write it, even a user's. Instead, every call runs again on fake
+values, starting from the inputs: its result has the layout. For operators in `admitted`, fake values share memory
+exactly where real values do. So aliases follow from fake values, not from names of operators. Any other operator is
+refused.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _TRANSPOSES = torch.ops.aten.transpose_.default
 
 
 class CallOrigin(NamedTuple):
-    """The origin of a call."""
+    """The origin of a call, for readers: its module, `forward` or `backward`, its chunk, and its source line."""
 
     module: str | None = None
     direction: str | None = None
@@ -75,10 +76,11 @@ def export_graph(
     groups: GroupTable,
     bounds: SizeBounds | None = None,
 ) -> Graph:
-    """Return the graph as data. `names` and `inputs` are its inputs in order: only layouts matter, not values.
+    """Return a module's graph as data.
 
-    `outputs` names its results. Inputs may have open sizes: `bounds` gets the bounds within which the result holds.
-    Raises RefusedError, which names the node.
+    `names` and `inputs` are the names and values of its inputs, in order: only layouts matter, not the values'
+    elements. `outputs` are the names of its results. If inputs have open sizes, `bounds` is filled with the bounds
+    within which the result holds. Raises RefusedError, which names the node.
     """
     if otherwise := runs_otherwise(module):
         raise RefusedError(f"a graph that is run with {otherwise}", where="the whole graph")
@@ -118,7 +120,7 @@ class _Exporter:
         self.storages: dict[Hashable, int] = {}
 
     def run(self) -> None:
-        """Every node, in order."""
+        """Run and record every node, in order."""
         remaining = iter(self.inputs)
         for node in self.module.graph.nodes:
             if node.op == "placeholder":
@@ -135,7 +137,7 @@ class _Exporter:
                 raise _refused(node, f"a node of kind {node.op}")
 
     def _like(self, node: Node, name: str, like: Any) -> Any:
-        """A fake value with an input's layout, and with new symbols for open sizes."""
+        """A new fake value with the layout of the input `like`, and with new symbols for its open sizes."""
         try:
             if not isinstance(like, Tensor):
                 return self.open_sizes.size(like, name)
@@ -146,7 +148,10 @@ class _Exporter:
         return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
     def place_of(self, returned: Any, name: str) -> int:
-        """The call that computes an output. Raises RefusedError unless it is a tensor or a size."""
+        """The index of the call that computes an output. Raises RefusedError unless the output is a tensor or a size.
+
+        A size has no call of its own yet, so one is added.
+        """
         if isinstance(returned, Node) and isinstance(self.values[returned], torch.SymInt):
             size = self._size(returned, self.values[returned])
             self.calls.append(Call(name, known.NUMBER, (("0", size),), size))
@@ -171,8 +176,9 @@ class _Exporter:
             raise _refused(node, f"an attribute that is a {type(value).__name__}")
 
     def _call(self, node: Node) -> None:
-        op = "" if node.target in known.ARITHMETIC else _operator(node)  # other nodes are not run
-        # The number of these calls varies between traces, so they must not become terms.
+        # Python arithmetic on sizes has no operator name. Any other function is refused by `_operator` before it runs.
+        op = "" if node.target in known.ARITHMETIC else _operator(node)
+        # How often these calls occur varies between traces, so they must not become terms.
         if op in known.ITSELF and (source := node.all_input_nodes[0]) in self.index:
             self.values[node], self.index[node] = self.values[source], self.index[source]
             return
@@ -198,10 +204,12 @@ class _Exporter:
             self._add(node, node.name, *of_number(known.PYTHON + name, self._arguments(node)), value)
             return
         of_numbers = not op and all(symbols.is_number(self.values[x]) for x in node.all_input_nodes)
+        # A size is written as a sum of products in each call that reads it, so computing it needs no call.
         if symbols.is_number(value) and (op in known.SIZES or of_numbers):
-            return  # arithmetic on sizes: its readers have the size itself
+            return
+        # No bit depends on a check. A `getitem` without a result takes a gradient that was not requested.
         if op in known.CHECKS or (op == "getitem" and (value is None or (isinstance(value, Sequence) and not value))):
-            return  # a check, on which no bit depends; or an unneeded gradient among several
+            return
         if value is None and not operators.written_arguments(node):
             raise _refused(node, "a call that gives nothing, so that it is made for what else it does")
         if objection := admitted.untold(target, given, value):
@@ -215,6 +223,7 @@ class _Exporter:
         if op in known.DIVIDES and is_apart(given):
             self._add_copied(node, known.DIVIDES[op], arguments, self._layout(node, value))
             return
+        # Several forms of writing the same are recorded as one of them: see `written_apart`.
         if op in known.OVERWRITES:
             add_zeros(self.calls, node.name, dict(arguments)["self"], _place(node))
         if op == known.LIFTS:
@@ -228,18 +237,18 @@ class _Exporter:
             self.repeats.remember(node, self.values[node])
 
     def _fake(self, node: Node, op: str) -> Any:
-        """The fake value that a call reads; `getitem` gets its tuple unchanged."""
+        """The fake value of a node, for a call that reads it. `getitem` gets a tuple of results in its stored form."""
         value = self.values[node]
         return value if op == "getitem" and isinstance(value, list | tuple) else self.repeats.fake(value)
 
     def _update(self, node: Node, op: str, given: Mapping[str, Any]) -> None:
-        """Write an optimizer's kernel as a call per parameter."""
+        """Record an optimizer's kernel as a call per parameter."""
         written = operators.written_names(node.target)
         call = Call(node.name, op, tuple(self._arguments(node)), None, place=_place(node))
         self.values[node] = [*add_updates(self.calls, call, given, written, functools.partial(self._layout, node))]
 
     def _choose(self, node: Node, arguments: Sequence[tuple[str, Any]]) -> None:
-        """Write a masked fill as `where`, and as a copy of its result if it fills in place."""
+        """Record a masked fill as `where`; one that fills in place also as a copy of the result into its tensor."""
         given, own = dict(arguments), self._layout(node, self.values[node])
         other = given["value"]
         if not (isinstance(other, tuple) and other[0] == "node"):
@@ -253,7 +262,7 @@ class _Exporter:
             self._add(node, node.name, known.CHOICE, args, self.values[node])
 
     def _add_copied(self, node: Node, op: str, args: Sequence[tuple[str, Any]], own: data.Tensor) -> None:
-        """Write an in-place call as the functional `op`, followed by a copy of its result."""
+        """Record an in-place call as the functional `op`, followed by a copy of the result into its tensor."""
         made = replace(own, offset=0, storage=self._storage(("made", len(self.calls))))
         self.calls.append(Call(f"{node.name} made", op, tuple(args), made, place=_place(node)))
         args = (("self", dict(self._arguments(node))["self"]), ("src", ("node", len(self.calls) - 1)))
@@ -277,7 +286,8 @@ class _Exporter:
         self.calls.append(told_once(call, self.calls))
 
     def _shared(self, node: Node, value: Any, layout: Any) -> Any:
-        """Two operators return their argument's memory, which neither their schemas nor their fake values state."""
+        """A result's layout, corrected for waits and `_unsafe_view`: these return their argument's memory, although
+        neither their schemas nor their fake values state it."""
         if node.op != "call_function" or not (operators.is_wait(node) or node.target is _UNSAFE_VIEW):
             return layout
         source = self.calls[self.index[node.all_input_nodes[0]]].value
@@ -368,14 +378,14 @@ class _Exporter:
 
 
 def refuse(call: Call, what: str) -> RefusedError:
-    """Raise the reason why a call is refused, with its source line."""
+    """The error to raise about a refused call, with its module and source line."""
     place = CallOrigin(*call.place)
     where = f"{place.module or 'no module'} ({place.direction})" + (f", {place.source}" if place.source else "")
     return RefusedError(f"{what} (`{call.name}`)", where=where)
 
 
 def _nested(caller: Node, module: GraphModule) -> Any:
-    """A nested graph with numbered nodes, so equal graphs have equal data."""
+    """A nested graph as data. Nodes are numbered, so that graphs that only differ in names have equal data."""
     index: dict[Node, int] = {}
 
     def argument(x: Any) -> Any:
@@ -412,17 +422,18 @@ def _draws(node: Node) -> bool:
 
 
 def _by_name(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's arguments by name, from its operator's schema."""
+    """A call's arguments by name. Names of positional arguments come from the operator's schema."""
     schema = schema_of(node.target)
     names = [argument.name for argument in schema.arguments] if schema else []
     return dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
 def _target(node: Node) -> Any:
-    """The target that a node calls. An unsafe split counts as a split: both return views of parts of the same memory.
+    """The operator as which a node is recorded: mostly the operator that it calls.
 
-    A transposition in place is a view if nothing else has the tensor: it is new, and no later call reads it by its old
-    name.
+    An unsafe split is recorded as a split, as both return views of parts of their input. A `transpose_` is recorded as
+    a view if no other call can notice the in-place change: another call created the tensor, and no later call reads it
+    from that call's node.
     """
     if node.target is _TRANSPOSES and isinstance(source := node.args[0], Node):
         is_new = isinstance(source.target, OpOverload) and all(

@@ -12,9 +12,9 @@ from bitproof.harness.powers.proofs.prover.proof_data import Size
 
 @functools.lru_cache(maxsize=1 << 16)
 def size_of(expression: Any) -> Size:
-    """A size as a sum of products of symbols in canonical order. Raises ValueError.
+    """A size as a sum of products of symbols, in canonical order. Raises ValueError if it is no such sum.
 
-    A whole step has few distinct expressions, but torch rebuilds each often, so results are cached.
+    A whole step has few distinct expressions, but torch builds each of them many times, so results are cached.
     """
     expanded = sympy.expand(expression)
     if expanded.is_Integer:

@@ -1,10 +1,12 @@
 """Operators that do not check shapes: mismatching shapes make them read or write past their tensors, or abort.
 
-Calls from autograd have matching shapes; a graph from elsewhere may not. `index` is checked here because its fake is
-wrong for some indices: for an index without dims next to another, its result has too few dims; alone, other strides;
-for indices in column-major order, the kernel's result is column-major and the fake's row-major.
+Calls from autograd have matching shapes; a graph from elsewhere may not.
 
-Sizes are compared as text, since data-dependent sizes cannot be compared otherwise.
+`index` is checked here because its fake is wrong for some indices. For an index without dims next to another index, the
+fake's result has too few dims; for such an index alone, it has other strides. For indices in column-major order, the
+kernel's result is column-major, but the fake's is row-major.
+
+Sizes are compared as text, because comparing data-dependent sizes themselves would fail.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from bitproof.harness.powers.proofs.prover import known_operators as known
 
 
 def misfits(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call of an unchecked operator has mismatching shapes."""
+    """Whether a call is of an operator that does not check shapes, and has mismatching shapes. `given` has its
+    arguments by name, as fake values."""
     if not given:
         return False
     if names := known.SAME_SHAPE.get(name):
@@ -41,10 +44,11 @@ def misfits(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _misfits_index(x: Tensor, indices: Sequence[Tensor | None]) -> bool:
-    """Whether a call of `index` may have another layout than its fake.
+    """Whether the result of a call of `index` may have another layout than its fake.
 
-    torch orders a result's dims by `x`'s strides, then by each index's strides; its fake only by `x`'s. An index has
-    size 1 in place of each other dim, and so also reorders dims of size 1 in `x`.
+    The kernel orders the result's dims by the strides of `x`, then by the strides of each index; the fake orders them
+    only by those of `x`. To the kernel an index has size 1 in every dim of `x` that it does not index, so an index can
+    also reorder dims of size 1 in `x`.
     """
     if any(index is not None and (index.dim() == 0 or not _is_in_order(_dims_of(index))) for index in indices):
         return True
@@ -61,9 +65,10 @@ def _dims_of(x: Tensor) -> list[tuple[Any, Any]]:
 
 
 def _is_in_order(dims: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether torch keeps the order of dims: each inner stride is smaller, or equal with a size that is no larger.
+    """Whether torch keeps these dims, as (size, stride), in their order.
 
-    Expanded dims have no order. Only the first size may be open.
+    It does if each dim's stride is larger than the strides of the dims after it, or equal and the later size is not
+    larger. Expanded dims, of stride 0, have no order. False if any size but the first, or a stride, depends on data.
     """
     if len(dims) == 1:
         return True
@@ -81,7 +86,8 @@ def _sizes(x: Tensor) -> tuple[str, ...]:
 
 
 def _misfits_batch_norm(given: Mapping[str, Any]) -> bool:
-    """Whether statistics do not have an element per channel; the kernel does not check them."""
+    """Whether the statistics or weights of a batch norm's backward do not have an element per channel, or its gradient
+    does not have its input's shape."""
     read = ("save_mean", "save_invstd") if given["train"] else known.STATISTICS
     channels = _sizes(given["input"])[1:2]
     statistics = [given.get(x) for x in read]
@@ -98,7 +104,8 @@ def _misfits_layer_norm(given: Mapping[str, Any]) -> bool:
 def _misfits_attention(given: Mapping[str, Any]) -> bool:
     """Whether attention's shapes mismatch.
 
-    The query is (batch, head, row, feature), key and value may have other rows, and the mask must be expandable.
+    The query is (batch, head, row, feature). Key and value may have another number of rows, but otherwise the query's
+    shape. The mask must expand to (batch, head, query row, key row).
     """
     query, key, mask = _sizes(given["query"]), _sizes(given["key"]), given.get("attn_mask")
     fits = (

@@ -1,6 +1,7 @@
-"""Checks that real results have the memory layouts of the graph as data, which a proof trusts.
+"""Checks that real results have the memory layouts that a proof assumes.
 
-Fake values determine layouts and shared memory. When a step is computed, they are compared with the real values.
+A proof takes layouts and shared memory from fake values. When a step is computed on values, the real results are
+compared with these.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
 
 
 class Layouts:
-    """Compares a graph's layouts with its calls' results on every rank, node by node, in order."""
+    """Compares the layouts in a graph as data with the real results of its nodes, on every rank. Call it for each node,
+    in order."""
 
     def __init__(self, graph: data.Graph) -> None:
         self._inputs = iter([call for call in graph.calls if call.op == "input"])
         self._calls = {call.name: call for call in graph.calls if call.op != "input"}
-        self._storages: list[dict[int, int]] = []  # a rank's storages by number, and the numbers by storage
+        # Per rank, a two-way mapping between the graph's storages and addresses of memory. It must stay one to one.
+        self._storages: list[dict[int, int]] = []
         self._numbers: list[dict[int, int]] = []
-        self._held: list[Any] = []  # released memory may be reused
+        # Results are kept alive. Otherwise a later result could get the same address, and would seem to share memory.
+        self._held: list[Any] = []
 
     def __call__(self, node: Node, values: Sequence[Any]) -> None:
-        """Compare a node's results on each rank with the graph. Raises RefusedError, which names the node."""
+        """Compare a node's real results, one per rank, with the graph. Raises RefusedError, which names the node."""
         call = next(self._inputs) if node.op == "placeholder" else self._calls.get(node.name)
         if call is None:
             return  # a number, or a check
@@ -45,7 +49,10 @@ class Layouts:
                     )
 
     def _otherwise(self, rank: int, told: data.Tensor, real: Tensor) -> str | None:
-        """How a tensor's layout differs from the declared one; None if it does not, as far as sizes are numbers."""
+        """How the layout of a real tensor differs from `told`, the layout in the graph; None if it does not.
+
+        Data-dependent sizes are not compared.
+        """
         dtype = str(real.dtype).removeprefix("torch.")
         if dtype != told.dtype:
             return f"dtype {dtype}, not {told.dtype}"

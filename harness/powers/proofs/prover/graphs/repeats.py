@@ -1,12 +1,12 @@
-"""Repeated calls, which need not run on fake values: layers repeat each other's calls.
+"""Avoids running repeated calls on fake values: layers of a model repeat each other's calls.
 
 1. A plain tensor without open sizes is stored as a `Lying`: its layout and the number of its memory. Its fake value is
-   created when a call that runs reads it.
-2. A call's key is its operator, its arguments, and for each tensor its layout and the memory that it shares with other
-   arguments. Without open sizes, these determine the layouts of its results.
-3. Only calls without writes are remembered, whose results are plain tensors without open sizes, each in an argument's
-   memory or alone in its own. A repeated call gets results of the same layouts, in its own arguments' memory or in
-   new memory.
+   only created if a call that runs reads it.
+2. A call's key is its operator, its arguments, and for each tensor its layout and which other arguments share its
+   memory. Without open sizes, the key determines the layouts of the results.
+3. A call is remembered only if it writes nothing and its results are plain tensors without open sizes, each in an
+   argument's memory or alone in new memory. A later call with the same key does not run: it gets results of the same
+   layouts, in its own arguments' memory or in new memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bitproof.harness.torch_operators import storage_key
 
 
 class Lies(NamedTuple):
-    """A tensor's layout in its memory."""
+    """A tensor's dtype, device, and layout in its memory."""
 
     dtype: torch.dtype
     device: torch.device
@@ -41,7 +41,8 @@ class Lies(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A call's result: its layout, and the index of its memory among those that the call read; None for new memory."""
+    """A remembered result of a call. `place` is the index of its memory among the memories that the call reads, or None
+    for new memory."""
 
     lies: Lies
     place: int | None
@@ -49,7 +50,7 @@ class Result(NamedTuple):
 
 @dataclass(eq=False)
 class Lying:
-    """A tensor known by its layout and memory; `fake` is None until it is needed."""
+    """A tensor known by its layout and the number of its memory. `fake` is its fake value, None until it is needed."""
 
     lies: Lies
     memory: int
@@ -57,22 +58,22 @@ class Lying:
 
 
 class _OpenError(Exception):
-    """An argument is neither a plain tensor without open sizes nor a constant."""
+    """An argument has no key: it is neither a plain tensor without open sizes nor a constant."""
 
 
 class Repeats:
-    """The values of a graph, and the results of its calls. Use it within the graph's fake mode."""
+    """The stored values of a graph, and the remembered results of its calls. Use it within the graph's fake mode."""
 
     def __init__(self) -> None:
         self._given: dict[Hashable, Any] = {}  # by a call's key, a Result for each of its results
-        self._keys: dict[Node, tuple[Hashable, list[int]]] = {}  # of calls that run, and the memories that they read
+        self._keys: dict[Node, tuple[Hashable, list[int]]] = {}  # by node that runs, its key and the memories it reads
         self._numbers = itertools.count()
-        self._memories: dict[int, int] = {}  # by a fake storage
+        self._memories: dict[int, int] = {}  # by key of a fake storage, the number of the memory
         self._firsts: dict[int, Lying] = {}  # by memory, the first value in it
-        self._of_fake: dict[int, Lying] = {}  # by a fake value's identity; kept, so that none is that of another
+        self._of_fake: dict[int, Lying] = {}  # by id of a fake value; the Lying keeps it alive, so ids stay unique
 
     def told(self, value: Any) -> Any:
-        """A value in its stored form."""
+        """A call's result in its stored form: each plain tensor without open sizes as a `Lying`."""
         if type(value) in (tuple, list):
             return type(value)(map(self.told, value))
         layout = _layout(value) if isinstance(value, Tensor) else None
@@ -84,7 +85,7 @@ class Repeats:
         return known
 
     def memory_of(self, value: Any) -> int:
-        """The number of a tensor's memory."""
+        """The number of a tensor's memory; tensors that share memory have the same number."""
         if isinstance(value, Lying):
             return value.memory
         key = storage_key(value)
@@ -93,13 +94,14 @@ class Repeats:
         return self._memories[key]
 
     def fake(self, value: Any) -> Any:
-        """The fake value of a stored value."""
+        """The fake value of a stored value, created if there is none yet."""
         if type(value) in (tuple, list):
             return type(value)(map(self.fake, value))
         if not isinstance(value, Lying):
             return value
         if value.fake is None:
             dtype, device, shape, strides, offset = value.lies
+            # The first value in a memory spans all of it; later values there are views of the first.
             first = self._firsts[value.memory]
             if first is value:
                 value.fake = torch.empty_strided(shape, strides, dtype=dtype, device=device)
@@ -114,7 +116,7 @@ class Repeats:
         return value.fake
 
     def again(self, node: Node, values: Mapping[Node, Any]) -> Any:
-        """The results of a call that repeats an earlier call; None for others."""
+        """The results of a node's call if it repeats a remembered call; None if it must run."""
         if not isinstance(node.target, OpOverload) or operators.written_arguments(node):
             return None
         memories: list[int] = []
@@ -133,7 +135,7 @@ class Repeats:
         return found
 
     def remember(self, node: Node, value: Any) -> None:
-        """Remember the results of a call that ran and has no other effect."""
+        """Remember the results of a node's call, which ran and has no other effect, if they are of the allowed form."""
         if node not in self._keys:
             return
         key, memories = self._keys.pop(node)
@@ -154,7 +156,7 @@ def _layout(x: Tensor) -> Lies | None:
 
 
 def _is_known(x: Any, memories: list[int]) -> bool:
-    """Whether a result is in an argument's memory, or fills memory of its own."""
+    """Whether a result is in the memory of an argument, or else fills new memory from the start to the end."""
     if not isinstance(x, Lying) or x.fake is None:
         return False
     _, _, shape, strides, offset = x.lies
@@ -164,7 +166,10 @@ def _is_known(x: Any, memories: list[int]) -> bool:
 
 
 def _key(x: Any, values: Mapping[Node, Any], memories: list[int]) -> Hashable:
-    """An argument's key, independent of its identity. Raises _OpenError."""
+    """The key of an argument: equal for arguments of equal layout. Raises _OpenError.
+
+    The memories of tensors are collected in `memories`; the key has the index there, and so shows which are shared.
+    """
     match x:
         case Node():
             return _key(values[x], values, memories)
@@ -182,7 +187,7 @@ def _key(x: Any, values: Mapping[Node, Any], memories: list[int]) -> Hashable:
 
 
 def _mapped(value: Any, of: Callable[[Any], Any]) -> Any:
-    """Apply a function to each of a call's results; None stays None."""
+    """A call's results with a function applied to each; None stays None."""
     if type(value) in (tuple, list):
         return type(value)(None if x is None else of(x) for x in value)
     return of(value)

@@ -1,8 +1,9 @@
-"""Strides of dims of size 1: no element depends on them, but many fakes have other values than kernels.
+"""Finds matrix products that read a tensor whose stride in a dim of size 1 may be another than its fake's.
 
-Matrix products choose their kernel by these strides: a (1, 33) times (33, 1) product in float32 has different bits
-depending on the last stride of the second operand. If all tensors of a call are row-major, including such strides, its
-fake was seen to be right; otherwise the stride of a size-1 dim in its result is unsure.
+No element is reached by such a stride, so many fakes have another one than their kernels. But matrix products choose
+their kernel by these strides: in float32, a (1, 33) times (33, 1) product has different bits depending on the last
+stride of the second operand. If all tensors of a call are row-major, including such strides, its fake was seen to be
+right. Otherwise the stride of a size-1 dim in its result is unsure.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ backwards, with 1 and 3 heads, 1 and 33 rows.
 
 
 def unsure_product(calls: Sequence[Call]) -> Call | None:
-    """The first product that reads a tensor with an unsure stride; None if there is none."""
-    unsure: set[int] = set()  # memory of results with an unsure stride
+    """The first call that multiplies matrices and reads a tensor with an unsure stride; None if there is none."""
+    unsure: set[int] = set()  # the storages of results with an unsure stride
     for call in calls:
         read = [x for place in call.reads for x in calls[place].results]
         if any(x.storage in unsure and 1 in x.shape for x in read) and any(part in call.op for part in MULTIPLIES):

@@ -1,12 +1,13 @@
-"""Rewrites operators that write several tensors as a functional operator, and a copy of each new value into its tensor.
+"""Rewrites calls that write tensors into functional calls, each followed by a copy of the new value into its tensor.
 
-So other code need not handle a batch norm's writes to statistics, which not every schema states, or an optimizer's
-kernel on lists: on the CPU it processes parameters one by one, so it becomes one call per parameter.
+A batch norm writes its statistics, although not every schema states it. An optimizer's kernel writes lists of tensors;
+on the CPU it processes parameters one by one, so it becomes one call per parameter. After this, other code need not
+handle either.
 
-A masked fill becomes `where`, so it equals code that is written with `where`.
+A masked fill becomes `where`, so that it equals code that is written with `where`.
 
-A random fill reads none of its tensor's elements: the tensor is filled with zeros first, so its old content, e.g.
-uninitialized memory, affects no answer.
+A random fill reads none of its tensor's elements. The tensor is filled with zeros first, so that its old content, such
+as uninitialized memory, affects no answer.
 """
 
 from __future__ import annotations
@@ -24,29 +25,30 @@ from bitproof.harness.powers.proofs.prover.proof_data import Call
 from bitproof.harness.torch_compat import FakeTensor, disable_current_modes
 
 UNCHANGED = "grads"
-"""Arguments that an optimizer's kernel writes only when it scales gradients, which proofs do not admit."""
+"""The argument that an optimizer's kernel only writes if it scales gradients. Proofs do not admit such a call."""
 
 
 def results_of(results: tuple[Any, ...], given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A batch norm's additional results: new statistics, in new memory."""
+    """The results of a batch norm, followed by its new statistics as fake values in new memory."""
     return (*results, *(torch.clone(given[name]) for name in known.STATISTICS))
 
 
 def add_copies(calls: list[Call]) -> None:
-    """After a batch norm, the last of these calls, copy its new statistics into its arguments."""
+    """Add calls that copy a batch norm's new statistics into its arguments. The batch norm is the last of `calls`."""
     given = dict(calls[-1].args)
     first = len(calls[-1].value) - len(known.STATISTICS)
     _add_copies(calls, {first + i: (name, given[name]) for i, name in enumerate(known.STATISTICS)})
 
 
 def add_zeros(calls: list[Call], name: str, written: Any, place: Any) -> None:
-    """Fill the tensor with zeros that the next call, named `name`, overwrites."""
+    """Add a call that fills the tensor `written` with zeros. The next call, named `name`, overwrites the tensor."""
     told = f"{name} overwrites", known.ZEROS_INTO, (("self", written),), calls[written[1]].value
     calls.append(Call(*told, writes=("self",), place=place))
 
 
 def is_choice(given: Mapping[str, Any]) -> bool:
-    """Whether a masked fill equals `where`: a bool mask, and a number of the tensor's dtype or convertible to it."""
+    """Whether a masked fill equals `where`: its mask is bool, and its value is of the tensor's dtype or a Python number
+    that converts to it."""
     x, value = given["self"], given["value"]
     if given["mask"].dtype != torch.bool or str(x.dtype).removeprefix("torch.") not in known.FLOATS | known.WHOLE:
         return False
@@ -56,7 +58,8 @@ def is_choice(given: Mapping[str, Any]) -> bool:
 
 
 def is_apart(given: Mapping[str, Any]) -> bool:
-    """Whether an in-place division of a row-major CPU tensor is by a real number, or by a tensor of the same layout."""
+    """Whether an in-place division equals a division followed by a copy: a row-major real CPU tensor is divided by a
+    number, or by a tensor of the same dtype and layout."""
     x, other = given["self"], given["other"]
     if not x.is_floating_point() or x.device.type != "cpu" or not all(isinstance(n, int) for n in x.shape):
         return False
@@ -69,9 +72,8 @@ def is_apart(given: Mapping[str, Any]) -> bool:
 
 
 def copied_number(node: Node, value: Tensor) -> Any:
-    """The number in a scalar constant that is only copied, as in a trace of `torch.tensor(1.0)`; None otherwise.
-
-    Other tensors may be written by a call.
+    """The number in a scalar constant that is only copied, as in a trace of `torch.tensor(1.0)`. None for any other
+    constant: a call may write it.
     """
     is_real = value.dim() == 0 and not isinstance(value, FakeTensor) and value.dtype in (torch.float32, torch.float64)
     is_copied = all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
@@ -83,7 +85,8 @@ def copied_number(node: Node, value: Tensor) -> Any:
 
 
 def of_number(op: str, args: Sequence[tuple[str, Any]]) -> tuple[str, Sequence[tuple[str, Any]]]:
-    """A Python call on numbers; a product with -1 becomes a negation, which has the same bits."""
+    """The operator and arguments as which a Python call on numbers is recorded: a product with -1 as a negation, which
+    has the same bits, and any other call unchanged."""
     if op == f"{known.PYTHON}mul":
         for place, (_, factor) in enumerate(args):
             if factor == -1 or factor == ("float", (-1.0).hex()):
@@ -92,7 +95,7 @@ def of_number(op: str, args: Sequence[tuple[str, Any]]) -> tuple[str, Sequence[t
 
 
 def number_of(name: str, number: Any, value: Any, place: Any) -> Call:
-    """The call that creates a scalar tensor from a number, as `torch.where` traces it."""
+    """The call that creates a scalar tensor from a number, in the form in which a trace of `torch.where` has it."""
     told = (
         ("dtype", ("dtype", value.dtype)),
         ("layout", ("enum", "torch.strided")),
@@ -102,7 +105,10 @@ def number_of(name: str, number: Any, value: Any, place: Any) -> Call:
 
 
 def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> None:
-    """After the last call, copy its results at these indices into the named arguments."""
+    """Add calls that copy results of the last call into tensors, and clear its `writes`.
+
+    `written` maps the index of a result to the name of the argument and to the tensor, as data.
+    """
     index = len(calls) - 1
     several = calls[index] = replace(calls[index], writes=())
     for place, (name, old) in written.items():
@@ -116,10 +122,10 @@ def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> No
 def add_updates(
     calls: list[Call], call: Call, given: Mapping[str, Any], names: Sequence[str], layout: Callable[[Any], Any]
 ) -> Iterator[Any]:
-    """Add an optimizer's kernel over lists as one call per parameter, and yield the new values of each parameter.
+    """Add an optimizer's kernel over lists as one call per parameter. Yields the new fake values of each parameter.
 
-    `given` has the kernel's arguments by name, as fake values; `names` are the arguments that it writes, by its schema;
-    `layout` returns the layout of a value.
+    `call` is the kernel as data. `given` has its arguments by name, as fake values. `names` are the arguments that it
+    writes by its schema. `layout` returns the layout of a fake value.
     """
     for place in range(len(given["self"])):
         args = tuple((name, _one_of(x, place)) for name, x in call.args)

@@ -3,16 +3,17 @@
 torch.export.load is only for trusted files: it imports modules named by the file, writes names of inputs into Python
 code, evaluates expressions, and unpickles. Instead:
 
-1. `plain_archive` parses the zip, and refuses an archive that two readers could see differently;
-2. `json_fields` reads the model's JSON field by field: an unknown field, or a value of another type, is refused;
-3. operators are looked up by name among torch's own, and called only if a proof admits them (`graphs/admitted`);
-4. names must be plain identifiers, as torch writes them into code;
-5. weights are bytes, within which sizes and strides must stay; sample inputs are read by `sample_inputs`.
+1. `plain_archive` parses the zip, and refuses an archive that two readers could see differently.
+2. `json_fields` reads the model's JSON field by field: an unknown field, or a value of another type, is refused.
+3. Operators are looked up by name among torch's own, and called only if a proof admits them (`graphs/admitted`).
+4. Names must be plain identifiers, because torch writes them into code.
+5. A weight is laid out over bytes of the file, and refused if its sizes and strides leave them. `sample_inputs` reads
+   sample inputs.
 
 Parts that are not needed are never read: the structure of inputs, names of modules, guards, versions of operators.
 
-Files of torch 2.11 and later have this form, schema version 8. A file with a newer feature is refused, naming the
-field.
+Files of torch 2.11 and later have this form, schema version 8. If a file uses a newer feature, it is refused, and the
+error names the field.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from bitproof.harness.torch_compat import FakeTensorMode, OpOverload, flattened
 from bitproof.harness.torch_operators import schema_of
 
 LARGEST = (1 << 32) - 1
-"""Maximum bytes of a file: larger zips have a second form of every size."""
+"""Maximum bytes of a file: in larger archives, sizes have a second form, zip64."""
 
 LARGEST_MODEL = 1 << 27
 """Maximum bytes of the model's JSON: about 80,000 calls."""
@@ -84,7 +85,7 @@ _ON_NUMBERS: Mapping[str, Callable[..., Any]] = {
     **{f"torch.fx.experimental.sym_node.{name}": getattr(torch, name) for name in ("sym_max", "sym_min")},
     "math.trunc": math.trunc,
 }
-"""Functions from sizes to sizes, by torch's names."""
+"""Functions on sizes, by their names in torch's files."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class SavedProgram:
     constants: Mapping[str, Tensor]
     example_inputs: Any
     returns: str
-    """The nesting of the outputs, as the file's text, which is only compared."""
+    """The nesting of the outputs, as text from the file. It is only compared, never parsed."""
 
 
 def read_exported(file: Path) -> SavedProgram:
@@ -135,7 +136,7 @@ def _refused(file: Path, what: str) -> UsageError:
 
 
 class _Reader:
-    """Reads the files of an archive."""
+    """Reads a program from the files of an archive, by name."""
 
     def __init__(self, files: Mapping[str, memoryview]) -> None:
         roots = {name.partition("/")[0] for name in files}
@@ -203,7 +204,10 @@ class _Reader:
         return self.files[name]
 
     def _tensors(self, kind: str, prefix: str, model: str, known: set[str]) -> dict[str, Tensor]:
-        """The weights or the constants, by name. Tensors over the same file share memory, as when they were saved."""
+        """The weights or the constants, by name. Tensors over the same file share memory, as when they were saved.
+
+        The names of all files that belong to them are added to `known`.
+        """
         config = f"data/{kind}/{model}_{kind}_config.json"
         known.add(config)
         if f"data/{kind}/{model}.pt" in self.files:
@@ -259,7 +263,7 @@ class _Reader:
     # -- the graph --------------------------------------------------------------------------------
 
     def _graph(self, graph: Field, ranges: Field) -> list[Any]:
-        """Write the nodes. Returns a value for each input: a fake tensor, a size, or a constant."""
+        """Build the graph's nodes. Returns a value for each input: a fake tensor, a size, or a constant."""
         parts = graph.object(
             ("inputs", "outputs", "nodes", "tensor_values", "sym_int_values", "sym_bool_values"),
             ("is_single_tensor_return", "custom_obj_values", "sym_float_values"),
@@ -318,6 +322,7 @@ class _Reader:
         returns = [str(x.type) for x in schema_of(target).returns] if isinstance(target, OpOverload) else ["number"]
         if len(outputs) != len(returns) and not (not returns and [kind for kind, _ in outputs] == ["as_none"]):
             raise parts["outputs"].wrong(f"{len(returns)}, as {target} returns")
+        # A list among the results is one value in the schema, but torch names its items: they become `getitem` calls.
         for place, ((kind, told), declared) in enumerate(zip(outputs, returns, strict=False)):
             if (kind in ("as_tensors", "as_sym_ints")) != ("[]" in declared or "List[" in declared):
                 raise told.wrong(f"a {declared}, as {target} returns")
@@ -332,7 +337,7 @@ class _Reader:
                 self._define(_identifier(own), one, told)
 
     def _arguments(self, target: Any, field: Field) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A call's arguments. An operator's arguments must match the names, order and kinds of its schema."""
+        """A call's positional and named arguments. Raises unless they match an operator's schema in name and order."""
         given = []
         for argument in field.list():
             parts = argument.object(("name", "arg"), ("kind",))
@@ -350,6 +355,7 @@ class _Reader:
             if name not in places or name in kwargs or places[name] < len(args):
                 raise argument.wrong(f"each argument of {target} once, by its name: {', '.join(places)}")
             declared = schema[places[name]]
+            # A file may leave out how an argument was passed. Then those with a default value count as named.
             by_position = kind == 1 if kind else not (declared.kwarg_only or declared.has_default_value())
             if by_position:
                 if kwargs or places[name] != len(args) or declared.kwarg_only:
@@ -488,7 +494,7 @@ def _unproved(what: str, field: Field) -> RefusedError:
 
 
 def _identifier(field: Field) -> str:
-    """A name that torch may safely write into code."""
+    """The text of a field that must be a plain identifier, which torch may safely write into code."""
     name = field.text()
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise field.wrong("a plain identifier")
@@ -496,7 +502,7 @@ def _identifier(field: Field) -> str:
 
 
 def _target(field: Field) -> Any:
-    """An operator, or a function on sizes, by its name. The look-up runs nothing."""
+    """The operator, or function on sizes, that a field names. The look-up runs nothing."""
     name = field.text()
     if name in _ON_NUMBERS:
         return _ON_NUMBERS[name]
@@ -511,7 +517,7 @@ def _target(field: Field) -> Any:
 
 
 def _constant(kind: str, field: Field) -> Any:
-    """A value other than a tensor."""
+    """The value of an argument that is no tensor. `kind` is one of _ARGUMENTS."""
     match kind:
         case "as_none":
             return None
@@ -563,12 +569,12 @@ def _device(field: Field) -> torch.device:
 
 
 def _closed(field: Field) -> int:
-    """A stored tensor's size: a number."""
+    """A size, stride or offset of a stored tensor. Only a number is allowed."""
     return field.one_of(("as_int",))[1].integer()
 
 
 def _check_number(field: Field) -> None:
-    """Check that a computed size, truth value or real number has a known form; it is not used."""
+    """Raise unless a size, truth value or real number that a call computes has a known form. Its value is not used."""
     kind, told = field.one_of(("as_int", "as_bool", "as_float", "as_expr"))
     if kind == "as_expr":
         parts = told.object(("expr_str",), ("hint",))
@@ -600,7 +606,7 @@ def _moved(value: Tensor, device: torch.device, payload: Field | None) -> Tensor
 
 
 def _fits(value: Tensor, like: Tensor) -> bool:
-    """Whether a sample has an input's dtype and dims, as far as these are numbers."""
+    """Whether a sample has the dtype and sizes of an input. Open sizes of the input fit any size."""
     return value.dtype == like.dtype and value.dim() == like.dim() and all(map(_is_size, value.shape, like.shape))
 
 
@@ -609,7 +615,7 @@ def _is_size(own: Any, expected: Any) -> bool:
 
 
 def _check_state(found: SavedProgram, inputs: Sequence[Any]) -> None:
-    """Check that each parameter, buffer and constant of the graph is stored, in the layout that the graph declares."""
+    """Raise FieldError unless each parameter, buffer and constant of the graph is stored, in its declared layout."""
     for spec, like in zip(found.graph_signature.input_specs, inputs, strict=True):
         if spec.target is None:
             continue
@@ -622,7 +628,7 @@ def _check_state(found: SavedProgram, inputs: Sequence[Any]) -> None:
 
 
 def _returns(field: Field) -> str:
-    """The nesting of the outputs: the text in the entry of the whole program. It is not interpreted."""
+    """The nesting of the outputs, as text: it is in the entry of the whole program. It is not interpreted."""
     for entry in field.list():
         parts = entry.object(("fqn",), ("signature",))
         if parts["fqn"].text() == "" and parts["signature"].value is not None:

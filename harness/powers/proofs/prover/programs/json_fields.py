@@ -3,8 +3,8 @@
     version = field_of(content, "model").object(("major", "minor"))
     version["major"].integer()       raises FieldError("model.major is 'x': expected an integer")
 
-An unknown field is refused unless it is null, false or empty: then it belongs to a newer form and is unused in this
-file.
+An unknown field is refused unless it is null, false or empty: such a field belongs to a newer form of the file, and is
+not used in this one.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Field:
         self.path = path
 
     def wrong(self, expected: str) -> FieldError:
-        """The error about this value."""
+        """The error to raise about this value: its path, the value, and the expectation."""
         return FieldError(f"{self.path} is {_shown(self.value)}: expected {expected}")
 
     def object(self, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Field]:
-        """The fields of an object; a missing field of `optional` is null."""
+        """The fields of an object. A missing field of `optional` is null. Raises FieldError for any other field."""
         if not isinstance(self.value, dict):
             raise self.wrong("an object")
         known = (*required, *optional)
@@ -49,7 +49,7 @@ class Field:
         return {name: Field(self.value.get(name), f"{self.path}.{name}") for name in known}
 
     def items(self) -> Iterator[tuple[str, Field]]:
-        """The items of a table with arbitrary keys."""
+        """The items of an object with arbitrary keys; none for null."""
         if self.value is None:
             return
         if not isinstance(self.value, dict):
@@ -64,7 +64,7 @@ class Field:
         return [Field(value, f"{self.path}[{place}]") for place, value in enumerate(self.value)]
 
     def one_of(self, kinds: Any) -> tuple[str, Field]:
-        """The kind and value of an object with a single field, whose name is the kind."""
+        """The kind and the value of an object with a single field: the field's name is the kind, one of `kinds`."""
         if not isinstance(self.value, dict) or len(self.value) != 1 or (kind := next(iter(self.value))) not in kinds:
             raise self.wrong(f"an object with one of these fields: {', '.join(kinds)}")
         return kind, Field(self.value[kind], f"{self.path}.{kind}")
@@ -88,7 +88,7 @@ class Field:
         return self.value
 
     def real(self) -> float:
-        """A real number; torch writes infinities and NaN as texts."""
+        """A real number. Infinities and NaN are texts, as torch writes them."""
         if isinstance(self.value, str) and self.value in _REALS:
             return _REALS[self.value]
         if type(self.value) not in (int, float) or not math.isfinite(float(self.value)):

@@ -8,8 +8,9 @@
     with bitproof.keeps_bits() as kept:             all of Inductor's own passes, by name
         torch.compile(model)(x)
 
-Layouts of inputs come from the placeholders' metadata before the pass, for both sides, or from `inputs`. Constant
-tensors are part of a graph. A graph that Inductor finds in its cache has run no pass.
+The layouts of a graph's inputs come from `inputs`, or else from the placeholders' metadata before the pass; both sides
+are proved with these. Constant tensors are part of a graph. If Inductor finds a graph in its cache, no pass runs, and
+nothing is proved.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from bitproof.harness.torch_compat import disable_current_modes
 from bitproof.harness.torch_inductor import passes_watched, takes_as_hook
 
 SHOWN = 3
-"""Maximum number of outputs shown for a failing pass."""
+"""Maximum number of outputs in the error about a pass."""
 
 
 @dataclass(frozen=True)
 class PassProof:
-    """The proof of a pass over a graph. `changed` says whether the pass changed any node."""
+    """The proof that a pass kept a graph's bits. `changed`: the pass changed some node."""
 
     name: str
     proof: PairProof
@@ -53,7 +54,7 @@ class PassProof:
 
 @dataclass
 class KeptPasses:
-    """The observed passes, in the order in which they ended."""
+    """The proofs of the observed passes, in the order in which the passes ended."""
 
     proofs: list[PassProof] = field(default_factory=list)
 
@@ -77,8 +78,8 @@ def keeps_bits(
 ) -> Any:
     """Wrap a pass so that it raises PassError, naming the node, unless its result is proved equal to its input.
 
-    Without a pass, a context that watches Inductor's own passes; the error is raised at its end, or never without
-    `check`.
+    Without a pass, this returns a context that proves Inductor's own passes. The context yields KeptPasses, and with
+    `check` raises PassError at its end for the first pass that is not proved.
     """
     if a_pass is None:
         return _watching(check)
@@ -87,7 +88,7 @@ def keeps_bits(
 
 
 class KeptPass:
-    """A pass that is proved each time it runs; also a hook for Inductor, whose cache identifies it by its source."""
+    """A pass that is proved each time it runs. It can be a hook for Inductor, whose cache identifies it by `uuid`."""
 
     def __init__(self, a_pass: Callable[..., Any], inputs: Sequence[Any] | None = None) -> None:
         self._pass = a_pass
@@ -109,7 +110,8 @@ class KeptPass:
         return found
 
     def uuid(self) -> Any:
-        """The pass's identity for Inductor's cache; None, so nothing is cached, if its source is unknown."""
+        """The pass's identity for Inductor's cache: a digest of its source and of bitproof's. None if the source does
+        not determine the pass; then Inductor caches no graph."""
         own = getattr(self._pass, "uuid", None)
         try:
             told_by = own() if callable(own) else inspect.getsource(self._pass)
@@ -120,12 +122,12 @@ class KeptPass:
 
 
 def _has_state(a_pass: Any) -> bool:
-    """Whether a function reads variables of its surroundings, which its source does not show, and has no uuid."""
+    """Whether a pass may have state that its source does not show: it is a closure or no function, and has no uuid."""
     return not hasattr(a_pass, "uuid") and bool(getattr(a_pass, "__closure__", None) or not inspect.isfunction(a_pass))
 
 
 class _Snapshot:
-    """The graph's current state as data, or the reason of its refusal."""
+    """A graph as it is before a pass, and the process's switches; `_before` is its program, or a refusal."""
 
     def __init__(self, graph: Graph | GraphModule, inputs: Sequence[Any] | None) -> None:
         self._inputs = list(inputs) if inputs is not None else None
@@ -136,9 +138,9 @@ class _Snapshot:
             self._switches = Switches.now()
 
     def proof(self, name: str, graph: Graph | GraphModule) -> PassProof:
-        """Prove a pass's result against this graph.
+        """Prove that a pass's result, `graph`, computes the same bits as the graph before.
 
-        Both are computed under the switches from before the pass; a pass that changed some is REFUSED.
+        Both are computed under the switches from before the pass. A pass that changed a switch is REFUSED.
         """
         with disable_current_modes():
             switched = self._switches.changes()
@@ -182,7 +184,7 @@ class _Snapshot:
 
 
 def _digests(found: Held | RefusedError) -> dict[str, str]:
-    """The values of each parameter and buffer: a pass may write into a tensor, or replace it."""
+    """A digest of the values of each parameter and buffer, by name: it shows that a pass wrote or replaced one."""
     values = {} if isinstance(found, RefusedError) else found.values
     with disable_current_modes():
         kept = {name: x for name, x in values.items() if name.startswith((PARAMETER, BUFFER)) and has_values(x)}
@@ -201,7 +203,7 @@ def _text(graph: Graph | GraphModule) -> list[str]:
 
 
 def _inputs_of(module: GraphModule) -> list[Any]:
-    """The fake values of a graph's inputs, from its placeholders."""
+    """The fake values of a graph's inputs, from its placeholders. Raises RefusedError if one has none."""
     found = []
     for node in module.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val", node.meta.get("example_value"))
@@ -230,7 +232,7 @@ def _watching(check: bool) -> Iterator[KeptPasses]:
 
 
 def _failure(found: PassProof) -> PassError:
-    """The error about a pass that is not proved, with the first calls that differ."""
+    """The error about a pass that is not proved. It lists the first unproved outputs, with the calls that differ."""
     lines = [] if found.proof.reason is None else [found.proof.reason]
     others = [answer for answer in found.proof.answers if answer.verdict != PROVED]
     for answer in others[:SHOWN]:

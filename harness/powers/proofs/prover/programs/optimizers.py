@@ -1,9 +1,9 @@
-"""Optimizers among a program's inputs: their state is input and output, by name, like a module's parameters.
+"""Optimizers among a program's inputs. Their state tensors are inputs and outputs of the program, like parameters.
 
     optimizer NAME.KEY      state tensor KEY of parameter NAME; `written optimizer NAME.KEY` is its value after a step
 
-State other than tensors, and settings, are part of the program. If a step changes them, the next step is another
-program, and is not proved.
+Other state and settings are part of the program. If a step changes them, the next step is another program, which is not
+proved.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class HeldOptimizers:
         """Context in which the optimizers update these parameters, with these state tensors, by name."""
         kept = [(x, [dict(group) for group in x.param_groups], x.state) for x in self.optimizers]
         try:
+            # The original state is put back at the end, so it must stay unchanged: the new parameters get copies of its
+            # dictionaries.
             for optimizer, _, state in kept:
                 optimizer.state = copy.copy(state)
                 optimizer.state.clear()

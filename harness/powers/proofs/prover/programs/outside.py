@@ -1,16 +1,17 @@
 """Refuses a program's effects outside of the objects that it can reach: on files, processes, the environment.
 
-A change of an object shows in copies of them (`reachable`). Files, other processes and environment variables
-have no copy, and a program that asks who calls it may do something else when it is proved. Python announces all of this
-to audit hooks before it happens (PEP 578). Announced by a program that is traced or run here, it is refused, and so it
-never happens. Files that imports and compilers write for the program are exempt.
+Programs run on copies of their objects, so a change of an object is seen by comparing copies (`reachable`). But files,
+other processes and environment variables have no copy. And a program that looks at its callers may do something else
+when it is proved. Python announces all of this to audit hooks before it happens (PEP 578). If a program that is traced
+or run here causes such an event, RefusedError is raised, so the effect never happens. Files that imports and compilers
+write for the program are exempt.
 
 Example: a step that counts its calls in a file is refused at `open(path, "w")`.
 
-Nothing announces writes to a file that is already open, so the open files are compared. Those of the standard streams
-are not, as a program may print, nor files that a parent process has open, too. `torch.save` and safetensors open files
-outside of Python: their writers are patched meanwhile. A file that another library opens outside of Python, as Arrow
-does, is not seen.
+Writes to a file that is already open are not announced, so the sizes and offsets of open files are compared. The files
+of the standard streams are exempt, as a program may print; so are files that a parent process has open as well.
+`torch.save` and safetensors open files outside of Python, without an event: their writers are patched while a program
+runs. A file that another library opens outside of Python, as Arrow does, is not noticed.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _OUTWARD = (
     *("os", "subprocess", "socket", "shutil", "sqlite3", "mmap", "pty", "fcntl", "resource", "syslog", "signal"),
     *("atexit", "random"),
 )
-"""Families of events that reach out of the process, but for those that only read."""
+"""Families of audit events with effects outside of the program's objects. Those of _READING only read."""
 
 _READING = {"os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.getxattr", "os.listxattr", "socket.gethostname"}
 
@@ -59,27 +60,27 @@ _REFLECTIVE = {
     *("sys.addaudithook", "gc.get_objects", "gc.get_referrers", "gc.get_referents", "exec", "compile"),
     *("object.__setattr__", "object.__delattr__", "code.__new__"),
 }
-"""Events that let a program's own lines read or change state that no comparison sees. A library may raise the same."""
+"""Events with which a user's own code may read or change state that is not compared. A library may cause them."""
 
 _LOOKING = (inspect.__file__, traceback.__file__)
-"""Files of functions that look at the stack for their caller."""
+"""Files of functions that read the stack on behalf of their caller."""
 
 _NOT_THE_PROGRAMS = (
     "<frozen importlib",
     *(os.path.join(os.path.dirname(torch.__file__), name) for name in ("_inductor", "_dynamo", "_logging")),
 )
-"""Files of code that writes by itself: bytecode, compiled code, logs."""
+"""Prefixes of files of code that writes files by itself: bytecode, compiled code, logs."""
 
 _hearing: set[int] = set()
-"""Threads that are within `_heard`."""
+"""The identifiers of threads that are in `_heard` now."""
 
 _watches: list[tuple[set[int], Callable[[str], bool]]] = []
-"""For each program that runs: the threads that were there before it, and which files are a user's."""
+"""For each program that runs: the threads that existed before it, and a function: whether a file is a user's code."""
 
 
 @contextmanager
 def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
-    """A program's call: raise RefusedError for its effects outside, even if it catches the exception."""
+    """Context for a program's call. Raises RefusedError for an effect outside, even if the program catches errors."""
     _hook()
     others = {x.ident for x in threading.enumerate() if x.ident is not None} - {threading.get_ident()}
     watch = (others, is_users_file)
@@ -92,7 +93,8 @@ def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
 
 
 def _refuse_file(file: object) -> None:
-    """Functions that write a file without an audit event."""
+    """Raise RefusedError for a file that is about to be written. A file that is a Python object of the program is
+    compared instead."""
     if isinstance(file, str | os.PathLike):
         raise refused(RefusedError(f"it opens {str(file)!r} to write, which nothing compares", where="the program"))
 
@@ -112,12 +114,12 @@ def _safetensors_told() -> Iterator[None]:
 
 
 _SILENT = ((os, "urandom"), (random, "_urandom"), (atexit, "register"), (atexit, "unregister"))
-"""Functions that read numbers from outside, or leave something in the process, and that Python does not announce."""
+"""Functions without an audit event that read numbers from outside, or leave a function in the process."""
 
 
 @contextmanager
 def _silent_told() -> Iterator[None]:
-    """Announce them as Python announces others."""
+    """Context in which calls of _SILENT raise audit events, such as `os.urandom`."""
     with ExitStack() as stack:
         for module, name in _SILENT:
             own, event = getattr(module, name), f"{module.__name__}.{name.lstrip('_')}"
@@ -132,7 +134,7 @@ def _silent_told() -> Iterator[None]:
 
 @functools.cache
 def _hook() -> None:
-    """Listen to this process's events. No hook can be taken back; outside of programs it does nothing."""
+    """Listen to this process's audit events. Python cannot remove a hook, so it does nothing while no program runs."""
     sys.addaudithook(_heard)
 
 
@@ -140,9 +142,10 @@ def _heard(event: str, args: tuple[Any, ...]) -> None:
     if not _watches or not _concerns(event):
         return
     (others, is_users_file), thread = _watches[-1], threading.get_ident()
+    # Threads that existed before the program are not its own. `_told` below causes events itself, such as _getframe.
     if thread in others or thread in _hearing:
         return
-    _hearing.add(thread)  # what follows is announced, too
+    _hearing.add(thread)
     try:
         what = _told(event, args, sys._getframe(1), is_users_file)
     finally:
@@ -158,7 +161,10 @@ def _concerns(event: str) -> bool:
 
 
 def _told(event: str, args: tuple[Any, ...], frame: FrameType, is_users_file: Callable[[str], bool]) -> str | None:
-    """The effect of an audit event, in words; None if it only reads, or is an effect of imports or compilers."""
+    """The effect of an audit event, in words. None if the event only reads, or if an import or a compiler causes it.
+
+    `frame` is the Python frame that caused the event.
+    """
     if event in _REFLECTIVE or event.startswith("ctypes."):
         caller: FrameType | None = frame
         while caller is not None and caller.f_code.co_filename in _LOOKING:
@@ -169,6 +175,7 @@ def _told(event: str, args: tuple[Any, ...], frame: FrameType, is_users_file: Ca
         return None
     if event == "mmap.__new__" and len(args) > 2 and args[2] in (mmap.ACCESS_READ, mmap.ACCESS_COPY):
         return None
+    # Search outwards for the user's line behind the event. An import or a compiler on the way is what writes.
     inner: FrameType | None = frame
     while inner is not None and not is_users_file(name := inner.f_code.co_filename):
         if name.startswith(_NOT_THE_PROGRAMS):
@@ -186,7 +193,7 @@ def _opens_to_write(path: Any, mode: str | None, flags: int | None) -> bool:
 
 
 def process_state() -> Mapping[str, Any]:
-    """The state of the process itself, which a call may change without any audit event."""
+    """The state of the process, by description. A call may change it without any audit event."""
     threads = [(x.ident, x.name, len(vars(x))) for x in threading.enumerate()]
     own = vars(threading.current_thread()).items()
     plain = {key: value for key, value in own if isinstance(value, int | float | str)}
@@ -212,7 +219,8 @@ def process_state() -> Mapping[str, Any]:
 
 
 def _open_files() -> dict[int, Any]:
-    """The identity, size and offset of each open regular file, and the waiting bytes of pipes within this process."""
+    """By file descriptor: device, inode, size and offset of an open regular file, or the number of unread bytes of a
+    pipe whose two ends this process has. Empty if the system is not Linux."""
     found: dict[int, Any] = {}
     pipes: dict[int, tuple[int, int]] = {}
     try:
@@ -220,7 +228,7 @@ def _open_files() -> dict[int, Any]:
     except (OSError, ValueError):
         return {}  # not on Linux
     for number in numbers:
-        with suppress(OSError):  # the one that listed them
+        with suppress(OSError):  # the descriptor that listed the others is closed by now
             facts = os.fstat(number)
             if stat.S_ISREG(facts.st_mode):
                 found[number] = facts.st_dev, facts.st_ino, facts.st_size, os.lseek(number, 0, os.SEEK_CUR)
@@ -233,14 +241,15 @@ def _open_files() -> dict[int, Any]:
 
 
 def _files_of_ancestors() -> set[tuple[int, int]]:
-    """Device and inode of each file that a parent process has open, too: it may write there at any time.
+    """Device and inode of each file that a parent process, or one of its parents, has open.
 
-    For example, a shell that redirects the output of a test runner, whose workers inherit the log.
+    Such a process may write there at any time. For example, a shell redirects the output of a test runner into a log,
+    which the runner's workers inherit.
     """
     found: set[tuple[int, int]] = set()
     process = os.getppid()
     while process > 0:
-        with suppress(OSError):  # another user's
+        with suppress(OSError):  # a process of another user
             for number in os.listdir(folder := f"/proc/{process}/fd"):
                 with suppress(OSError):
                     facts = os.stat(f"{folder}/{number}")
@@ -253,7 +262,8 @@ def _files_of_ancestors() -> set[tuple[int, int]]:
 
 
 def _mask_of_new_files() -> str | None:
-    """Which permissions new files lack; None where the system says so only to those that change it."""
+    """The process's umask, the permissions that new files lack, as Linux reports it. None on other systems: they only
+    return the umask to a call that sets it."""
     with suppress(OSError):
         lines = Path("/proc/self/status").read_text().splitlines()
         return next((line for line in lines if line.startswith("Umask")), None)
@@ -261,14 +271,19 @@ def _mask_of_new_files() -> str | None:
 
 
 def of_file(address: int) -> tuple[object, int]:
-    """The file that lies at an address of memory that others may share, and the byte of it; of other memory, it."""
+    """An identity for an address of memory: the file that is mapped there with sharing, and the byte in it. For any
+    other memory, the address itself.
+
+    Two mappings of a file are one memory at two addresses, and so have equal identities.
+    """
     found = next((x for x in _shared_mappings() if x.start <= address < x.end), None)
     return (found.file, found.offset + address - found.start) if found else ("memory", address)
 
 
 @dataclass(frozen=True)
 class _Mapping:
-    """Addresses from `start` to `end`, at which a file lies from its byte `offset` on; writes reach the file."""
+    """A shared mapping: the addresses from `start` to `end` are bytes of a file, from byte `offset` on. `file` is its
+    device and inode."""
 
     start: int
     end: int
@@ -277,7 +292,7 @@ class _Mapping:
 
 
 def _shared_mappings() -> list[_Mapping]:
-    """The memory of this process that others may share, or that it has twice; none where the system does not say."""
+    """The shared mappings of this process. Empty if the system has no list of them, as only Linux does."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except (OSError, ValueError):

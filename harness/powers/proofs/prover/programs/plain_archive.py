@@ -1,13 +1,14 @@
 """Reads a zip archive that every reader sees in the same way, and refuses any other.
 
 A zip file has three lists of its contents (a header before each file, a directory, and a record at the end), and
-readers differ in which they trust. Here every byte of the archive has one meaning: the files follow each other from
-byte 0 to the directory, the directory ends at the end record, which ends the archive, and all three agree.
+readers differ in the list that they trust. Here every byte of the archive must have one meaning: the files follow each
+other from byte 0 to the directory, the directory ends where the end record begins, the end record ends the archive, and
+all three lists agree.
 
     headers and files | directory | zip64 record and locator, if any | end record
 
-Refused: bytes before, between or behind these; a comment; compression, which could hide any size; encryption; the same
-name twice, also in different case; a name outside the archive; a wrong checksum.
+Refused are bytes before, between or after these parts, a comment, compression (any size could be hidden in it),
+encryption, two names that are equal or differ only in case, a name that leads out of the archive, and a wrong checksum.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class ArchiveError(ValueError):
 
 
 class _Facts(NamedTuple):
-    """The facts in a header, which must agree with those in the directory."""
+    """The facts about a file. Its header and its entry in the directory both state them, and must agree."""
 
     name: str
     flags: int
@@ -73,7 +74,7 @@ def _files_of(content: memoryview) -> Mapping[str, memoryview]:
 
 
 def _end_of(content: memoryview) -> tuple[int, int, int]:
-    """The number of files, and the start and end of the directory."""
+    """The number of files, and the positions at which the directory begins and ends."""
     if bytes(content[-22:-18]) != _END:
         raise ArchiveError("it does not end as a zip archive does")
     at_end = len(content) - 22
@@ -113,7 +114,8 @@ def _entry(content: memoryview, at: int) -> tuple[_Facts, int, int]:
 
 
 def _file(content: memoryview, at: int, told: _Facts) -> tuple[memoryview, int]:
-    """A file's bytes, and the position of the next header."""
+    """A file's bytes, and the position of the next header. `at` is the position of its own header, `told` are the facts
+    in the directory."""
     if bytes(content[at : at + 4]) != _LOCAL:
         raise ArchiveError(f"{told.name} has no header where the directory says")
     _, flags, method, _, _, checksum, stored, size, *lengths = struct.unpack_from("<5H3I2H", content, at + 4)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 LARGEST = 1 << 48
-"""Maximum elements that sizes and strides may span: more than any memory has, and small enough to multiply safely."""
+"""Maximum number of elements that sizes and strides may span: more than any memory has, and small enough to multiply
+safely."""
 
 MOST_DIMS = 64
 
@@ -57,7 +58,7 @@ def refuse_layout(sizes: Sequence[Any], strides: Sequence[Any], offset: Any, whe
 
 
 def memory_of(content: memoryview | bytes, dtype: torch.dtype, where: str) -> Tensor:
-    """Bytes as the elements of a dtype, in new memory. Raises TensorError if the length does not fit."""
+    """A tensor of one dim over a copy of these bytes. Raises TensorError if they are no elements of the dtype."""
     if len(content) % dtype.itemsize:
         raise TensorError(f"{where} has {len(content)} bytes, which are no elements of {dtype}")
     if dtype is torch.bool and bytes(content).translate(None, b"\0\1"):
@@ -68,7 +69,7 @@ def memory_of(content: memoryview | bytes, dtype: torch.dtype, where: str) -> Te
 
 
 def laid_out(memory: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int, where: str) -> Tensor:
-    """A tensor over memory. Raises TensorError if it would extend past the end."""
+    """A tensor of these sizes and strides over `memory`. Raises TensorError if it would extend past the end."""
     refuse_layout(sizes, strides, offset, where)
     is_empty = 0 in sizes
     last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))

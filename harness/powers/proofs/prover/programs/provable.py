@@ -1,13 +1,13 @@
 """A user's object as a program that can be proved: a function, a module, a graph, or an exported program.
 
-    function, module    traced as it runs on the given inputs, including backward and in-place writes. Inputs are the
-                        tensors anywhere among its arguments, by position; the parameters and buffers of modules among
-                        them, and of the function if it is a module, by name; and the state tensors of optimizers.
-                        Everything else is part of the program.
+    function, module    traced as it runs on the given inputs, including backward and in-place writes. The program's
+                        inputs are: the tensors anywhere among the arguments, by position; the parameters and buffers of
+                        modules among the arguments, and of the function if it is a module, by name; and the state
+                        tensors of optimizers. Everything else is part of the program.
     graph module        its own nodes, if these are operators; otherwise traced, node by node
     exported program    its own nodes, run only on fake values, operator by operator
 
-Open sizes come with an exported program; a function or a module is exported to have some.
+Only an exported program has open sizes. A function or a module is exported first if it shall have some.
 """
 
 from __future__ import annotations
@@ -75,19 +75,19 @@ OUTPUT, WRITTEN, LOSS = "output ", "written ", "loss"
 
 @dataclass(frozen=True)
 class Held:
-    """A program, and its inputs' original values, by name; without those that have no values."""
+    """A program, and the original values of its inputs, by name."""
 
     program: Provable
     values: Mapping[str, Any]
     keeps_less: str | None = NO_STEP
-    """The reason why the next call would read more than this call's outputs; None if there is none."""
+    """The reason why the next call may depend on more of this call than its outputs; None if it does not."""
     subject: Any = None
     """The object to call with `inputs` in a real run; None if the program is only a graph."""
     inputs: Sequence[Any] = ()
     effects: Mapping[str, Any] = field(default_factory=dict)
-    """The changes of a call other than tensors, by path, e.g. a counter or a list's length. Tensors are outputs."""
+    """The changes that a call makes, by path, such as a counter or a list's length. Changed tensors are outputs."""
     keys: Sequence[tuple[Any, ...]] | None = None
-    """The keys of each output; None if unknown."""
+    """For each output, the dictionary keys and fields that lead to it in the returned value; None if unknown."""
 
     @property
     def called(self) -> str:
@@ -113,7 +113,7 @@ def held(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any = None) -> Hel
 
 
 def is_plain(module: GraphModule) -> bool:
-    """Whether a graph only calls operators, so it needs no trace."""
+    """Whether a graph only calls operators and arithmetic on numbers, so that it can be proved without a trace."""
     return all(
         node.op in ("placeholder", "get_attr", "output")
         or (node.op == "call_function" and (isinstance(node.target, _READABLE) or node.target in known.ARITHMETIC))
@@ -126,7 +126,8 @@ _READABLE = (OpOverload, HigherOrderOperator)
 
 
 def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
-    """A copy of a graph's current state, unaffected by later changes. Its constant tensors are part of it."""
+    """The program of a graph in its current state; later changes of the graph do not affect it. Constant tensors are
+    part of the program."""
     placeholders = module.graph.find_nodes(op="placeholder")
     leaves = flattened(tuple(inputs))[0]
     if len(leaves) != len(placeholders):
@@ -144,7 +145,7 @@ def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
 
 
 def _program(module: GraphModule, names: Sequence[str], inputs: Sequence[Any], returned: Sequence[Any]) -> Provable:
-    """A program of a graph without an output node, which returns these values, by position."""
+    """The program of a graph that has no output node yet: it gets one that returns these values, named by position."""
     named = [(f"{OUTPUT}{i}", x) for i, x in enumerate(returned)]
     return _returning(module, names, inputs, named)
 
@@ -194,6 +195,8 @@ def _exported(exported: ExportedProgram | SavedProgram) -> Held:
     names: list[str] = []
     inputs: list[Any] = []
     values: dict[str, Any] = {}
+    # The graph of an exported program has no state: parameters, buffers and constants are inputs, listed in the
+    # signature. A proof keeps constants as part of the graph, since they never change.
     users = iter(flattened(exported.example_inputs)[0] if exported.example_inputs else ())
     for spec, node in zip(signature.input_specs, graph.find_nodes(op="placeholder"), strict=True):
         kind = spec.kind.name
@@ -226,6 +229,7 @@ def _exported(exported: ExportedProgram | SavedProgram) -> Held:
         (_output_name(spec, place, by_argument), env[x] if isinstance(x, Node) else x)
         for place, (spec, x) in enumerate(zip(signature.output_specs, returned, strict=True))
     ]
+    # Final values of written inputs come before the user's outputs, which are numbered from 0.
     first = sum(name.startswith(WRITTEN) for name, _ in named)
     named = [(f"{OUTPUT}{i - first}" if name == OUTPUT else name, x) for i, (name, x) in enumerate(named)]
     program = _returning(module, names, inputs, named)
@@ -238,7 +242,7 @@ _INPUTS = {"PARAMETER": PARAMETER, "BUFFER": BUFFER, "USER_INPUT": INPUT}
 
 
 def _kept(signature: Any) -> Iterator[str]:
-    """The name of each input, in order."""
+    """The name of each input of an exported program, in order."""
     count = 0
     for spec in signature.input_specs:
         is_users = spec.kind.name == "USER_INPUT"
@@ -247,7 +251,8 @@ def _kept(signature: Any) -> Iterator[str]:
 
 
 def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
-    """The name of an output; an input's final value is named after the input, as if written."""
+    """The name of an output, without its number if it is a user's. The final value of an input is named after the
+    input, as if it were written in place."""
     match spec.kind.name:
         case "USER_OUTPUT":
             return OUTPUT
@@ -270,7 +275,8 @@ def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
 
 
 def _modules(subject: Any, leaves: Sequence[Any]) -> dict[str, nn.Module]:
-    """The modules of a program by the prefix of their state: the program itself, and modules among its inputs."""
+    """The modules of a program: itself, and those among its inputs. Each comes with a prefix for the names of its
+    parameters and buffers, which is empty for a single module."""
     modules = {"": subject} if isinstance(subject, nn.Module) else {}
     inner = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
     return modules | {f"{i}." if modules or len(inner) > 1 else "": leaf for i, leaf in enumerate(inner)}
@@ -287,7 +293,8 @@ def _state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
     """The objects from which a program can reach anything, by name.
 
-    Modules and optimizers come first, so that they pair between two programs wherever they are passed.
+    Modules and optimizers come first. So the paths to what they hold start with their names, and are the same in two
+    programs that take them at different positions.
     """
     leaves = flattened(tuple(inputs))[0]
     modules = {f"module {prefix.removesuffix('.')}": x for prefix, x in _modules(subject, leaves).items()}
@@ -302,6 +309,7 @@ def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
 
 def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
     """Trace a copy of a function on a copy of its inputs, so that tracing does not change the user's objects."""
+    # Tensors themselves are not copied here: the trace runs on fake values of them.
     own = copied({"subject": subject, "inputs": tuple(inputs)}, lambda x: x)
     leaves, rebuilt = flattened(own["inputs"])
     modules = _modules(own["subject"], leaves)
@@ -360,7 +368,7 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
 
 
 def why_not_run(values: Mapping[str, Any]) -> str | None:
-    """The reason why a program with these inputs is not run; None if it is."""
+    """The reason why a program with these inputs cannot be run here; None if it can."""
     tensors = [x for x in values.values() if isinstance(x, Tensor)]
     if not all(map(has_values, tensors)):
         return "the inputs have no values"
@@ -372,9 +380,10 @@ def why_not_run(values: Mapping[str, Any]) -> str | None:
 
 
 def _failing_refused(not_run: str | None) -> AbstractContextManager[Any]:
-    """For a program that is not run: refuse it at a failing call of torch, even if the program catches the exception.
+    """Context that refuses a program at a failing call of torch, even if the program catches the exception.
 
-    A traced tensor cannot be read like a real tensor, so the trace may have taken the other branch.
+    It only does so for a program that is not run, for the reason `not_run`. Some calls fail only while they are traced,
+    such as reading a tensor's element, so the trace may have taken another branch than a run; nothing would show it.
     """
 
     def failed(what: str) -> None:
@@ -384,13 +393,17 @@ def _failing_refused(not_run: str | None) -> AbstractContextManager[Any]:
 
 
 def _line_of(error: BaseException) -> str:
-    """The innermost line of the user's code in an error's traceback."""
+    """The innermost line of the user's code in an error's traceback, in words."""
     lines = (user_line(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
     return next((line for line in reversed([*lines]) if line), "its first call")
 
 
 class _Tracing:
-    """A function that runs while it is traced; `where` is the node or line at which it stopped."""
+    """Runs a function while it is traced, and collects its outputs and effects.
+
+    `values` are the inputs by name. `rebuilt` makes the arguments from `leaves`, their flat list. `where` is the node
+    that runs, if the function is a graph.
+    """
 
     def __init__(
         self,
@@ -416,13 +429,14 @@ class _Tracing:
         self.where: str | None = None
 
     def run(self, given: list[Tensor]) -> list[Any]:
-        """Run the function with these tensors as its inputs; return its outputs and final state, flattened."""
+        """Run the function with these tensors as its inputs. Returns the tensors and sizes among `outputs`: what it
+        returned, and the changed tensors that it left."""
         by_name = self._one_for_one(given)
         tracer = cast(Any, get_proxy_mode()).tracer
         tensors = iter(x for name, x in by_name.items() if name.startswith(INPUT))
         args = self.rebuilt([next(tensors) if isinstance(x, Tensor) else x for x in self.leaves])
         recorder = OriginRecorder(next(iter(self.modules.values()), nn.Module()))
-        known = {id(x): name for name, x in reversed(by_name.items())}
+        known = {id(x): name for name, x in reversed(by_name.items())}  # the first name of a tensor wins
         with ExitStack() as stack:
             for prefix, module in self.modules.items():
                 own = {
@@ -440,6 +454,7 @@ class _Tracing:
             stack.enter_context(one_by_one())
             stack.enter_context(recorder.recording(tracer))
             stack.enter_context(backward_told(recorder.before_backward, recorder.after_backward))
+            # State is compared inside the contexts above: on leaving, they put the original tensors back.
             surroundings = Around(before, in_place=False)
             if isinstance(self.subject, GraphModule) and not runs_otherwise(self.subject):
                 found = _Named(self.subject, self, tracer).run(*args)
@@ -458,7 +473,7 @@ class _Tracing:
         return [x for _, x in self.outputs if isinstance(x, Tensor | torch.SymInt)]
 
     def _one_for_one(self, given: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The given tensors by name; two names of the same original tensor get the same tensor."""
+        """The given tensors by name. Two names of one original tensor, as with tied weights, get the same tensor."""
         first: dict[int, Tensor] = {}
         by_name = {
             name: first.setdefault(id(x), own) for (name, x), own in zip(self.values.items(), given, strict=True)
@@ -469,7 +484,8 @@ class _Tracing:
         return by_name
 
     def _refuse_replaced(self, given: Mapping[str, Tensor]) -> None:
-        """Refuse a program that replaces a parameter by another tensor: the next step would not train it."""
+        """Raise RefusedError if the program replaced a parameter by another tensor: the next step would not train that
+        tensor."""
         for prefix, module in self.modules.items():
             for name, x in module.named_parameters(remove_duplicate=False):
                 if given.get(f"{PARAMETER}{prefix}{name}", x) is not x:
@@ -477,7 +493,7 @@ class _Tracing:
                     raise RefusedError(what, where="the program")
 
     def _kept_less(self, changes: Mapping[str, Any]) -> str | None:
-        """State other than inputs that the next call would find changed, as a reason; None if there is none."""
+        """The reason why the next call would find changes other than new values of inputs; None if it would not."""
         tensors = {place: x for place, x in changes.items() if isinstance(x, Tensor)}
         optimizers = {place: x for place, x in tensors.items() if place.startswith(OPTIMIZER)}
         left = [place for place in tensors if place.startswith(f"{GRADIENT}{PARAMETER}")]
@@ -502,14 +518,14 @@ def _known(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class _Named(Interpreter):
-    """A graph run node by node; each traced call carries the name and source line of its node."""
+    """Runs a graph node by node. Each traced call gets the name of its node as its source, unless it has one."""
 
     def __init__(self, module: GraphModule, tracing: _Tracing, tracer: Any) -> None:
         super().__init__(module)
         self._tracing, self._tracer = tracing, tracer
 
     def run_node(self, n: Node) -> Any:
-        """Run a node and attach its name to all traced calls."""
+        """Run a node, and attach its name to each call that is traced meanwhile."""
         self._tracing.where = f"`{n.name}`"
         create_node = self._tracer.create_node
 

@@ -1,12 +1,13 @@
-"""Every object that a call can reach, by path; a call's changes to them; and copies on which to run it.
+"""Finds every object that a call can reach, by path; the changes that a call makes; and copies on which to run it.
 
     function, inputs ─► modules, optimizers, containers, objects, closures ─► tensors, plain values
 
-A path leads from a root to an object: `module kept[0]`, `input 1['mask']`. Two equal calls leave the same at every
+A path leads from a root to an object: `module kept[0]`, `input 1['mask']`. After two equal calls, the same is at every
 path: the same tensor or number, in the same containers, with the same objects shared.
 
-The state of an object is its attributes if its classes are written in Python; else the state that pickle keeps, as for
-an iterator or a generator of random numbers. An object without either, such as an open file, is refused.
+The state of an object is its attributes, if its classes are written in Python. For other objects, such as an iterator
+or a generator of random numbers, it is the state that pickle keeps. An object without either, such as an open file, is
+refused.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from bitproof.harness.torch_operators import is_view, storage_key
 GRADIENT = "gradient of "
 
 MOST_BYTES = 80_000_000
-"""Maximum memory for drawn values that replace missing values."""
+"""Maximum bytes of the values that are drawn for tensors without values."""
 
 Token = Any
 """An object's content as comparable data: exact numbers and texts, the kind and length of a container."""
@@ -67,9 +68,10 @@ _CachedFunction = type(functools.lru_cache(len))
 
 
 class Reached:
-    """The objects reached from `roots`, in a fixed order. `known` maps ids of tensors to their names, used as paths.
+    """The objects that can be reached from `roots`, in a fixed order.
 
-    `tokens` has the content at each path, `tensors` the tensor, and `objects` everything, including tensors.
+    `tokens` has the content at each path as comparable data, `tensors` the tensor at each path that has one, and
+    `objects` every object without its path. `known` maps the id of a tensor to its name, which becomes its path.
     """
 
     def __init__(self, roots: Mapping[str, Any], known: Mapping[int, str] | None = None) -> None:
@@ -84,7 +86,7 @@ class Reached:
             stack += reversed([*self._met(place.replace(" .", " "), x)])
 
     def _met(self, place: str, x: Any) -> Iterator[tuple[str, Any]]:
-        """Note an object and its path; yield the objects that can be reached from it."""
+        """Note an object at a path; yield path and object for each object directly inside it."""
         if (token := plain_token(x)) is not None:
             self.tokens[place] = token
             return
@@ -93,11 +95,11 @@ class Reached:
             if (name := self._known.get(id(x), place)) != place:
                 self.tokens[place] = "tensor", name
                 place = name
-        # Met before, maybe in a cycle: note the sharing, and do not descend again.
+        # The object was found before, maybe in a cycle: note the sharing, and do not descend again.
         if (first := self._first.setdefault(id(x), place)) != place or place in self.tokens:
             self.tokens.setdefault(place, ("the same as", first))
             return
-        self.objects.append(x)  # holds it, since otherwise another object could get its id
+        self.objects.append(x)  # keeps it alive; otherwise another object could get its id
         if isinstance(x, types.GeneratorType | types.CoroutineType | types.AsyncGeneratorType):
             raise RefusedError(f"{place} is a {type(x).__name__}, which no two runs can read", where="the inputs")
         self.tokens[place] = _token(x)
@@ -106,7 +108,7 @@ class Reached:
 
 
 def changed(before: Reached, after: Reached, *, without: str | None = None) -> dict[str, Token | Tensor]:
-    """The content at each path that a call changed: a new tensor, or a token; None if it is gone.
+    """By path, each change that a call made: the new tensor there, or the new token, or None if nothing is there now.
 
     Paths below the root `without` are left out.
     """
@@ -123,7 +125,8 @@ def changed(before: Reached, after: Reached, *, without: str | None = None) -> d
 
 
 def plain_token(x: Any) -> Token:
-    """A plain value exactly: -0.0 is not 0.0, and True is not 1. None for other objects."""
+    """The token of a plain value; None for other objects. Unequal values have unequal tokens: -0.0 is not 0.0, and True
+    is not 1."""
     if isinstance(x, float) and type(x) is float:
         return "float", x.hex()
     if isinstance(x, complex) and type(x) is complex:
@@ -176,7 +179,8 @@ def _token(x: Any) -> Token:
 
 
 def _is_atom(x: Any) -> bool:
-    """Whether an object is neither copied nor inspected: code, files, and objects that a process has only one of."""
+    """Whether an object is neither copied nor inspected: code, the standard streams, and objects that exist once per
+    process, such as modules and classes."""
     if isinstance(x, types.FunctionType):
         return not (x.__closure__ or x.__defaults__ or x.__kwdefaults__ or vars(x)) or is_of_compiler(x)
     if isinstance(x, _CachedFunction):
@@ -191,7 +195,7 @@ def _is_atom(x: Any) -> bool:
 
 _OF_NOBODY = (lambda: None).__code__
 _BOUND = (types.BuiltinMethodType, types.MethodWrapperType)
-"""Methods in C, as `[].append`, of the object to which they belong."""
+"""Methods written in C, bound to an object, such as `[].append`."""
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _ATOMS = (
@@ -205,7 +209,7 @@ _ATOMS = (
 
 
 def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
-    """The objects inside an object, each with its path."""
+    """Yield path and object for each object directly inside an object. Raises RefusedError if it has hidden state."""
     if _is_atom(x) or isinstance(x, torch.Generator):
         return
     match x:
@@ -278,7 +282,9 @@ _LOOKED_INTO = (
 
 
 def _has_more(kind: type) -> bool:
-    """Whether a class is written in C, so that its objects have state besides its base's and its attributes."""
+    """Whether objects of a class have state besides that of its base class and their attributes, as in a class written
+    in C."""
+    # A slot, the dictionary of attributes and the list of weak references each add a pointer; other state adds more.
     if (base := kind.__base__) is None or kind.__itemsize__ != base.__itemsize__:
         return kind is not object
     shown = [*_slots(kind), *(key for key in ("__dict__", "__weakref__") if key in vars(kind))]
@@ -289,7 +295,8 @@ _POINTER = type("_", (), {"__slots__": ("x",)}).__basicsize__ - object.__basicsi
 
 
 def _results(cached: Any) -> Iterator[Any]:
-    """The mutable results in a function's cache, found by the garbage collector. A call may add results."""
+    """The results in a cached function's cache that are neither tensors nor plain values. Only the garbage collector
+    can find them."""
     for x in gc.get_referents(cached):
         for y in x.values() if isinstance(x, dict) and x is not vars(cached) else ():
             held = gc.get_referents(y) if type(y).__name__ == "_lru_list_elem" else [y]
@@ -307,12 +314,12 @@ def _slots(kind: type) -> Sequence[str]:
     own = vars(kind).get("__slots__", ())
     keys = [key for key in ([own] if isinstance(own, str) else own) if key not in ("__dict__", "__weakref__")]
     is_private = [key.startswith("__") and not key.endswith("__") for key in keys]
-    prefix = f"_{kind.__name__.lstrip('_')}"  # Python's name for what only the class's own code names
+    prefix = f"_{kind.__name__.lstrip('_')}"  # Python stores `__key` of a class C as `_C__key`
     return [f"{prefix}{key}" if private else key for key, private in zip(keys, is_private, strict=True)]
 
 
 def _reduced(x: Any) -> tuple[Any, ...] | None:
-    """Pickle's parts of an object; None if it cannot be pickled, e.g. a lock."""
+    """The parts of an object that pickle would store; None if it cannot be pickled, such as a lock."""
     try:
         reducer = copyreg.dispatch_table.get(type(x))
         found = x.__reduce_ex__(4) if reducer is None else reducer(x)
@@ -342,12 +349,14 @@ def _optimizers(place: str, x: Optimizer, known: Mapping[int, str]) -> Iterator[
 def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """A copy of the objects, with sharing preserved and `tensor(x)` in place of each tensor.
 
-    Raises RefusedError unless the copy is the same at every path. Python's own deepcopy leaves out attributes that
-    classes leave out of a pickle, as optimizers do, and shares functions' closures. Here functions are copied with
-    their closures.
+    Raises RefusedError unless the copy is the same at every path. Python's own deepcopy would not do: it leaves out
+    attributes that a class leaves out of its pickle, as optimizers do, and it does not copy functions, so copies would
+    share their closures.
     """
     reached = Reached(roots)
     _refuse_shared([*reached.objects, *Reached(_around(reached.objects)[0]).objects])
+    # deepcopy takes the copy of an object from `memo`, by id. So objects that it would copy differently are put there
+    # first. Functions, modules and optimizers start empty and are filled by `later`, as they may refer to each other.
     memo: dict[int, Any] = {}
     later: list[Callable[[], None]] = []
     try:
@@ -385,7 +394,8 @@ def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict
 
 
 def _refuse_shared(objects: Sequence[Any]) -> None:
-    """Raise RefusedError if an array or buffer shares memory with another one or a tensor: copies would not."""
+    """Raise RefusedError if an array or buffer shares memory with another one, or with a tensor: their copies would
+    not share it."""
     spans: dict[int, tuple[Any, object, int, int]] = {}
     for x in objects:
         try:
@@ -397,7 +407,7 @@ def _refuse_shared(objects: Sequence[Any]) -> None:
                 begin, end = numpy.lib.array_utils.byte_bounds(octets)
                 size = end - begin
         except (TypeError, ValueError, RuntimeError):
-            continue  # no buffer
+            continue  # not an object with a buffer
         if size:
             spans[id(x)] = (x, *of_file(begin), size)
     for x, where, begin, size in spans.values():
@@ -428,7 +438,7 @@ def _function(x: types.FunctionType, memo: dict[int, Any], later: list[Callable[
 
 
 def _object(x: Any, memo: dict[int, Any], later: list[Callable[[], None]]) -> Any:
-    """An object of the same class, which gets copies of all attributes."""
+    """An empty object of the same class. `later` gets a function that fills in copies of all attributes."""
     made = object.__new__(type(x))
     later.append(lambda: vars(made).update({key: copy.deepcopy(value, memo) for key, value in vars(x).items()}))
     return made
@@ -443,14 +453,17 @@ def _attributes(x: Tensor, memo: dict[int, Any]) -> None:
 
 
 class Memories:
-    """Copies of tensors; tensors that share memory have copies that share memory, with the same layouts."""
+    """Copies tensors. Tensors that share memory get copies that share memory, with the same layouts.
+
+    `made` maps the id of a tensor to its copy.
+    """
 
     def __init__(self) -> None:
         self._copies: dict[int, Any] = {}
         self.made: dict[int, Tensor] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The copy. Raises RefusedError for a tensor that is not plain memory."""
+        """The copy of a tensor. Raises RefusedError for a tensor that is not plain memory."""
         name = f"a {type(x).__name__} of shape {list(x.shape)}"
         if hooks_of_gradients(x):
             raise RefusedError(f"{name} has hooks on its gradient, which no graph shows", where="the inputs")
@@ -469,9 +482,9 @@ class Memories:
 
 
 def valued(roots: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The same objects, with zeros on the CPU in place of tensors without values.
+    """A copy of the objects that has zeros on the CPU in place of tensors without values.
 
-    None if all have values, or if the missing values would be too large. Raises RefusedError.
+    None if all tensors have values, or if the zeros would need more than MOST_BYTES. Raises RefusedError.
     """
     lacking = {id(x): x for x in Reached(roots).objects if isinstance(x, Tensor) and not has_values(x)}
     if not lacking or sum(x.untyped_storage().nbytes() for x in lacking.values()) > MOST_BYTES:
@@ -493,7 +506,7 @@ def valued(roots: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def has_values(x: Any) -> bool:
-    """Whether this is a tensor with values, not a fake or meta tensor."""
+    """Whether an object is a tensor with values: no fake tensor, and not on the meta device."""
     return isinstance(x, Tensor) and not isinstance(x, FakeTensor) and x.device.type != "meta"
 
 
@@ -501,10 +514,11 @@ def has_values(x: Any) -> bool:
 
 
 class Around:
-    """The current values of global variables and class attributes that a user's functions and methods name.
+    """A snapshot of the global state around a program: variables and class attributes that the user's code names, and
+    the state of the process.
 
-    Copies do not have them, so a call that changes or adds any is refused. `in_place` is false while tracing, when no
-    such object can be written.
+    Copies of a program share this state with the original, so a call that changes any of it is refused. `in_place` is
+    false while tracing: then no values of tensors in such variables can change, and they are not compared.
     """
 
     def __init__(self, reached: Reached, *, in_place: bool = True) -> None:
@@ -519,7 +533,7 @@ class Around:
         self._bits = {place: x.detach().clone() for place, x in real.items() if x.device.type != "meta"}
 
     def refuse_changes(self) -> None:
-        """Raise RefusedError for the first variable that a call has changed."""
+        """Raise RefusedError for the first part of the state that has changed since the snapshot."""
         added = (
             f"the variable {name}{key}"
             for name, space, before in self._variables
@@ -545,9 +559,9 @@ class Around:
 
 
 def _loggers() -> dict[str, Token]:
-    """The state of each logger. Any code finds them by name, and may keep a count in the number of handlers.
+    """The state of each logger, by name. Any code can find a logger by name, and keep a count in its handlers.
 
-    Those of installed packages are left out: torch removes a handler when it first logs a trace.
+    Loggers of installed packages are left out: torch removes a handler when it first logs a trace.
     """
     known = [logging.root, *logging.Logger.manager.loggerDict.values()]
     loggers = {x.name: x for x in known if isinstance(x, logging.Logger)}
@@ -559,7 +573,7 @@ def _loggers() -> dict[str, Token]:
 def _logger_state(x: logging.Logger) -> Token:
     handlers = [(type(y).__qualname__, y.level, len(y.filters)) for y in x.handlers]
     if x is logging.root and len(handlers) < 2:
-        handlers = []  # `logging.info` gives the root its first handler
+        handlers = []  # the first `logging.info` of a process adds a handler to the root
     return x.level, x.disabled, x.propagate, handlers, len(x.filters)
 
 
@@ -570,8 +584,8 @@ _PYTHONS = ("__annotations__", "__builtins__", "__warningregistry__", "__abstrac
 
 
 def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Mapping[str, Any]]]]:
-    """The variables that a user's code names around these objects, and the namespaces there: of classes, and of other
-    packages' objects that the code names."""
+    """The variables that the user's code around these objects names, by name; and named namespaces, whose entries are
+    only compared by identity: those of the objects' classes, and of installed packages' objects that the code names."""
     found: dict[str, Any] = {}
     spaces: dict[int, tuple[str, Mapping[str, Any]]] = {}
     seen: set[int] = set()
@@ -621,7 +635,8 @@ def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Map
 
 
 def _refuse_unreadable(function: types.FunctionType) -> None:
-    """Raise RefusedError for a user's function that reads state which any code may change and no comparison sees."""
+    """Raise RefusedError if a user's function uses a name of _UNREADABLE: it may then read state that any code can
+    change, and that is not compared."""
     names = {*function.__code__.co_names}
     for word, beside in _UNREADABLE.items():
         if word in names and (not beside or beside & names):
@@ -630,15 +645,18 @@ def _refuse_unreadable(function: types.FunctionType) -> None:
 
 
 _UNREADABLE = {"__subclasses__": set[str](), "metadata": {"grad_fn", "next_functions", "get_gradient_edge"}}
-"""Attributes, and names that must be beside them: `metadata` counts beside `grad_fn`, as an autograd node's."""
+"""Attributes that give access to such state. If names are listed, the function must use one of them as well: `metadata`
+only counts together with `grad_fn` and the like, as an attribute of an autograd node."""
 
 
 def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
-    """The globals that a function's code names, and the named variables of modules among them.
+    """Yield name, value and a flag for each global that a function's code names, and for each variable of a module that
+    it names. The flag says whether the variable is a user's.
 
-    Each has a flag: whether it is a user's. Code that reads variables by text, as `globals()["count"]`, may mean any
-    container there.
+    Code that reads variables by text, as `globals()["count"]`, may mean any variable. For such code every container is
+    yielded as well.
     """
+    # `names` has every name in the code, `asked` the globals that it loads, and the first attribute that it takes.
     names, codes = set[str](), [function.__code__]
     asked = set[str]()
     while codes:
@@ -666,8 +684,9 @@ def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
         name, module = waiting.pop()
         is_users = is_users_file(str(getattr(module, "__file__", None) or _INSTALLED[0]))
         is_users = is_users or _is_users_module(module.__name__)
-        is_users = is_users and type(module) is types.ModuleType  # torch.ops.aten says that its file is _ops.py
-        if not is_users and type(module) is types.ModuleType:  # others, as torch.ops.aten, look names up when asked
+        # torch.ops.aten is of another class, and creates attributes on access, so such modules are not read.
+        is_users = is_users and type(module) is types.ModuleType
+        if not is_users and type(module) is types.ModuleType:
             yield name, module, False
         for key in sorted({*names, *(vars(module) if is_users and by_text else ())}):
             value = vars(module).get(key)
@@ -685,7 +704,7 @@ _NAMESPACES = {"f_globals", "__globals__"}
 
 
 def _is_container(name: str, x: Any) -> bool:
-    """Whether a variable is one that code may change in place."""
+    """Whether a variable is a container that code may change in place."""
     kinds = (dict, list, set, collections.deque, bytearray, numpy.ndarray, Tensor)
     return isinstance(x, kinds) and not name.startswith("__")
 
@@ -705,7 +724,7 @@ def _is_users_module(name: str) -> bool:
 
 
 def is_users_file(path: str) -> bool:
-    """Whether code of this file is the caller's, neither of an installed package nor ours."""
+    """Whether a file is the user's: neither of an installed package nor of bitproof."""
     # An environment may lie over others (`pip install --user`, `venv --system-site-packages`), each with a folder.
     return not path.startswith(_INSTALLED) and _FOLDERS_OF_PACKAGES.isdisjoint(path.split(os.sep)[:-1])
 
@@ -717,4 +736,4 @@ _INSTALLED = (
     *(os.path.dirname(path) + os.sep for path in (torch.__file__, harness.__file__, _PACKAGE)),
     "<frozen",
 )
-"""Folders of code that is not the caller's. Interactive code and code made by `exec` are the user's."""
+"""Folders of code that is not the user's. Interactive code and code made by `exec` are the user's."""

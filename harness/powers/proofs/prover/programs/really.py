@@ -1,15 +1,15 @@
 """Really runs a program, and compares it with its own graph.
 
-A proof is about a graph. That the graph matches the function is not proved but tried: on copies of the given inputs,
-and of random inputs, from the same state of the random generators, with the caller's threads, precision, autocast and
-gradients. Compared are
+A proof is about a graph. That the graph does what the function does is not proved, but tried: both run on copies of the
+given inputs, and on random inputs. They start from the same state of the random generators, with the caller's threads,
+precision, autocast and gradients. Afterwards these must agree:
 
-1. the returned values, and the bits of every input afterwards;
-2. all reachable changes: gradients, attributes, containers, optimizer state;
-3. random generators and the switches of the process.
+1. the returned values, and the bits of every input;
+2. all changes of reachable objects: gradients, attributes, containers, optimizer state;
+3. the random generators and the switches of the process.
 
-Any difference refuses the proof, whatever its cause: an operator that traces as another, a fast path that tracing
-turns off, memory that is exchanged, a hook. If the next step is claimed as well, a second step follows the first.
+Any difference refuses the proof, whatever its cause: an operator that is traced as another, a fast path that tracing
+turns off, memory that is exchanged, a hook. If the proof also claims the next step, a second step follows the first.
 """
 
 from __future__ import annotations
@@ -40,28 +40,29 @@ from bitproof.harness.powers.proofs.prover.programs.reachable import (
 from bitproof.harness.torch_compat import flattened
 
 SEED = 0x5EED_0FB1_7500_F00D
-"""Initial seed of random generators; a program that sets its own seed then ends in another state than its graph."""
+"""Seed of the random generators before a run. It is unusual, so a program that sets a seed of its own ends in another
+generator state than its graph."""
 
 
 def not_run(held: Held) -> str | None:
-    """The reason why a program is not run; None if it is run, or is only a graph."""
+    """The reason why a program cannot be run; None if it can, or if it is only a graph."""
     if held.subject is None:
         return None
     return why_not_run(held.values)
 
 
 def check_run(held: Held, drawn: Mapping[str, Any] | None = None, *, num_steps: int = 1) -> None:
-    """Run a program and its graph on the given inputs, or on `drawn` inputs, step after step.
+    """Run a program and its graph on the given inputs, or on `drawn` inputs, for some steps, and compare them.
 
     Raises RefusedError, which names the first difference, and NotEvaluatedError if the graph cannot be computed. Drawn
-    inputs on which both fail show nothing.
+    inputs on which both fail are no difference.
     """
     before = Switches.now()
     try:
         unlike, outputs = _difference(held, drawn, num_steps)
         if unlike is not None:
-            # Memory that neither writes holds anything, such as an earlier run's values. It is filled only if outputs
-            # of the program or of its graph vary with it.
+            # Uninitialized memory may hold anything, such as values of an earlier run, and explain the difference. So
+            # both run again with such memory filled. If that changes outputs, the second comparison counts.
             with filling_memory():
                 again, filled = _difference(held, drawn, num_steps)
             reads_old_memory = not all(map(same_value, outputs, filled))
@@ -74,7 +75,7 @@ def check_run(held: Held, drawn: Mapping[str, Any] | None = None, *, num_steps: 
 
 @dataclass
 class _Call:
-    """A call: outputs by name, changes by path, and the generator's state afterwards."""
+    """A real call: its outputs by name, its changes by path, and the generator's state afterwards."""
 
     outputs: dict[str, Any]
     changes: dict[str, Any]
@@ -82,7 +83,7 @@ class _Call:
 
 
 def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> tuple[str | None, list[Any]]:
-    """The first difference between a program and its graph in words, and the values returned by both."""
+    """The first difference between a program and its graph in words, or None; and the values that both returned."""
     memories = Memories()
     world = copied({"subject": held.subject, "inputs": tuple(held.inputs)}, memories)
     named = {name: memories.made[id(x)] for name, x in held.values.items() if isinstance(x, Tensor)}
@@ -90,6 +91,7 @@ def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> 
         fill(named, drawn)
     originals = {name: x for name, x in held.values.items() if isinstance(x, Tensor)}
     kept = {name: x.detach().clone() for name, x in originals.items()}
+    # The program runs on copies, the graph on the values that the copies have before the step.
     runs = _Real(world, named)
     found: list[Any] = []
     torch.manual_seed(SEED)
@@ -134,7 +136,7 @@ def _graph_fails(held: Held, given: Sequence[Any]) -> bool:
 
 
 def _by_output(returned: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
-    """Each output's values by rank."""
+    """The results of a graph regrouped: for each output, its value on each rank."""
     return [*zip(*returned, strict=True)]
 
 
@@ -147,7 +149,7 @@ def _own(x: Tensor | None, value: Any) -> Any:
 
 
 def fill(named: Mapping[str, Tensor], drawn: Mapping[str, Any]) -> None:
-    """Write these values into the tensors of the same names."""
+    """Write the values of `drawn` into the tensors of the same names."""
     with torch.no_grad():
         for name, x in named.items():
             if isinstance(value := drawn.get(name), Tensor):
@@ -168,7 +170,7 @@ class _Real:
         return Reached(roots_of(self._subject, self._inputs) | more, self._known)
 
     def now(self, name: str) -> Tensor | None:
-        """The tensor that currently has an input's path."""
+        """The tensor that is currently at the path of an input: a step may have replaced the original."""
         return self._last.tensors.get(name, self.named.get(name))
 
     def step(self) -> _Call:
@@ -195,7 +197,8 @@ class _Real:
         return _Call(outputs, changes, generator)
 
     def _refuse_attributes(self, outputs: Mapping[str, Any]) -> None:
-        """Refuse a new tensor that carries another value: `y.aux = x * 2`, or a gradient. It is no output."""
+        """Raise RefusedError if a new output carries another value, such as `y.aux = x * 2` or a gradient: that value
+        is no output, so nothing would compare it."""
         for name, x in outputs.items():
             if not isinstance(x, Tensor) or id(x) in self._known:
                 continue
@@ -208,7 +211,10 @@ class _Real:
 def _unlike(
     held: Held, real: _Call, outputs: Mapping[str, Any], memory: Mapping[str, Any], generator: Tensor, runs: _Real
 ) -> str | None:
-    """The first difference between a program's run and its graph, in words."""
+    """The first difference between a program's run and its graph's run, in words; None if there is none.
+
+    `outputs`, `memory` and `generator` are the graph's: outputs by name, final values of inputs, generator state.
+    """
     told = {name for name, _ in held.program.others} | {*outputs}
     returned = {name for name in told if name.startswith(OUTPUT)}
     if returned != {*real.outputs}:

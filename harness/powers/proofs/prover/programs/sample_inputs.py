@@ -1,9 +1,9 @@
 """The inputs with which a program was exported, read without unpickling them.
 
-torch.save writes a zip with a pickle, which describes the nesting of tensors, and the tensors' bytes. A pickle is a
-program. Here only its instructions for tuples, lists, dictionaries, numbers, texts and tensors run. The name of a class
-or a function stays a text: `_rebuild_tensor_v2` and an empty OrderedDict are recognized by name, and not called. A
-tensor is laid out over its bytes, like weights.
+torch.save writes a zip that contains the tensors' bytes, and a pickle that describes how the tensors are nested. A
+pickle is a program. Here only its instructions for tuples, lists, dictionaries, numbers, texts and tensors run. The
+name of a class or a function stays a text: `_rebuild_tensor_v2` and an empty OrderedDict are recognized by name, and
+not called. A tensor is laid out over its bytes, like weights.
 
 A container that is used twice is refused: it could contain itself, or grow exponentially when it is walked.
 """
@@ -62,11 +62,11 @@ class _Global:
 
 
 class _Mark:
-    """The start of a container's items on the stack."""
+    """A mark on the stack: the items of a container come after it."""
 
 
 def read(content: memoryview) -> tuple[Any, Any]:
-    """The positional and named inputs. Raises SampleError or ArchiveError."""
+    """The positional and the named inputs in a file's content. Raises SampleError or ArchiveError."""
     files = {name.partition("/")[2]: data for name, data in files_of(bytes(content)).items()}
     if bytes(files.get("byteorder", b"little")) != b"little" or "data.pkl" not in files:
         raise SampleError("its sample inputs were not written by torch.save on this kind of machine")
@@ -77,7 +77,7 @@ def read(content: memoryview) -> tuple[Any, Any]:
 
 
 class _Machine:
-    """Interprets a pickle, on data only."""
+    """Interprets a pickle without running any of its code: it only builds containers and tensors."""
 
     def __init__(self, files: Mapping[str, memoryview]) -> None:
         self.files = files
@@ -151,7 +151,10 @@ class _Machine:
         return self.stack[-1]
 
     def _checked(self, items: Any, inner: list[Any], holder: Any = None) -> Any:
-        """The items, if their container is not nested too deep and none is a mark."""
+        """The items unchanged. Raises SampleError if one is a mark, or if their container is nested too deep.
+
+        `inner` are the values among the items, `holder` is their container unless it is `items`.
+        """
         if any(isinstance(x, _Mark) for x in inner):
             raise SampleError("its sample inputs are damaged: a container without items")
         depth = 1 + max((self.depths.get(id(x), 0) for x in inner), default=0)
@@ -169,7 +172,7 @@ class _Machine:
         return value
 
     def _memory(self, told: Any) -> Tensor:
-        """A tensor's bytes, by their persistent id."""
+        """The memory of a tensor, as a tensor of one dim, from the persistent id in the pickle."""
         kind, storage, key, _, num = told
         if kind != "storage" or not isinstance(storage, _Global) or storage.name not in _STORAGES:
             raise SampleError("its sample inputs have a tensor of another kind of memory")

@@ -1,7 +1,8 @@
 """Read sizes such as `Add(Mul(Integer(2), Symbol('s77', positive=True, integer=True)), Integer(1))` without evaluation.
 
-Python's parser only builds a syntax tree, and only calls of known names are accepted. A size of an input is a sum of
-products of symbols and numbers; sizes computed by calls may be more complex, and are checked but not used.
+Python's parser only builds a syntax tree, and only calls of known names are accepted. A size of an input must be a sum
+of products of symbols and numbers. Sizes that the graph's calls compute may be more complex: they are checked, but not
+used.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ class ExpressionError(ValueError):
 
 
 def check_expression(text: str) -> None:
-    """Raise ExpressionError unless a text only calls known functions on symbols and numbers."""
+    """Raise ExpressionError unless a text consists of calls of known functions on symbols and numbers."""
     _check(_parsed(text), text)
 
 
 class OpenSizesOfFile:
-    """The open sizes of a file: each symbol gets a new symbol, with the file's bounds."""
+    """The open sizes of a file. Each symbol of the file becomes a new symbol of `shape_env`, with the file's bounds."""
 
     def __init__(self, shape_env: ShapeEnv, ranges: Field) -> None:
         self._shape_env = shape_env
@@ -52,7 +53,7 @@ class OpenSizesOfFile:
             self._bounds(bounds)
 
     def size(self, field: Field) -> Any:
-        """A number, or a sum of products of new symbols."""
+        """A size of the file, as a number or a sum of products of new symbols."""
         kind, told = field.one_of(("as_int", "as_expr"))
         if kind == "as_int":
             return told.integer()
@@ -77,7 +78,7 @@ class OpenSizesOfFile:
             own = self._symbols[name] = self._shape_env.create_unbacked_symint()
             bounds = self._ranges.get(name)
             least, most = (0, None) if bounds is None else self._bounds(bounds)
-            promise(own >= max(least, 2))  # torch compiles for sizes 0 and 1 apart, and a proof is for others
+            promise(own >= max(least, 2))  # torch treats sizes 0 and 1 separately; a proof does not cover them
             promise(own <= (LARGEST_SIZE if most is None else most)) if most is not None else None
         return self._symbols[name]
 
@@ -109,7 +110,10 @@ def _check(node: ast.expr, text: str) -> None:
 
 
 def _taken_apart(node: ast.expr, text: str, known: set[str]) -> tuple[str, list[Any]]:
-    """A call's function and arguments; for a symbol its name, for a number its value."""
+    """The function's name and the arguments of a call in a syntax tree.
+
+    The arguments of a symbol are its name, those of a number its value. Raises ExpressionError for any other syntax.
+    """
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in known:
         raise _no_sum(text)
     name, args = node.func.id, node.args

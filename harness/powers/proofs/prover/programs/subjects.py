@@ -4,10 +4,10 @@
     assert found.verdict == "PROVED", found
     found.answers            for each output: verdict, reason or first differing calls, witness
 
-Parameters and buffers of both pair by name, inputs and outputs by position; a value written into an input is an
-output, too. A proof holds for all values of inputs, and of parameters and buffers that both sides share, of these
-shapes, or of all sizes within the stated bounds. Parameters with different bits on the two sides are refused: the
-programs would differ, and a proof could not show it.
+Parameters and buffers of the two sides are paired by name, inputs and outputs by position. A value written into an
+input is an output as well. A proof holds for all values of inputs, parameters and buffers of these shapes, or of all
+sizes within the stated bounds, as long as the two sides have equal parameters and buffers. If parameters have different
+bits on the two sides, the proof is refused: the programs would differ, and the proof would not show it.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ from bitproof.harness.torch_compat import has_open_sizes
 from bitproof.harness.torch_operators import storage_key
 
 NUM_SETS = 2
-"""Number of random input sets on which both are computed, in addition to the given inputs."""
+"""Number of sets of random inputs on which both programs are computed, in addition to the given inputs."""
 
 
 def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> PairProof:
-    """Prove that `f` and `g` compute equal bits; if not, state for each output why, or how the two were seen to differ.
+    """Prove that `f` and `g` compute equal bits. The result has an answer for each output: if it is not proved, the
+    reason, or how the two were seen to differ.
 
-    Each is a function or a module that takes `inputs`, a graph module, or an exported program, which has its own
-    inputs. Inputs are nested tuples, lists and dictionaries of tensors, modules, and any other objects, which become
-    part of the program. With `dynamic_shapes`, as in `torch.export.export`, both are exported with these sizes open.
+    `f` and `g` are functions or modules that take `inputs`, graph modules, or exported programs, which have their own
+    inputs. `inputs` may be nested tuples, lists and dictionaries. Tensors, modules and optimizers in them are inputs of
+    the proof; any other object becomes part of the program. With `dynamic_shapes`, as in `torch.export.export`, both
+    are exported with these sizes open.
 
     No error is raised if a proof is impossible: the verdict is REFUSED, with the node and the reason.
     """
@@ -61,9 +63,10 @@ def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> Pai
 
 
 def _with_values(f: Any, g: Any, inputs: Sequence[Any]) -> PairProof | None:
-    """The proof of programs whose tensors have no values, e.g. on the meta device, on drawn values.
+    """The proof of programs some of whose tensors have no values, such as tensors on the meta device. Values are drawn
+    for these.
 
-    None if all have values, if there are too many, or if the programs cannot be traced this way.
+    None if all tensors have values, if the drawn values would be too large, or if the programs cannot be traced so.
     """
     try:
         world = valued({"f": f, "g": g, "inputs": tuple(inputs)})
@@ -87,7 +90,7 @@ def _proved(one: Held, other: Held) -> PairProof:
 
 
 def _unforeseen(error: Exception) -> str:
-    """An unexpected exception: its message, and the line that raised it."""
+    """The reason of a refusal by an unexpected exception: its message, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     what = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
     where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else "an unknown line"
@@ -95,10 +98,8 @@ def _unforeseen(error: Exception) -> str:
 
 
 def prove_held(one: Held, other: Held) -> PairProof:
-    """Prove two programs, then compute them on their own values and on random values.
-
-    Both are also really run, unless they are seen to differ.
-    """
+    """Prove two programs, and compute their graphs on their own values and on random values. The programs themselves
+    are run as well, unless the graphs were refused as a whole."""
     found = prove_programs(one.program, other.program, lambda: _sets(one), must_read=())
     if found.proof is None or found.graphs is None:
         return found
@@ -110,7 +111,8 @@ def prove_held(one: Held, other: Held) -> PairProof:
 
 
 def really_run(found: PairProof, one: Held, other: Held) -> PairProof:
-    """Refuse a proof about graphs that differ from their programs."""
+    """Run both programs, and return the proof `found`: refused if a program does something else than its graph; with
+    `not_run` set if a program could not be run."""
     if not_runnable := not_run(one) or not_run(other):
         return replace(found, not_run=not_runnable)
     like = dict(zip(one.program.names, one.program.inputs, strict=True))
@@ -135,7 +137,7 @@ def _refused(found: PairProof, reason: str) -> PairProof:
 
 
 def _check_keys(one: Held, other: Held) -> None:
-    """Check that outputs returned under keys have the same keys on both sides."""
+    """Raise RefusedError if an output is returned under different dictionary keys or fields on the two sides."""
     for place, (x, y) in enumerate(zip(one.keys or (), other.keys or (), strict=False)):
         if x and y and x != y:
             names = ["".join(keys) for keys in (x, y)]
@@ -144,7 +146,8 @@ def _check_keys(one: Held, other: Held) -> None:
 
 
 def _check_effects(one: Held, other: Held) -> None:
-    """Check that both calls leave their effects, other than outputs, at the same paths."""
+    """Raise RefusedError unless both calls leave their effects other than outputs at the same paths, with equal values
+    of all that are no tensors."""
     lefts = [
         dict.fromkeys([*(x for x in side.program.outputs if _is_left(x, side)), *side.effects]) for side in (one, other)
     ]
@@ -168,7 +171,7 @@ def _is_left(name: str, side: Held) -> bool:
 
 
 def _check_state(one: Held, other: Held) -> None:
-    """Check that parameters and buffers with values on both sides have the same bits."""
+    """Raise RefusedError if a parameter, buffer or gradient has different bits on the two sides. It may lack values."""
     for name in one.values.keys() & other.values.keys():
         x, y = one.values[name], other.values[name]
         is_kept = name.startswith((PARAMETER, BUFFER, GRADIENT)) and has_values(x) and has_values(y) and x is not y
@@ -178,10 +181,10 @@ def _check_state(one: Held, other: Held) -> None:
 
 
 def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None:
-    """The reason why the memory of inputs is unsupported; None if it is supported.
+    """The reason why a proof does not hold for inputs at these addresses; None if it does.
 
-    An input may not start inside a 64-byte line, and two inputs may not share memory that a program writes. NumPy
-    arrays may do both, and a file that is mapped twice is one memory at two addresses.
+    An input must start at a multiple of 64 bytes, and two inputs must not share memory that a program writes. Tensors
+    over NumPy arrays may violate both. A file that is mapped twice is one memory at two addresses.
     """
     spans: dict[str, tuple[object, int, int]] = {}
     for name, x in values.items():
@@ -204,7 +207,7 @@ def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None
 
 
 def _written_inputs(graph: Graph) -> set[str]:
-    """The inputs whose memory a call writes, or whose final value is an output."""
+    """The names of inputs whose memory a call writes, or whose final value is an output."""
     memories = {x.storage for call in graph.calls if call.writes for x in call.results}
     inputs = [(call.name, x) for call in graph.calls if call.op == "input" for x in call.results]
     returned = {name.removeprefix(WRITTEN) for name, _ in graph.outputs if name.startswith(WRITTEN)}
@@ -226,7 +229,8 @@ def _all_closed(like: Mapping[str, Any]) -> bool:
 
 
 def _span(x: Any) -> int:
-    """The number of elements of a tensor's memory, which long strides make larger than the tensor."""
+    """The number of elements from a tensor's first to its last in memory. With large strides it exceeds the number of
+    the tensor's elements."""
     if not isinstance(x, Tensor) or not _is_closed(x) or 0 in x.shape:
         return 0
     return 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
@@ -237,9 +241,9 @@ def _is_closed(x: Tensor) -> bool:
 
 
 def random(like: Mapping[str, Tensor], values: Mapping[str, Any], seed: int) -> Sequence[Any]:
-    """Random inputs of these layouts, with magnitudes far enough apart to expose rounding.
+    """Random inputs of the layouts of `like`. Their magnitudes are far enough apart to expose a different rounding.
 
-    The original values are kept for integers, which may be indices, and for an optimizer's state, which may be counts.
+    Integers keep their values from `values`, since they may be indices; so does optimizer state, which may be counts.
     """
     generator = torch.Generator().manual_seed(seed)
     found = []

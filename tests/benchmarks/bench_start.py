@@ -44,6 +44,7 @@ from bitproof.harness.execute.torchrun.peers import Peers
 from bitproof.harness.execute.torchrun.rendezvous import Rendezvous
 from bitproof.harness.torch_compat import import_tracing
 from bitproof.reference.parallel.mesh import Mesh, join_groups, leave_groups
+from tests.figures import figure
 
 QUANTITIES = {
     "rank 0 meets": "rank 0's CPU seconds until all have come and were compared",
@@ -165,7 +166,8 @@ def at(coefficients: np.ndarray[Any, Any], size: int) -> float:
     return float(coefficients @ np.array([1.0, size, size * size]))
 
 
-def main() -> None:
+def main() -> int:
+    """Measure, extrapolate, print; 1 if the most ranks take longer than the goal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="2,4,8,16,32,64")
     parser.add_argument("--to", default="128,256,512,1024")
@@ -184,6 +186,7 @@ def main() -> None:
         each = {key: at(fits[key], size) for key in QUANTITIES}
         seconds = each["rank 0 meets"] + max(each["the store"], each["a rank joins"])
         rows.append([size, "extrapolated", *each.values(), seconds])
+    slowest = rows[-1][-1]
     print(f"\nEach rank says {told / 1024:.1f} KiB of what it is made of. Seconds of measured rows are those of this")
     print(f"machine's {os.cpu_count()} cores, on which all ranks ran.\n")
     print(tabulate(rows, headers=["ranks", "", *QUANTITIES, "seconds"], tablefmt="github", floatfmt=".3g"))
@@ -196,7 +199,8 @@ def main() -> None:
         )
     print()
     print(tabulate(checks, headers=["", "what it is", "fit", "foretold"], tablefmt="github", floatfmt=".2f"))
+    return figure("bench.start", slowest)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

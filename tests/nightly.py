@@ -159,7 +159,8 @@ class Night:
         finally:
             with log.open(errors="replace") as lines:
                 figures = printed_figures(lines, goal.name)
-            if problem is None and status:
+            is_missed = len(figures) == 1 and not goal.is_held(figures[0])
+            if problem is None and status and not is_missed:
                 problem = f"exit status {status}"
             if problem is None and len(figures) != 1:
                 problem = f"{len(figures) or 'no'} FIGURE lines, expected 1"

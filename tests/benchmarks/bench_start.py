@@ -39,6 +39,7 @@ from tabulate import tabulate
 
 from bitproof.harness.capture.made_of import Facts, facts_of_process
 from bitproof.harness.case import Parallelism
+from bitproof.harness.execute.requests import MadeOf
 from bitproof.harness.execute.torchrun.messages import Hello
 from bitproof.harness.execute.torchrun.peers import Peers
 from bitproof.harness.execute.torchrun.rendezvous import Rendezvous
@@ -101,7 +102,7 @@ def _rank(rank: int, size: int, port: int, facts: Facts, folder: Path) -> dict[s
     spool.mkdir()
     began = Used.now()
     peers = Peers(rank, size, spool)
-    rendezvous = Rendezvous(peers, 600.0, lambda is_gone: facts)
+    rendezvous = Rendezvous(peers, 600.0, lambda is_gone: MadeOf(facts))
     hello = Hello(token="", rank=rank, world_size=size, node=f"node{rank // 8}", run_dir=str(spool))
     if rank:
         rendezvous.come(hello)

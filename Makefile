@@ -1,5 +1,5 @@
 # `make run` and `make test` set up what they need, on a machine with Python 3.11 and pip.
-# `make cuda-wheel` and `make nightly` do so too, in environments of several GB that they keep for the next time.
+# `make cuda-wheel`, `make nightly` and `make weekly` do so too, in environments of several GB that they keep for the next time.
 
 PYTHON ?= python3
 VENV := .venv
@@ -17,7 +17,7 @@ OTHER_KINDS := (experts_seq_flex and not regional and not marked) or loop_kept_g
 
 LOCK_UV := uv
 
-.PHONY: lock run cases every-case abroad wild chaos docs test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-graphs cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases published faults sensitivity fuzz soak nightly clean
+.PHONY: lock run cases every-case abroad wild chaos docs test test-fast test-slow check bench operators cuda-wheel cuda-lane cuda-lane-debug cuda-graphs cuda-indices cuda-wheel-lane cuda-kernels sum-orders long-cases published faults sensitivity fuzz soak nightly weekly abroad-cases abroad-blame lane-oldest lane-newest clean
 
 run: $(VENV)/ready          ## the three cases, 20 steps on 8 ranks, and three that see more; the report goes to reports/latest
 	$(BIN)/bitproof run -k '$(CASES) or $(SIGHT)'
@@ -26,7 +26,7 @@ cases: $(VENV)/ready        ## beside those, few cases that have each value of e
 	names=$$($(BIN)/python .ci/cover.py) && $(BIN)/bitproof run -j 2 --control when-different $$names
 
 every-case: $(VENV)/ready   ## all other cases but those that take minutes (`make long-cases`)
-	$(BIN)/bitproof run -j 2 --control when-different -k 'not ($(CASES) or $(SIGHT) or $(LONG))'
+	$(BIN)/bitproof run -j 2 --control when-different -k 'not ($(CASES) or $(SIGHT) or $(LONG))' --report-dir reports/every-case
 
 test: $(VENV)/ready         ## the test suite
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
@@ -34,8 +34,11 @@ test: $(VENV)/ready         ## the test suite
 test-fast: $(VENV)/ready    ## what starts no processes and traces no whole step, in a minute; `make test` is the judge
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not ranks and not traces and not slow"
 
+# SLOW says which: make test-slow SLOW=tests/test_docs.py.
+SLOW :=
+
 test-slow: $(VENV)/ready    ## every command that the documents show, and what else takes minutes
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(SLOW)
 
 check: $(VENV)/ready-dev    ## format, lint, types and tests
 	$(BIN)/ruff format --check .
@@ -46,36 +49,11 @@ check: $(VENV)/ready-dev    ## format, lint, types and tests
 docs: $(VENV)/ready-docs    ## the documents as a site in build/site; a warning is an error, a minute of CPU the budget
 	ulimit -t 60; NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build
 
-bench: $(VENV)/ready        ## figures against the budgets; takes a few minutes
-	$(BIN)/python tests/benchmarks/bench_passes.py
-	$(BIN)/python tests/benchmarks/bench_run.py
-	$(BIN)/python tests/benchmarks/bench_commands.py
-	$(BIN)/python tests/benchmarks/bench_scaling.py
-	$(BIN)/python tests/benchmarks/bench_joint.py
-	$(BIN)/python tests/benchmarks/bench_placement.py
-	$(BIN)/python tests/benchmarks/bench_digest.py
-	$(BIN)/python -m tests.benchmarks.bench_watch
-	$(BIN)/python tests/benchmarks/bench_comparison.py
-	$(BIN)/python tests/benchmarks/bench_ranks.py
-	$(BIN)/python tests/benchmarks/bench_start.py
-	$(BIN)/python tests/benchmarks/bench_collectives.py
-	$(BIN)/python tests/benchmarks/bench_prove.py --layers 4,8 --ranks 64 --cases moe_seq
-	$(BIN)/python tests/benchmarks/bench_pairs.py
-	$(BIN)/python tests/benchmarks/bench_house.py
+bench: $(VENV)/ready        ## figures against their goals, tests/benchmarks/goals.toml; takes an hour and a half
+	$(BIN)/python -m tests.nightly all --only bench --folder reports/bench
 
 fuzz: $(VENV)/ready         ## programs with one wrong call and trainers with one defect for blame, rewrites and faults for the prover, corrupted and forged certificates, damaged files, layouts without a defect
-	$(BIN)/python -m tests.benchmarks.blame_programs 100000 1000000
-	$(BIN)/python -m tests.benchmarks.bench_blame
-	$(BIN)/python tests/benchmarks/fuzz_prove.py
-	$(BIN)/python tests/benchmarks/fuzz_prove.py 200 0 moe_seq
-	$(BIN)/python tests/benchmarks/fuzz_operators.py
-	$(BIN)/python tests/benchmarks/prove_faults.py
-	$(BIN)/python tests/benchmarks/prove_models.py
-	$(BIN)/python tests/benchmarks/prove_pairs.py
-	$(BIN)/python tests/benchmarks/fuzz_certificates.py
-	$(BIN)/python tests/benchmarks/forge_certificates.py
-	$(BIN)/python tests/benchmarks/fuzz_readers.py
-	$(BIN)/python tests/benchmarks/bench_layouts.py drawn 200
+	$(BIN)/python -m tests.nightly all --only fuzz --folder reports/fuzz
 
 # Each day's scan makes other calls. One that was cut off goes on with its seed and file:
 # make operators OPERATORS='--seed 20261126 --json reports/operators.json'.
@@ -143,21 +121,35 @@ HIDDEN := rotation-contracted reciprocal-root-in-two-steps experts-summed-from-t
 	gradient-averaged-after-the-sum tokens-counted-in-bfloat16 summed-from-the-last-rank
 
 faults: $(VENV)/ready       ## every defect of the catalogue in a case that should see it: which are caught, and where they are found
-	$(BIN)/bitproof faults --device cpu
+	$(BIN)/bitproof faults --device cpu --report-dir reports/faults
 	$(BIN)/bitproof faults --device cpu -k '$(SIGHT)' $(HIDDEN:%=--fault %) --report-dir reports/hidden
 
+CHAOS :=
+
 chaos: $(VENV)/ready        ## torchrun on two and four machines, which are namespaces, of which one is killed, cut off, paused, late, other, full; root alone may
-	$(BIN)/python -m pytest tests/test_chaos.py -n 2 -m slow
+	$(BIN)/python -m pytest tests/test_chaos.py -n 2 -m slow $(CHAOS)
 
 sensitivity: $(VENV)/ready  ## every call of the three cases' steps made wrong by one ULP: which would be seen; takes some minutes
-	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 2
-	$(BIN)/bitproof sensitivity -k '$(CASES) or $(SIGHT)' --steps 1 --observe '**'
-	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 1 --every-call
+	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 2 --report-dir reports/sensitivity
+	$(BIN)/bitproof sensitivity -k '$(CASES) or $(SIGHT)' --steps 1 --observe '**' --report-dir reports/sensitivity
+	$(BIN)/bitproof sensitivity -k '$(CASES)' --limit 0 --steps 1 --every-call --report-dir reports/sensitivity
 
-nightly: abroad wild bench fuzz operators soak test-slow cuda-wheel cuda-lane cuda-lane-debug cuda-graphs cuda-indices cuda-wheel-lane cuda-kernels sum-orders every-case long-cases published faults sensitivity lane-$(OLDEST_TORCH) lane-$(NEWEST_TORCH)  ## what takes too long for every submission
+# What they run, and what each target must reach: tests/benchmarks/goals.toml. After an interruption:
+# make nightly NIGHT=--resume.
+NIGHT :=
 
-abroad: .venv-abroad/ready  ## trainers of torchtitan, transformers, Accelerate, Lightning and torch's pipelines: verdicts, causes, planted defects
+nightly: $(VENV)/ready      ## what takes too long for every submission, each target against its goal; under three hours
+	$(BIN)/python -m tests.nightly night $(NIGHT)
+
+weekly: $(VENV)/ready       ## what takes too long for a night
+	$(BIN)/python -m tests.nightly week $(NIGHT)
+
+abroad: abroad-cases abroad-blame  ## trainers of torchtitan, transformers, Accelerate, Lightning and torch's pipelines: verdicts, causes, planted defects
+
+abroad-cases: .venv-abroad/ready
 	.venv-abroad/bin/python tests/abroad/run.py
+
+abroad-blame: .venv-abroad/ready
 	.venv-abroad/bin/python -m tests.benchmarks.bench_blame --abroad
 
 wild: .venv-abroad/ready .wild/common/ready .venv-torch-$(CUDA_TORCH)/ready  ## bugs that were shipped, and the releases that mend them
@@ -173,11 +165,18 @@ wild: .venv-abroad/ready .wild/common/ready .venv-torch-$(CUDA_TORCH)/ready  ## 
 	PIP_CONSTRAINT=/dev/null .venv-abroad/bin/pip install --quiet -r tests/abroad/requirements.txt -e '.[test]'
 	touch $@
 
+# `lane-oldest` and `lane-newest` are the supported ends.
+lane-oldest: lane-$(OLDEST_TORCH)
+
+lane-newest: lane-$(NEWEST_TORCH)
+
+LANE :=
+
 # The three cases go in one command: a process that has run one must still be able to run the next.
 lane-%: .venv-torch-%/ready ## another torch: few steps of the three cases and of one of each other kind, and graph tests
 	.venv-torch-$*/bin/bitproof run --device cpu -k '$(CASES)' --steps 2 --report-dir reports/torch-$*
 	.venv-torch-$*/bin/bitproof run --device cpu -k '$(OTHER_KINDS)' --steps 2 --report-dir reports/torch-$*
-	.venv-torch-$*/bin/python -m pytest -n 2 --dist worksteal tests/harness/graph
+	.venv-torch-$*/bin/python -m pytest -n 2 --dist worksteal tests/harness/graph $(LANE)
 
 .PRECIOUS: .venv-torch-%/ready
 # No constraints, neither ours nor the machine's own, which may pin another torch.

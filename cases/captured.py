@@ -1,12 +1,12 @@
-"""Steps without data-dependent sizes, captured as CUDA graphs: Llama 3 in chunks, and experts with a fixed capacity. On
-a CPU the same calls run with the same static inputs and outputs.
+"""Steps without data-dependent sizes, captured as CUDA graphs: Llama 3 in chunks, and experts with a fixed capacity,
+whole and in chunks. On a CPU the same calls run with the same static inputs and outputs.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from bitproof.builtin_cases.chunking import transformer_batch, unchunked
+from bitproof.builtin_cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked
 from bitproof.harness.case import Memory, Model, Parallelism, Pipeline
 
 FAMILY = "captured"
@@ -32,7 +32,19 @@ captured_llama3_nightly = replace(
     pipeline=Pipeline(isolate_gathers=True, bucket=True, backend="cuda_graph"),
 )
 
-# Not chunked: which rows are dropped depends on all rows of a call, so chunks would drop other rows.
+# The three chunkings with a capacity. Each chunk is a call, which drops rows of its own.
+captured_blocks_batch, captured_experts_batch, captured_experts_seq = IN_CHUNKS = tuple(
+    replace(
+        chunked,
+        name=f"captured_{name}",
+        family=FAMILY,
+        steps=2,
+        model=Model(capacity=1.25),
+        pipeline=Pipeline(backend="cuda_graph"),
+    )
+    for name, chunked in (("blocks_batch", transformer_batch), ("experts_batch", moe_batch), ("experts_seq", moe_seq))
+)
+
 captured_experts = replace(
     unchunked,
     name="captured_experts",
@@ -50,4 +62,4 @@ captured_experts_tp = replace(
     pipeline=Pipeline(isolate_gathers=True, bucket=True, backend="cuda_graph"),
 )
 
-CASES = (captured_llama3, captured_llama3_nightly, captured_experts, captured_experts_tp)
+CASES = (captured_llama3, captured_llama3_nightly, *IN_CHUNKS, captured_experts, captured_experts_tp)

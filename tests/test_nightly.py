@@ -24,8 +24,8 @@ WORKFLOW = read_workflow(NIGHTLY)
 JOBS = WORKFLOW["jobs"]
 STEPS = [step for job in JOBS.values() for step in job["steps"]]
 
-# What stands in for `bitproof` in the steps: `run`, `faults` and `sensitivity` run nothing, and take the folder that
-# the fixture `nightly` made for them, and their status; `merge` is bitproof's own.
+# What stands in for `bitproof` in the steps: `run` runs nothing, and takes the folder that the fixture `nightly` made
+# for it, and its status; `merge` is bitproof's own.
 PROGRAM = f"""#!/bin/sh -e
 made={{made}}/$RUN_ID
 case $1 in
@@ -44,11 +44,27 @@ done
 [ ! -d "$made/$what" ] || cp -r "$made/$what" "$folder"
 exit "$(cat "$made/$what.status")"
 """
+# And for Python: the targets of the night run nothing. The first part has the faults.
+PYTHON = """#!/bin/sh -e
+made={made}/$RUN_ID
+echo "$* $MAKEFLAGS" >> "$made/calls"
+case $5 in 1/*) part=1 ;; *) part=2 ;; esac
+mkdir "$7"
+echo '{{}}' > "$7/nightly.json"
+echo "# targets$part" > "$7/nightly.md"
+[ $part = 2 ] && exit 0
+if [ -d "$made/faults" ]; then
+  mkdir -p reports/faults
+  cp -r "$made/faults/$RUN_ID" reports/faults/run
+  ln -s run reports/faults/latest
+fi
+exit "$(cat "$made/targets.status")"
+"""
 CALLS = [
     "run -k a or b --shard 1/2 --device cuda",
     "run -k a or b --shard 2/2 --device cuda",
-    "faults --device cpu",
-    "sensitivity --steps 1 --every-call",
+    "-m tests.nightly night --part 1/2",
+    "-m tests.nightly night --part 2/2",
 ]
 
 
@@ -68,7 +84,7 @@ def test_every_shell_step_is_a_script():
 
 def test_every_call_of_bitproof_is_one_that_bitproof_takes():
     found = [line for step in STEPS for line in commands(step.get("run", ""))]
-    assert [line[0] for line in found] == ["doctor", "run", "faults", "sensitivity", "merge"]
+    assert [line[0] for line in found] == ["doctor", "run", "merge"]
     for line in found:
         assert main([*line, "--help"]) == 0, "which is said when everything before it was understood"
 
@@ -104,8 +120,9 @@ def nightly(tmp_path):
     """
     program = tmp_path / "bin" / "bitproof"
     program.parent.mkdir()
-    program.write_text(PROGRAM.format(made=shlex.quote(str(tmp_path / "made"))))
-    program.chmod(0o755)
+    for name, text in (("bitproof", PROGRAM), ("python", PYTHON)):
+        program.with_name(name).write_text(text.format(made=shlex.quote(str(tmp_path / "made"))))
+        program.with_name(name).chmod(0o755)
     path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
 
     def run(night: int, shards: tuple[str | int, ...] = ("EQUAL", "EQUAL"), killed: int | None = 3):
@@ -125,19 +142,16 @@ def nightly(tmp_path):
             cases, verdicts = [foreign("a"), foreign("b")], dict.fromkeys("ab", end)
             folder = write_shard(made, index, len(shards), cases, verdicts=verdicts, run_id=run_id)
             leave(f"shard{index}", {"EQUAL": 0, "DIFFERENT": 1}[end], folder)
-        measured = [result(foreign("measured"))]
-        leave("sensitivity", 0, write_report(made / "sensitivity", measured, run_id=run_id))
-        if killed is None:
-            leave("faults", 3, None)
-        else:
-            score = Score(faults=3, killed=killed)
-            leave("faults", int(killed < 3), write_report(made / "faults", measured, run_id=run_id, faults=score))
+        leave("targets", 1 if killed is None else int(killed < 3), None)
+        if killed is not None:
+            measured, score = [result(foreign("measured"))], Score(faults=3, killed=killed)
+            write_report(made / "faults", measured, run_id=run_id, faults=score)
         runner = Runner(
             WORKFLOW, tmp_path, {"PATH": path, "EXPRESSION": "a or b", "RUN_ID": run_id}, skipped=("Install bitproof",)
         )
         status = runner.run(run_id=str(night))
         calls = (made / "calls").read_text().splitlines()
-        assert [call.partition(" --report-dir ")[0] for call in calls] == CALLS
+        assert [re.split(" --report-dir | --folder ", call)[0] for call in calls] == CALLS
         return status, runner
 
     return run
@@ -160,10 +174,11 @@ def test_nights_end_as_they_should_and_are_kept(nightly, tmp_path):
     assert [name for name, outcome in runner.results.items() if outcome != "success"] == ["End as the run did"]
     assert [result.verdict.value for result in report_of(runner).cases] == ["EQUAL", "DIFFERENT"]
     summary = (tmp_path / "summary.md").read_text()
-    assert summary.count("# shard1") == summary.count("# shard2") == summary.count("# sensitivity") == 2
+    assert summary.count("# shard1") == summary.count("# shard2") == 2
+    assert summary.count("# targets1") == summary.count("# targets2") == 2
     assert "Exit status 1: some case did not get its expected verdict." in summary
     status, runner = nightly(3, killed=2)
-    assert (status, runner.jobs["strength"], report_of(runner).faults) == (1, 1, Score(faults=3, killed=2))
+    assert (status, runner.jobs["targets"], report_of(runner).faults) == (1, 1, Score(faults=3, killed=2))
     assert [result.case.name for result in report_of(runner).cases] == ["a", "b"]
     summary = (tmp_path / "summary.md").read_text()
     assert "bitproof faults: 2 of 3 faults killed" in summary
@@ -172,7 +187,7 @@ def test_nights_end_as_they_should_and_are_kept(nightly, tmp_path):
 @pytest.mark.ranks
 def test_a_night_whose_faults_are_lost_is_judged_by_its_cases_and_its_own_job_fails(nightly, tmp_path):
     status, runner = nightly(1, killed=None)
-    assert (status, runner.jobs["strength"] > 0, report_of(runner).faults) == (0, True, None), runner.output
+    assert (status, runner.jobs["targets"] > 0, report_of(runner).faults) == (0, True, None), runner.output
 
 
 @pytest.mark.ranks
@@ -187,4 +202,4 @@ def test_a_night_that_leaves_nothing_is_not_judged(nightly, tmp_path):
     status, runner = nightly(4, shards=(2, 2))
     assert status == 3, runner.output
     assert [name for name, outcome in runner.results.items() if outcome != "success"] == ["End as the run did"]
-    assert [path.name for path in (tmp_path / "artifacts").iterdir()] == ["faults"]
+    assert sorted(path.name for path in (tmp_path / "artifacts").iterdir()) == ["faults", "targets-1", "targets-2"]

@@ -39,13 +39,14 @@ class Runner:
     output: str = ""
 
     def run(self, run_id: str = "1") -> int:
-        """All jobs in order, shards one after another; the exit status of the last job's first failing step."""
+        """All jobs in order, a matrix's one after another; the exit status of the last job's first failing step."""
         shutil.rmtree(self.folder / "artifacts", ignore_errors=True)
         common = {"github.run_id": run_id, "github.run_attempt": "1"}
         for name, job in self.workflow["jobs"].items():
-            values = job.get("strategy", {"matrix": {"shard": [1]}})["matrix"]["shard"]
+            matrix = job["strategy"]["matrix"] if "strategy" in job else {"only": [1]}
+            ((variable, values),) = matrix.items()
             self.jobs[name] = max(
-                self.run_job(job, common | {"matrix.shard": str(index), "strategy.job-total": str(len(values))})
+                self.run_job(job, common | {f"matrix.{variable}": str(index), "strategy.job-total": str(len(values))})
                 for index in values
             )
         return self.jobs[name]

@@ -43,7 +43,18 @@ Part = Literal["dispatch", "compute", "combine"]
 _PART_ANNOTATION = "EP"
 _PARTS = frozenset(get_args(Part))
 
+KEEPS_ROWS = {"keeps rows": True}
+"""An annotation, as by `annotate(KEEPS_ROWS)`, of code that limits how many rows it takes in a call.
+
+Such code returns a row for each row that it was given, in their order, though which of them it uses depends on all
+rows of the call. A model that declares it states its limit per call, so a chunk has a limit of its own. An example are
+experts with a capacity.
+"""
+
 META_KEY = "origin"
+
+KEEPS_ROWS_KEY = "keeps rows"
+"""The metadata key of a forward node whose code declares that it keeps rows: see `KEEPS_ROWS`."""
 
 RECOMPUTED_KEY = "recomputed"
 """The metadata key of a node with which backward repeats a forward call."""
@@ -165,6 +176,8 @@ class OriginRecorder:
                 node.meta[META_KEY] = self._current()
                 if self._calls[-1] and not self._in_backward:
                     node.meta[CALLS_KEY] = self._calls[-1]
+                if not self._in_backward and KEEPS_ROWS.items() <= running_annotations().items():
+                    node.meta[KEEPS_ROWS_KEY] = True
             return node
 
         return stamped

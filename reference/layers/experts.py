@@ -18,8 +18,16 @@ DISPATCH, COMPUTE, COMBINE = {"EP": "dispatch"}, {"EP": "compute"}, {"EP": "comb
 0.3.0."""
 
 
+KEEPS_ROWS = {"keeps rows": True}
+"""A declaration to graphs, in the same way: a row is returned for each row that was given, in their order, though which
+of them are used depends on all rows of the call."""
+
+
 class Exchange(Protocol):
-    """Brings routed rows to the ranks that hold their experts, and the results back."""
+    """Brings routed rows to the ranks that hold their experts, and the results back.
+
+    One that takes no more than a number of rows in a call, and returns zeros for the others, has `limits_rows = True`.
+    """
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, Any]:
         """Send rows out. `rows_RD` is sorted by expert, `counts_E` is int64 over all experts.
@@ -67,6 +75,10 @@ class Experts(nn.Module):
 
     def forward(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
         """Apply each row's expert. Input and output rows are sorted by expert."""
+        with annotate(KEEPS_ROWS if getattr(self.exchange, "limits_rows", False) else {}):
+            return self._computed(rows_RD, counts_E)
+
+    def _computed(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
         with annotate(DISPATCH):
             rows_rD, ends_e, state = self.exchange.dispatch(rows_RD, counts_E)
         with annotate(COMPUTE):

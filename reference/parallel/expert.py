@@ -85,8 +85,10 @@ class CapacityExchange:
 
     C is `capacity` times an expert's even share of a rank's rows, rounded up. No size depends on data, so the host
     waits for nothing. Each rank sends an expert's first C rows in order and drops the others, whose results are zeros.
-    Unused slots hold zeros.
+    Unused slots hold zeros. A chunk is a call, so it has a C of its own.
     """
+
+    limits_rows = True
 
     def __init__(self, size: int, group: str, capacity: float) -> None:
         self.size = size

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 from bitproof.harness.user_code.user_file import run_file
 from tests.benchmarks import defective_trainers, handwritten_trainers, parallel_trainers
 from tests.benchmarks.defective_trainers import Defect
+from tests.figures import figure
 
 TRAINERS = defective_trainers, handwritten_trainers, parallel_trainers
 ABROAD = Path(__file__).parents[1] / "abroad" / "defects.py"
@@ -185,6 +186,8 @@ def main(*words: str) -> int:
     print("; ".join(f"{status}: {count}" for status, count in sorted(shown.items())))
     missed, of = [num - total for total in totals], 20 if "--abroad" in words else 30
     is_bad = bool(shown["verified, but wrong"])
+    if wanted == [""] and not verifies:
+        is_bad |= bool(figure("abroad.blame" if "--abroad" in words else "fuzz.blame", totals[1] / num))
     return int(is_bad or any(more > most for more, most in zip(missed, (0, num // of, 2 * num // of, 0), strict=True)))
 
 

@@ -34,6 +34,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from tabulate import tabulate
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from bitproof.builtin_cases import all_cases
 from bitproof.builtin_cases.layouts.two_layouts import ddp_fsdp
 from bitproof.harness.capture.recorder import Recorder
@@ -49,6 +51,7 @@ from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import ROLES, OnEvent, RunOptions
 from bitproof.harness.records import CaseResult, Verdict
+from tests.figures import figure
 
 COMPARISON_BUDGET = 0.10
 
@@ -106,7 +109,8 @@ class InProcess:
         return answer
 
 
-def main() -> None:
+def main() -> int:
+    """Measure and print; 1 if the comparison misses its goal or the control is over budget."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-k", dest="expression", default="transformer_batch or moe_batch or moe_seq")
     parser.add_argument("--runs", type=int, default=3, help="pairs of runs of each system")
@@ -119,7 +123,9 @@ def main() -> None:
     set_determinism(0)
     warm_up()
     if options.layouts:
-        sys.exit(print_layouts(options.runs, options.steps or 3))
+        problem = print_layouts(options.runs, options.steps or 3)
+        print(problem or "within budget")
+        return int(problem is not None)
     comparisons, controls = [], []
     for case in select(all_cases(), options.expression):
         case = replace(case, steps=options.steps or case.steps)
@@ -135,8 +141,9 @@ def main() -> None:
     budget = f"a second run of each system, compared within the same {COMPARISON_BUDGET:.0%}"
     print(f"\nthe control, in seconds (budget: {budget}):")
     print(tabulate(controls, headers="keys", floatfmt=".2f"))
-    if any(row["within"] == "no" for row in comparisons + controls):
-        sys.exit("over budget")
+    shares = [float(row["share"].rstrip("%")) / 100 for row in comparisons]
+    is_over = any(row["within"] == "no" for row in controls)
+    return figure("bench.comparison", max(shares)) or int(is_over)
 
 
 def measure_comparison(case: Case, client: InProcess, runs: int) -> list[dict[str, Any]]:
@@ -305,4 +312,4 @@ def _keep_standard_input_open() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

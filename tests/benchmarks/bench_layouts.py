@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from tabulate import tabulate
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.options import RunOptions
+from tests.figures import figure
 
 FAMILIES = ("two_layouts", "resume", "accumulation", "pipelines", "context_parallel", "optimizers")
 EXPRESSION = f"({' or '.join(FAMILIES)}) and not pipeline_ and not early_"
@@ -107,7 +109,7 @@ def run_drawn(number: int, first: int) -> int:
                 if is_alarm:
                     print(f"  ALARM, expected {result.case.expected}: {result.case.options} {result.error}", flush=True)
     print(f"{sum(verdicts.values())} runs: {dict(verdicts)}, {alarms} alarms")
-    return int(alarms > 0)
+    return figure("fuzz.layouts", 1 - alarms / verdicts.total() if verdicts else math.nan)
 
 
 SMALL = (

@@ -8,6 +8,7 @@ processor, so that a busy machine tells the same. Fails where solving at 61 laye
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import resource
 import sys
@@ -17,9 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bitproof.harness.case import Autoplace, Batch, Case, Model, Parallelism
-
-BUDGET = 60.0
-"""Seconds of the processor to trace, build and solve at 61 layers."""
+from tests.figures import figure
 
 _TINY = Parallelism(ep=4, tp=2)
 SIZES: dict[str, tuple[Model, Parallelism, Batch, float]] = {
@@ -96,10 +95,10 @@ HEADERS = (
 
 
 def main(names: list[str]) -> int:
-    """Print a row a model; 1 where 61 layers are over budget."""
+    """Print a row a model; 1 if 61 layers miss their goal, or are not asked for."""
     context = multiprocessing.get_context("spawn")
     print("| " + " | ".join(HEADERS) + " |\n|" + "---|" * len(HEADERS))
-    late = False
+    seconds = math.inf
     for name in names or SIZES:
         answers: multiprocessing.Queue[tuple[str, ...]] = context.Queue()
         process = context.Process(target=measure, args=(name, answers))
@@ -107,8 +106,9 @@ def main(names: list[str]) -> int:
         row = answers.get(timeout=900)
         process.join()
         print("| " + " | ".join(row) + " |", flush=True)
-        late |= name == "671B" and (len(row) < len(HEADERS) or float(row[2]) + float(row[3]) > BUDGET)
-    return int(late)
+        if name == "671B" and len(row) == len(HEADERS):
+            seconds = float(row[2]) + float(row[3])
+    return figure("bench.placement", seconds)
 
 
 if __name__ == "__main__":

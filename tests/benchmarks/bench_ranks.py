@@ -25,6 +25,8 @@ from typing import Any
 
 from tabulate import tabulate
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from bitproof.harness.capture.recording_files import join_parts, read_recording, write_part
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.compare.outcome import result_of
@@ -34,9 +36,10 @@ from bitproof.harness.localize.differing import differing_digests
 from bitproof.harness.localize.search import held_as
 from bitproof.harness.records import Key, Manifest, Record, Report
 from bitproof.harness.report.write import prepare_run_dir, write_run
+from tests.figures import figure
 
 KINDS = ("grad", "param", "optimizer")
-BUDGET_SECONDS, BUDGET_GIB = 60, 2
+BUDGET_GIB = 2
 
 
 def case_of(options: argparse.Namespace) -> Case:
@@ -135,7 +138,7 @@ def main() -> int:
     parser.add_argument("--tensors", type=int, default=1000, help="a loss, and three for each parameter")
     parser.add_argument("--scratch", type=Path)
     options = parser.parse_args()
-    rows, missed = [], False
+    rows, seconds_of_cpu, missed = [], [], False
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
         folder = Path(scratch)
         for side in ("reference", "equal", "one", "all"):
@@ -148,14 +151,15 @@ def main() -> int:
                 seconds, cpu, peak = measured(report, folder, side, options)
                 rows.append((f"compare, judge, report: {side}", seconds, cpu, peak, ""))
                 print(*rows[-1], flush=True)
-                missed = missed or float(cpu) > BUDGET_SECONDS or float(peak) > BUDGET_GIB
+                seconds_of_cpu.append(float(cpu))
+                missed = missed or float(peak) > BUDGET_GIB
             if side in ("one", "all"):
                 rows.append((f"what a search asks: {side}", *measured(search, folder, side, options), ""))
                 print(*rows[-1], flush=True)
     print(tabulate(rows, headers=["stage", "seconds", "CPU seconds", "peak GiB", "on disk"], tablefmt="grid"))
     if missed:
-        print(f"MISSED: {BUDGET_SECONDS} CPU seconds and {BUDGET_GIB} GiB to compare, judge and report")
-    return int(missed)
+        print(f"MISSED: {BUDGET_GIB} GiB to compare, judge and report")
+    return figure("bench.ranks", max(seconds_of_cpu)) or int(missed)
 
 
 if __name__ == "__main__":

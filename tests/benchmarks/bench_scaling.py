@@ -31,6 +31,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.figures import figure
+
 DEPTHS = (4, 8, 16, 32, 61)
 BUDGET_SECONDS = 360
 BUDGET_GIB = 8
@@ -38,7 +40,8 @@ BUDGET_GROWTH = 1.3
 LOGGERS = ("bitproof.harness.graph.tracing.trace", "bitproof.harness.graph.pipeline")
 
 
-def main() -> None:
+def main() -> int:
+    """Measure each depth in a process of its own, print the table; 1 if a budget is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--depths", default=",".join(map(str, DEPTHS)), help="numbers of layers, 4 or more")
     parser.add_argument("--case", default="transformer_batch", choices=("transformer_batch", "moe_batch", "moe_seq"))
@@ -51,10 +54,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure(options.measure, options)))
-        return
+        return 0
     depths = [int(depth) for depth in options.depths.split(",")]
-    for row in rows([in_own_process(depth) for depth in depths]):
+    runs = [in_own_process(depth) for depth in depths]
+    for row in rows(runs):
         print(row)
+    first, last = (1e6 * run["total"][0] / run["total"][1] for run in (runs[0], runs[-1]))
+    is_over = runs[-1]["clock_seconds"] > BUDGET_SECONDS or runs[-1]["total"][2] > BUDGET_GIB
+    return figure("bench.scaling", last / first) or int(is_over)
 
 
 def in_own_process(depth: int) -> dict[str, Any]:
@@ -157,4 +164,4 @@ def rows(runs: list[dict[str, Any]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -39,11 +39,13 @@ from tabulate import tabulate
 
 from bitproof.harness.capture.made_of import Facts, facts_of_process
 from bitproof.harness.case import Parallelism
+from bitproof.harness.execute.requests import MadeOf
 from bitproof.harness.execute.torchrun.messages import Hello
 from bitproof.harness.execute.torchrun.peers import Peers
 from bitproof.harness.execute.torchrun.rendezvous import Rendezvous
 from bitproof.harness.torch_compat import import_tracing
 from bitproof.reference.parallel.mesh import Mesh, join_groups, leave_groups
+from tests.figures import figure
 
 QUANTITIES = {
     "rank 0 meets": "rank 0's CPU seconds until all have come and were compared",
@@ -100,7 +102,7 @@ def _rank(rank: int, size: int, port: int, facts: Facts, folder: Path) -> dict[s
     spool.mkdir()
     began = Used.now()
     peers = Peers(rank, size, spool)
-    rendezvous = Rendezvous(peers, 600.0, lambda is_gone: facts)
+    rendezvous = Rendezvous(peers, 600.0, lambda is_gone: MadeOf(facts))
     hello = Hello(token="", rank=rank, world_size=size, node=f"node{rank // 8}", run_dir=str(spool))
     if rank:
         rendezvous.come(hello)
@@ -165,7 +167,8 @@ def at(coefficients: np.ndarray[Any, Any], size: int) -> float:
     return float(coefficients @ np.array([1.0, size, size * size]))
 
 
-def main() -> None:
+def main() -> int:
+    """Measure, extrapolate, print; 1 if the most ranks take longer than the goal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="2,4,8,16,32,64")
     parser.add_argument("--to", default="128,256,512,1024")
@@ -184,6 +187,7 @@ def main() -> None:
         each = {key: at(fits[key], size) for key in QUANTITIES}
         seconds = each["rank 0 meets"] + max(each["the store"], each["a rank joins"])
         rows.append([size, "extrapolated", *each.values(), seconds])
+    slowest = rows[-1][-1]
     print(f"\nEach rank says {told / 1024:.1f} KiB of what it is made of. Seconds of measured rows are those of this")
     print(f"machine's {os.cpu_count()} cores, on which all ranks ran.\n")
     print(tabulate(rows, headers=["ranks", "", *QUANTITIES, "seconds"], tablefmt="github", floatfmt=".3g"))
@@ -196,7 +200,8 @@ def main() -> None:
         )
     print()
     print(tabulate(checks, headers=["", "what it is", "fit", "foretold"], tablefmt="github", floatfmt=".2f"))
+    return figure("bench.start", slowest)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

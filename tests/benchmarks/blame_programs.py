@@ -7,6 +7,7 @@ not tell and the answer says nothing of the planted call.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -14,6 +15,7 @@ from collections import Counter, defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 
+from tests.figures import figure
 from tests.harness.localize.programs import answer, generate
 
 BATCH = 500
@@ -44,7 +46,10 @@ def main(count: int = 100_000, first: int = 0) -> int:
         print(f"{number:8} {what}" + (f": seeds {seeds[what][:8]}" if "named" not in what else ""))
     seconds = time.monotonic() - began
     print(f"{count} programs in {seconds:.0f} s, {60 * count / seconds:.0f} a minute")
-    return int(any(what.endswith(("another call", "upstream", "finds nothing")) for what in totals))
+    is_wrong = ("another call", "upstream", "finds nothing")
+    wrong = sum(number for what, number in totals.items() if what.endswith(is_wrong))
+    judged = totals.total() - totals["nothing differs"]
+    return figure("fuzz.programs", 1 - wrong / judged if judged else math.nan)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ from bitproof.harness.powers.proofs.prover.evaluate import same_bits
 from bitproof.harness.powers.proofs.prover.proof_data import Call, Certificate, Graph, Tensor, Term
 from bitproof.harness.powers.proofs.prover.terms import Table
 from bitproof.harness.powers.proofs.prover.windows import joined
+from tests.figures import figure
 from tests.harness.certificate.samples import check
 
 Array = torch.Tensor
@@ -584,7 +585,8 @@ def main(forgeries: int, seed: int) -> int:
         print(f"  {kind:48} {count:7}")
     for flaw in flaws[:5]:
         print(f"  {flaw}")
-    return int(accepted > 0 or bool(flaws))
+    missed = figure("fuzz.forge", rejected / (rejected + accepted) if rejected else math.nan)
+    return int(accepted > 0 or bool(flaws) or missed)
 
 
 if __name__ == "__main__":

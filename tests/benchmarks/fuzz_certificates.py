@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import operator
 import random
 import sys
@@ -30,6 +31,7 @@ from bitproof.harness import certificate_checker as checker
 from bitproof.harness.certificate_checker import SIDES, RejectedError, rejecting
 from bitproof.harness.powers.proofs.prover.certify import call_data, step_data
 from bitproof.harness.powers.proofs.prover.proof_data import Call, Certificate, Graph, ProofStep, Tensor
+from tests.figures import figure
 from tests.harness.certificate.corruption import corrupt
 from tests.harness.certificate.samples import W, X, check, parts, whole
 
@@ -209,7 +211,9 @@ def main(folder: str | None, corruptions: int, seed: int) -> int:
     print(f"{corruptions} corruptions from seed {seed}, {seconds:.0f} s of this process: {counts}")
     for kind, count in sorted((rejected + accepted).items()):
         print(f"  {kind:38} {count:6}, accepted {accepted[kind]}")
-    return int(accepted.total() > 0)
+    tried = rejected.total() + accepted.total()
+    missed = figure("fuzz.certificates", rejected.total() / tried if tried else math.nan)
+    return int(accepted.total() > 0 or missed)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ agreed on these inputs and, of small steps, on eight more sets of other magnitud
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.figures import figure
 from tests.harness.powers.proofs.fuzzing import Fuzzer, one_layer
 
 
@@ -42,7 +44,8 @@ def main(mutants: int, seed: int, case: str | None) -> int:
     print(f"outputs whose bits agreed: {agreed}; of these proved: {proved}, flagged: {sum(flagged.values())}")
     for kind, count in flagged.most_common():
         print(f"  {kind:22} {count:6} flagged in {kinds[kind]} mutants")
-    return int(unsound > 0)
+    name = f"fuzz.prove_{case}" if case else "fuzz.prove"
+    return figure(name, 1 - unsound / mutants if mutants else math.nan)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ import torch
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.powers.proofs.prover.graphs import admitted
 from bitproof.harness.torch_compat import OpOverload
+from tests.figures import figure
 from tests.harness.powers.proofs.scan import Scanned, is_to_be_tried, scan, try_call
 from tests.harness.powers.proofs.scan_calls import by_stem, calls_of, operators, recorded, that_mix
 from tests.harness.powers.proofs.scan_variants import Arguments, by_name, every_mix, tensors_of
@@ -178,7 +179,9 @@ def tell(
     print(f"admitted: {len(allowed)}; of these misbehave: {', '.join(wrong) or 'none'}")
     gone = 0 if partial else len({*allowed} - {*found})
     print(f"  did not run: {', '.join(idle) or 'none'}; {gone} are no operators of this torch")
-    return int(bool(wrong or idle))
+    if partial or mixture:
+        return int(bool(wrong or idle))
+    return figure("operators", 1 - len({*wrong, *idle}) / len(allowed)) or int(bool(wrong or idle))
 
 
 @dataclass

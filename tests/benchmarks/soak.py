@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import math
 import os
 import resource
 import statistics
@@ -39,6 +40,7 @@ from bitproof.harness.execute import launch
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import CaseResult, Event, Verdict
 from bitproof.harness.runtime.disk_cache import default_folder
+from tests.figures import figure
 
 MAX_GROWTH = 4.0
 """MiB."""
@@ -94,6 +96,7 @@ class Soak:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.wrong: list[str] = []
+        self.verdicts = Counter[Verdict]()
 
     def part(self, name: str, judged: Callable[[list[float]], Iterator[CaseResult]], *, of: str) -> None:
         """Run a part, which appends samples of the memory of `of`, and print a line of it."""
@@ -103,6 +106,7 @@ class Soak:
         for result in judged(samples):  # of which none is kept: this process is to stay as it is
             verdicts[result.verdict] += 1
             wrong += faults_of(result)
+        self.verdicts += verdicts
         grown = growth(samples)
         told = "too few to judge" if grown is None else f"{grown:+.1f} MiB"
         came_to = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
@@ -189,7 +193,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for text in soak.wrong:
         print(f"FOUND: {text}")
     print("all EQUAL, nothing left behind" if not soak.wrong else f"{len(soak.wrong)} findings")
-    return 1 if soak.wrong else 0
+    is_whole = (chosen.runs, chosen.session, chosen.controls) == (300, 300, 50)
+    num = soak.verdicts.total()
+    missed = figure("soak" if is_whole else "soak.short", soak.verdicts[Verdict.EQUAL] / num if num else math.nan)
+    return int(bool(soak.wrong or missed))
 
 
 if __name__ == "__main__":

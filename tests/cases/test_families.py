@@ -213,7 +213,7 @@ def test_chunks_under_tensor_parallelism_differ_from_the_cases_that_are_whole_in
 
 
 def test_captured_cases_have_no_size_that_data_decide_and_differ_from_others_in_that_and_in_what_runs_them():
-    llama3, nightly, experts, tp = captured.CASES
+    llama3, nightly, blocks, batch, seq, experts, tp = captured.CASES
     runs = Pipeline(backend="cuda_graph")
     assert (
         replace(llama3, name="blocks_batch_llama3", family="models", pipeline=Pipeline()) == models.blocks_batch_llama3
@@ -222,7 +222,12 @@ def test_captured_cases_have_no_size_that_data_decide_and_differ_from_others_in_
     assert experts.pipeline == runs and experts.model == tp.model and experts.model.capacity == 1.25
     for case in captured.CASES:
         assert case.pipeline.captures and not case.pipeline.compiles and not case.observe
-        assert (case.model.family == "llama3") == (case.chunking is not None), "which rows are dropped chunks decide"
+        assert (case.model.family == "llama3") == (case.model.capacity is None)
+    for case, other in ((blocks, "transformer_batch"), (batch, "moe_batch"), (seq, "moe_seq")):
+        of_main = getattr(chunking, other)
+        assert case == replace(
+            of_main, name=case.name, family="captured", steps=2, model=experts.model, pipeline=experts.pipeline
+        )
     assert not Pipeline(backend="cuda_graph", until="chunk").captures
     with pytest.raises(CaseError, match="observes activations of a step that is replayed as a CUDA graph"):
         replace(llama3, observe=("layers.*",))

@@ -27,6 +27,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.case.traced import AUTOPLACE, JOINT
 from tests.cuda_lane import stand_in
 from tests.cuda_lane.selection import PLAIN, traced_cases, traced_step
+from tests.figures import figure
 
 
 def main() -> int:
@@ -42,7 +43,7 @@ def main() -> int:
         look(graph_cases(), facts)
         found = {case.name: json.loads((facts / f"{case.name}.json").read_text()) for case in graph_cases()}
     print(table(found))
-    return 0
+    return figure("cuda-graphs", sum(not facts["obstacles"] for facts in found.values()))
 
 
 def graph_cases() -> list[Case]:

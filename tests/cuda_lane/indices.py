@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.cuda_lane import stand_in
 from tests.cuda_lane.selection import every_graph_case, step_of
+from tests.figures import figure
 
 
 def main() -> int:
@@ -32,7 +33,9 @@ def main() -> int:
         stand_in.build()
         parts = [f"{index + 1}/{options.jobs}" for index in range(options.jobs)]
         running = [subprocess.Popen([sys.executable, __file__, "--part", part]) for part in parts]
-        return max(process.wait() for process in running)
+        if status := max(process.wait() for process in running):
+            return status
+        return figure("cuda-indices", len({step_of(case) for case in every_graph_case()}))
     index, count = map(int, options.part.split("/"))
     return trace_steps(index - 1, count)
 

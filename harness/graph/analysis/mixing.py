@@ -12,7 +12,9 @@ and through an all-to-all and its return:
 3. A call of a nested graph is followed through that graph. A higher-order operator that runs several nested graphs, or
    gives them other operands (`cond`, `while_loop`, `map`, `scan`), is refused.
 4. Ranks may divide the rows among themselves. Each rank then computes a range of rows: see mixing_shares.py.
-5. A value with a chunked dim must not leave the module if it is mixed, has its rows in another order, or has only a
+5. Code that declares that it keeps rows (`KEEPS_ROWS` in origin.py) is believed: a result of it with as many rows as it
+   was given has these rows. Everything else about it is followed, and so is everything after it.
+6. A value with a chunked dim must not leave the module if it is mixed, has its rows in another order, or has only a
    rank's share of the rows.
 
 A mixed value may stay inside: for example, the number of rows per expert determines where rows go, and counts go into
@@ -34,7 +36,7 @@ from bitproof.harness.errors import ChunkError
 from bitproof.harness.graph import operators, symbols
 from bitproof.harness.graph.analysis.mixing_rows import Rows, RuleCall
 from bitproof.harness.graph.analysis.mixing_rules import follow, rule_of
-from bitproof.harness.graph.origin import origin_of
+from bitproof.harness.graph.origin import KEEPS_ROWS_KEY, calls_of, origin_of
 from bitproof.harness.graph.tracing.higher_order import refuse_calls
 from bitproof.harness.graph.tracing.trace import trace_forward
 from bitproof.harness.operators import named
@@ -97,6 +99,8 @@ class _Follower:
         self.owners = operators.storage_owners(roots)
         self.states: dict[Node, State] = {}
         self.permutations: dict[Node, tuple[Node, bool]] = {}
+        self.given: dict[Any, dict[Node, Rows]] = {}
+        """The inputs with rows of each call that declares that it keeps rows, by `calls_of` its nodes."""
 
     def follow(self, node: Node) -> None:
         """Find and store the rows of a call's result; `node` is the call."""
@@ -111,7 +115,7 @@ class _Follower:
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol) or not self._is_live_out(node):
             return
-        state = self.states[node]
+        state = self._from_outside(node)
         if isinstance(state, Mixed):
             what = "computes an element from several of them"
             if operators.joins_ranks(state.cause):
@@ -135,11 +139,30 @@ class _Follower:
 
         A value from outside the reader's module has its rows in its chunked dim.
         """
+        is_inside = KEEPS_ROWS_KEY in reader.meta
         if node in self.states and self.roots[node] == self.roots[reader]:
-            return self.states[node]
-        value = node.meta.get("val")
-        dim = symbols.chunk_dim(value, self.symbol) if isinstance(value, Tensor) else None
-        return None if dim is None else Rows(dim)
+            state = self.states[node] if is_inside else self._from_outside(node)
+        else:
+            value = node.meta.get("val")
+            dim = symbols.chunk_dim(value, self.symbol) if isinstance(value, Tensor) else None
+            state = None if dim is None else Rows(dim)
+        if is_inside and KEEPS_ROWS_KEY not in node.meta and isinstance(state, Rows):
+            self.given.setdefault(calls_of(reader), {})[node] = state
+        return state
+
+    def _from_outside(self, node: Node) -> State:
+        """The rows of a value for readers outside the code that computes it.
+
+        They differ where that code declares that it keeps rows. It was given one tensor of rows, and this value must
+        have as many; otherwise the declaration is not about it.
+        """
+        state, given = self.states[node], self.given.get(calls_of(node), {})
+        if not isinstance(state, Mixed) or KEEPS_ROWS_KEY not in node.meta or len(given) != 1:
+            return state
+        [(source, rows)] = given.items()
+        numbers = [[symbols.expression(size) for size in x.meta["val"].shape] for x in (node, source)]
+        is_kept = numbers[0][rows.dim : rows.dim + 1] == numbers[1][rows.dim : rows.dim + 1]
+        return rows if is_kept else state
 
     def _result(self, node: Node) -> State:
         name = operators.operator_name(node)
@@ -264,8 +287,14 @@ def _refusal(live_out: Node, root: str | None, cause: Node, dim: str, what: str)
         expected=f"a module that treats the {rows} independently",
         found=f"{call} of {shapes or 'no tensor'}, which reaches its result `{live_out.name}`",
         where=symbols.source_of(cause),
-        fix="choose modules that treat each token alone, such as layers.*.moe, or chunk along the other dim",
+        fix=f"choose modules without {_culprit(root, cause)}, or chunk along the other dim if it does not mix that",
     )
+
+
+def _culprit(root: str | None, cause: Node) -> str:
+    """The module to leave out: the one that mixes, never a pattern that may name the refused module again."""
+    module = origin_of(cause).module
+    return module if module and root and f"{module}.".startswith(f"{root}.") else f"{root}"
 
 
 def _is_tensor(node: Node) -> bool:

@@ -322,6 +322,7 @@ def observed(trainer: Trainer) -> dict[str, bytes]:
     [
         replace(llama3_fsdp4_tp2, parallelism=Parallelism(world_size=2, ep=1, tp=2)),
         replace(tp_ep_shared, parallelism=Parallelism(world_size=2, ep=2, tp=2, shared_groups=True)),
+        replace(small(CASES["captured_experts_seq"]), parallelism=Parallelism(world_size=2, ep=2)),
         pytest.param(
             replace(small(CASES["experts_seq_float32"]), parallelism=Parallelism(world_size=2)),
             marks=pytest.mark.slow,

@@ -6,6 +6,7 @@ import inspect
 import operator
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -205,13 +206,84 @@ def test_rows_that_are_not_put_back_are_refused() -> None:
         judge(LeavingRowsSorted(D, MoEConfig(routing=routing, hidden_dim=8, num_shared_experts=1)), "batch")
 
 
-@pytest.mark.parametrize("dim", ["batch", "seq"])
-def test_experts_that_take_so_many_rows_of_a_call_make_rows_depend_on_each_other(dim: str) -> None:
+def with_capacity(kind: type[MoE] = MoE, exchange: type[CapacityExchange] = CapacityExchange) -> MoE:
     routing = RoutingConfig(num_experts=4, top_k=2, score="softmax")
-    moe = MoE(D, MoEConfig(routing=routing, hidden_dim=8, num_shared_experts=1, capacity=1.0))
-    moe.experts.exchange = CapacityExchange(1, "ep", 1.0)
-    with pytest.raises(ChunkError, match=rf"cannot chunk layers\.0 along {dim}: cat `cat` computes an element"):
-        judge(moe, dim)
+    moe = kind(D, MoEConfig(routing=routing, hidden_dim=8, num_shared_experts=1, capacity=1.0))
+    moe.experts.exchange = exchange(1, "ep", 1.0)
+    return moe
+
+
+class Undeclared(CapacityExchange):
+    """A limit that nobody declares."""
+
+    limits_rows = False
+
+
+class GivingSlots(CapacityExchange):
+    """Returns the slots, not the rows that it was given."""
+
+    def combine(self, rows_PD: Tensor, slots: Any) -> Tensor:
+        """What the experts returned, as it is."""
+        return rows_PD
+
+
+class Softened(MoE):
+    """Mixes rows after its experts."""
+
+    def _routed(self, x_TD: Tensor, routing: Any) -> Tensor:
+        return super()._routed(x_TD, routing).softmax(0)
+
+
+class Reversed(MoE):
+    """Puts rows back in another order than they had."""
+
+    def _routed(self, x_TD: Tensor, routing: Any) -> Tensor:
+        return super()._routed(x_TD, routing).flip(0)
+
+
+class MixedBefore(MoE):
+    """Gives its experts rows that are mixed already."""
+
+    def _routed(self, x_TD: Tensor, routing: Any) -> Tensor:
+        return super()._routed(x_TD.softmax(0), routing)
+
+
+class ByMixedWeights(MoE):
+    """Scales rows by a sum over all that experts returned."""
+
+    def _routed(self, x_TD: Tensor, routing: Any) -> Tensor:
+        y_TD = super()._routed(x_TD, routing)
+        return y_TD * y_TD.sum(0)
+
+
+@pytest.mark.parametrize("dim", ["batch", "seq"])
+def test_experts_with_a_declared_limit_of_rows_in_a_call_run_in_chunks(dim: str) -> None:
+    judge(with_capacity(), dim)
+
+
+@pytest.mark.parametrize("dim", ["batch", "seq"])
+def test_a_limit_that_is_not_declared_is_refused_and_the_message_names_the_experts_not_the_refused_module(
+    dim: str,
+) -> None:
+    with pytest.raises(ChunkError) as caught:
+        judge(with_capacity(exchange=Undeclared), dim)
+    assert "cannot chunk layers.0 along" in str(caught.value)
+    assert "fix: choose modules without layers.0.experts, or chunk along the other dim if" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [Softened, Reversed, MixedBefore, ByMixedWeights])
+@pytest.mark.parametrize("dim", ["batch", "seq"])
+def test_what_mixes_rows_before_or_after_a_declared_limit_is_refused(kind: type[MoE], dim: str) -> None:
+    with pytest.raises(ChunkError, match=rf"cannot chunk layers\.0 along {dim}"):
+        judge(with_capacity(kind), dim)
+
+
+def test_a_result_with_another_number_of_rows_than_were_given_is_not_what_was_declared() -> None:
+    experts = with_capacity(exchange=GivingSlots).experts
+    check = MixingCheck("batch", 0)
+    rows, counts = torch.randn(8, D), torch.tensor([2, 2, 2, 2])
+    with pytest.raises(ChunkError):
+        check("experts", experts, experts.forward, {"rows_RD": rows, "counts_E": counts})
 
 
 def written_out(module: Applied, x: Tensor) -> Tensor:
@@ -225,7 +297,7 @@ def refusal_of_written_out(origin: str) -> str:
         "  expected: a module that treats the positions of the sequence independently\n"
         f"  found: bmm of ['4', 'u0', '8'], ['4', '8', 'u0'], which reaches its result `RESULT`\n"
         f"  came from: {origin}\n"
-        "  fix: choose modules that treat each token alone, such as layers.*.moe, or chunk along the other dim"
+        "  fix: choose modules without layers.0, or chunk along the other dim if it does not mix that"
     )
 
 

@@ -121,7 +121,7 @@ class TwoEnvironments:
             runs = self._runs([[each for each in keys if each != key] for key in without])
             for key, run in zip(without, runs, strict=True):
                 self.rows[key]["alone"] = run["first"] or "no record changes"
-        elif best["equal"] and keys:
+        elif best["equal"] and len(keys) == 1:
             self.rows[keys[0]]["alone"] = told["first"]
         verdict: Verdict = "not run" if best is plain else "EQUAL" if best["equal"] else "DIFFERENT"
         remainder = "" if best["equal"] else _remainder(best)

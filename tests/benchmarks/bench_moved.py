@@ -3,7 +3,7 @@
     python -m tests.benchmarks.bench_moved truth --plants 200
     python -m tests.benchmarks.bench_moved quiet --replays 2000
     python -m tests.benchmarks.bench_moved speed --calls 2000
-    python -m tests.benchmarks.bench_moved table --env ATEN_CPU_CAPABILITY=avx2 --python PATH > table.md
+    python -m tests.benchmarks.bench_moved table --env ATEN_CPU_CAPABILITY=avx2 --python PATH --folder DIR > table.md
 
 A planted move replaces an operator's CPU kernel: another order of additions, an accumulator of other precision, no
 fused multiply-add, another exp, subnormals that become zero, a wrong edge, a wrong lane. A plant counts if it changes
@@ -20,6 +20,7 @@ import itertools
 import json
 import math
 import os
+import random
 import re
 import shutil
 import sys
@@ -41,10 +42,12 @@ from bitproof.harness.powers.moved.standalone.order_probes import probe
 from bitproof.harness.powers.moved.standalone.recording_calls import keep_results, record
 from bitproof.harness.powers.moved.standalone.replaying import replay, run_call
 from bitproof.harness.processes.command import run_command
-from tests.benchmarks import moved_models
+from tests.benchmarks import harmless_environments, moved_models
 from tests.harness.powers.moved.plants import backwards, flushed, in_order, narrow, planted, products_of, wide
 
 ORDER, BITS, EXP, FUSED = "another order", "an accumulator of", "elementary function", "no fused multiply-add"
+EACH = 200
+"""Environments that share a process started anew: each is a fork of it, changed further."""
 CLASSES = {
     # MKL's kernels add in order here, and fuse: a sum in order differs from them by the fused multiply-add alone.
     **{"in order": (ORDER, FUSED), "backwards": (ORDER,), "narrow": (BITS,), "wide": (BITS, ORDER)},
@@ -165,7 +168,8 @@ def recorded(folder: Path, modules: Sequence[Any] = (moved_models,)) -> Iterator
         for model in module.MODELS:
             path = str(folder / model.__name__)
             try:
-                record(path, f"{module.__file__}:{model.__name__}", [], 1, 1 << 28)
+                if not Path(path, "calls.json").is_file():
+                    record(path, f"{module.__file__}:{model.__name__}", [], 1, 1 << 28)
             except Exception as error:  # a release of transformers may want other settings
                 print(f"{model.__name__} left out: {error}", file=sys.stderr, flush=True)
                 continue
@@ -239,18 +243,30 @@ def judged(plant: Plant, archive: Archive, folder: Path) -> Iterator[tuple[str, 
 
 
 def quiet(folder: Path, wanted: int) -> None:
-    """Replay without a plant: every row that is not equal is wrong."""
-    rows: Counter[str] = Counter()
-    archives = dict(recorded(folder))
-    kept, calls = [], 0
-    for index in range(wanted):
-        name = list(archives)[index % len(archives)]
-        kept.append(bytearray(64 * (1 + index % 97)))  # memory elsewhere
-        found = replay(archives[name])["rows"]
-        calls += len(found)
-        rows.update(f"{name} {row.get('op', key)}" for key, row in found.items() if row["state"] != "equal")
-    print(f"{wanted} replays of {len(archives)} models, {calls} calls three times each: {sum(rows.values())} rows")
-    print(dict(rows))
+    """Replay in environments in which nothing moved: every row that is not equal is wrong."""
+    wrong: Counter[str] = Counter()
+    archives = []
+    for index, (name, _) in enumerate(recorded(folder)):
+        archives.append(str(folder / name))
+        torch.set_num_threads(1 + (index % 5 == 3))  # of the next model
+    folder.chmod(0o755)  # some replays run as another user
+    replays = calls = processes = 0
+    while replays < wanted:
+        prefix, variables = harmless_environments.drawn(random.Random(processes))
+        asked = [archives[(replays + index) % len(archives)] for index in range(min(EACH, wanted - replays))]
+        command = [*prefix, sys.executable, harmless_environments.__file__, str(START), str(processes), *asked]
+        done = run_command(command, 3600, environment={**os.environ, **variables})
+        told = [json.loads(line) for line in done.out.strip().splitlines() if line.startswith("{")]
+        assert len(told) == len(asked), f"{command} {variables}: {done.err[-500:]}"
+        for archive, answer in zip(asked, told, strict=True):
+            calls += answer["calls"]
+            wrong.update(f"{Path(archive).name}: {row['state']}" for row in answer["wrong"])
+            if answer["wrong"]:
+                print(f"environment {processes}: {archive} {prefix} {answer['wrong'][0]}", flush=True)
+        replays, processes = replays + len(asked), processes + 1
+        print(f"{replays} environments in {processes} processes, {calls} calls, {sum(wrong.values())} rows", flush=True)
+    print(f"{wanted} environments, {len(archives)} models, {calls} calls three times each: {sum(wrong.values())} rows")
+    print(dict(wrong))
 
 
 def speed(folder: Path, wanted: int) -> None:
@@ -292,10 +308,14 @@ for folder in sys.argv[2:]:
 
 
 def table(folder: Path, environments: list[tuple[str, Environment]], dtypes: list[str]) -> None:
-    """Replay the models' calls elsewhere; prints a table of operators that moved, by environment."""
-    lines, paths, modules = [], {}, [moved_models]
-    if importlib.util.find_spec("transformers"):
-        modules.append(importlib.import_module("tests.benchmarks.moved_transformers"))
+    """Replay the models' calls elsewhere; prints a table of operators that moved, by environment.
+
+    Archives and answers stay in the folder, so that a later call adds an environment to the table.
+    """
+    paths, modules = {}, [moved_models]
+    for needed, module in (("transformers", "moved_transformers"), ("timm", "moved_vision")):
+        if importlib.util.find_spec(needed):
+            modules.append(importlib.import_module(f"tests.benchmarks.{module}"))
     os.environ.update(MOVED_DIM="128", MOVED_BATCH="32")
     for dtype in dtypes:
         os.environ["MOVED_DTYPE"] = dtype
@@ -306,10 +326,13 @@ def table(folder: Path, environments: list[tuple[str, Environment]], dtypes: lis
         command = [there.python, "-c", REPLAY, str(START), *paths.values()]
         done = run_command(command, 3600, environment={**os.environ, **there.variables})
         print(name, done.status, done.err[-300:], file=sys.stderr, flush=True)
+        lines = []
         for (dtype, model), text in zip(paths, done.out.strip().splitlines(), strict=True):
             rows = json.loads(text).values()
             lines.append((name, dtype, model, len(rows), [row for row in rows if row["state"] != "equal"]))
-    print("\n".join(table_of(sorted(lines, key=lambda line: dtypes.index(line[1])))))
+        (folder / re.sub(r"[^\w.=+]", "", f"{name}.rows")).write_text(json.dumps(lines))
+    found = [line for path in sorted(folder.glob("*.rows")) for line in json.loads(path.read_text())]
+    print("\n".join(table_of(sorted(found, key=lambda line: dtypes.index(line[1])))))
 
 
 def table_of(lines: list[tuple[str, str, str, int, list[dict[str, Any]]]]) -> Iterator[str]:
@@ -353,10 +376,11 @@ def main() -> None:
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--python", action="append", default=[], metavar="PATH")
     parser.add_argument("--dtype", action="append", default=[])
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="keep archives and the table's answers here")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="bench-moved-") as name:
-        folder = Path(name)
+        folder = asked.folder or Path(name)
         if asked.what == "table":
             found = [(f"`{text}`", Environment(variables=dict([text.split("=", 1)]))) for text in asked.env]
             for python in asked.python:
@@ -366,7 +390,7 @@ def main() -> None:
         elif asked.what == "truth":
             truth(folder, asked.plants)
         elif asked.what == "quiet":
-            quiet(folder, asked.replays)
+            quiet(folder / "quiet", asked.replays)
         else:
             speed(folder, asked.calls)
 

@@ -12,10 +12,10 @@ DTYPE = getattr(torch, os.environ.get("MOVED_DTYPE", "float32"))
 DIM = int(os.environ.get("MOVED_DIM", "16"))
 
 
-def train(model, inputs, loss=None, kind="sgd"):
+def train(model, inputs, loss=None, kind="sgd", dtype=DTYPE):
     """One step; returns the loss."""
-    model = model.to(DTYPE)
-    inputs = inputs.to(DTYPE) if inputs.is_floating_point() else inputs
+    model = model.to(dtype)
+    inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
     optimizers = {
         "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=False),
         "adam": lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=False),

@@ -90,8 +90,9 @@ def markdown_of(certificate: MovedCertificate) -> str:
     """The certificate as a page."""
     c = certificate
     rows = ["| | old | new |", "|---|---|---|"]
-    rows += [f"| {name} | {_cell(c.old.get(name, ''))} | {_cell(c.new.get(name, ''))} |" for name in {**c.old, **c.new}]
-    rows += [f"| {_cell(name)} | | {_cell(value)} |" for name, value in c.variables.items()]
+    facts = [(name, c.old.get(name, ""), c.new.get(name, "")) for name in {**c.old, **c.new}]
+    for fact in (*facts, *((name, "", value) for name, value in c.variables.items())):
+        rows.append("| " + " | ".join(map(_cell, fact)) + " |")
     verdict = "these calls account for the whole difference" if c.explains_all else c.verified.plain
     page = ["# What moved", "", f"`{_cell(c.program)}`, {c.steps} steps: **{_cell(verdict)}**", "", *rows, ""]
     page += [f"{c.calls} distinct calls of {c.operators} operators: {c.equal} equal, {len(c.moved)} moved.", ""]

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any
 
 from bitproof.harness.errors import BitproofError, MachineError, RecordingError, UsageError
 from bitproof.harness.files.plain_files import UNPACKED, read_plain
-from bitproof.harness.processes.command import CommandError, run_command
+from bitproof.harness.processes.command import CommandError, Ran, run_command
 from bitproof.harness.runtime.disk_cache import default_folder
 
 START = Path(__file__).parent / "standalone" / "answer_request.py"
@@ -46,26 +47,15 @@ class Environment:
         with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as folder:
             asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
             asked.write_text(json.dumps(request))
-            variables = {**os.environ, "PYTHONHASHSEED": "0", **self.variables}
-            command = [self.python, str(START), what, str(asked), str(answered)]
-            try:
-                done = run_command(command, seconds, environment=variables, is_joined=True)
-            except CommandError as error:
-                raise MachineError(f"{self.python} does not answer: {error}", fix="choose another --python") from error
+            words = [str(START), what, str(asked), str(answered)]
+            done = self._run(words, {"PYTHONHASHSEED": "0", **self.variables}, seconds)
             if done.status == 0 and answered.is_file():
-                found: dict[str, Any] = json.loads(read_plain(answered, UNPACKED * 16))
-                if "error" not in found:
-                    return found
-                raise _refusal(found)
+                return answer_or_refusal(json.loads(read_plain(answered, UNPACKED * 16)))
             raise _failure(what, self.python, done.status, done.out)
 
     def bitproof(self, words: Sequence[str], variables: Mapping[str, str], seconds: float) -> None:
         """Run a command of bitproof here. Raises UsageError for a wrong call, and MachineError without bitproof."""
-        try:
-            given = {**os.environ, **self.variables, **variables}
-            done = run_command([self.python, "-m", "bitproof", *words], seconds, environment=given, is_joined=True)
-        except CommandError as error:
-            raise MachineError(f"{self.python} does not answer: {error}", fix="choose another --python") from error
+        done = self._run(["-m", "bitproof", *words], {**self.variables, **variables}, seconds)
         if done.status == 0:
             return
         if "No module named bitproof" in done.out:
@@ -75,11 +65,21 @@ class Environment:
         last = "\n".join(done.out.strip().splitlines()[-8:])
         raise (UsageError if done.status == 2 else RecordingError)("the case cannot be recorded", found=last)
 
+    def _run(self, words: Sequence[str], variables: Mapping[str, str], seconds: float) -> Ran:
+        try:
+            given = {**os.environ, **variables}
+            return run_command([self.python, *words], seconds, environment=given, is_joined=True)
+        except CommandError as error:
+            raise MachineError(f"{self.python} does not answer: {error}", fix="choose another --python") from error
 
-def _refusal(found: Mapping[str, Any]) -> BitproofError:
+
+def answer_or_refusal(found: dict[str, Any]) -> dict[str, Any]:
+    """An answer. Raises the error that it is, if it is a refusal."""
+    if "error" not in found:
+        return found
     if found["kind"] == "ProgramError":
-        return UsageError(str(found["error"]), expected="FILE.py, or FILE.py:FUNCTION")
-    return RecordingError(
+        raise UsageError(str(found["error"]), expected="FILE.py, or FILE.py:FUNCTION")
+    raise RecordingError(
         "the archive of calls is refused; nothing in it was run",
         found=str(found["error"]),
         fix="record it again: bitproof moved record DIR PROGRAM",
@@ -97,18 +97,22 @@ def _failure(what: str, python: str, status: int, printed: str) -> BitproofError
 
 
 def installed(requirement: str) -> str:
-    """The Python of an environment with this requirement of torch, made on first use. Raises UsageError."""
+    """The Python of an environment with this requirement of torch, made on first use; it has this Python's packages.
+
+    Raises UsageError for another requirement, and MachineError if it cannot be installed.
+    """
     if not _REQUIREMENT.fullmatch(requirement):
         raise UsageError("--to takes a requirement of torch", expected="torch==2.15.0", found=requirement)
     cache = default_folder()
     if cache is None:
         raise UsageError("there is no folder for the new environment", fix="set BITPROOF_CACHE")
-    folder = cache / "environments" / sha256(f"{requirement} {sys.version}".encode()).hexdigest()[:16]
+    rest = sysconfig.get_path("purelib")
+    folder = cache / "environments" / sha256(f"{requirement} {sys.version} {rest}".encode()).hexdigest()[:16]
     python = folder / "bin" / "python"
     if not (folder / "ready").is_file():
         for command in (
             [sys.executable, "-m", "venv", "--clear", str(folder)],
-            [str(python), "-m", "pip", "install", "--quiet", "numpy", requirement],
+            [str(python), "-m", "pip", "install", "--quiet", requirement],
         ):
             try:
                 done = run_command(command, INSTALL_SECONDS, is_joined=True)
@@ -117,5 +121,9 @@ def installed(requirement: str) -> str:
             if done.status != 0:
                 last = "\n".join(done.out.strip().splitlines()[-4:])
                 raise MachineError(f"{requirement} cannot be installed", found=last, fix="use --python PATH")
+        # Everything else is this Python's, so that a script finds its packages, and a case bitproof, and only torch
+        # differs. Written after the install: pip would take this Python's torch for the environment's own.
+        (own,) = folder.glob("lib/python*/site-packages")
+        (own / "shared.pth").write_text(f"import site; site.addsitedir({rest!r})\n")
         (folder / "ready").touch()
     return str(python)

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,6 @@ class TwoEnvironments:
     seconds: float
     explains: bool = True
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    found_in_program: dict[str, str] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
         """Record the program's calls in the old environment; returns counts."""
@@ -64,7 +63,7 @@ class TwoEnvironments:
             if key in repeats and repeats[key]["state"] != "equal":
                 row |= {"state": "nondeterministic", "detail": "it does not repeat in the old environment"}
         self.rows = found["rows"]
-        told = self.new.ask("describe", {"folder": str(self.folder)}, self.seconds)
+        told = found["recorded"]
         return MovedCertificate(
             program=told["program"],
             steps=told["steps"],
@@ -74,7 +73,7 @@ class TwoEnvironments:
             calls=len(self.rows),
             operators=len({row["op"] for row in self.rows.values()}),
             equal=sum(row["state"] == "equal" for row in self.rows.values()),
-            rows=[self._row(key, row) for key, row in self.rows.items() if row["state"] != "equal"],
+            rows=[self._row(row) for row in self.rows.values() if row["state"] != "equal"],
             verified=Verified(),
             uncollected=told["uncollected"],
         )
@@ -107,7 +106,7 @@ class TwoEnvironments:
                 inputs.append(again_moved["in"])
                 if again_moved["key"] not in keys:
                     keys.append(again_moved["key"])
-                    self.found_in_program[again_moved["key"]] = again_moved["op"]
+                    self._add_moved(again_moved["key"], again_moved["op"])
             if not keys:
                 break
             asked = {"keys": keys, "inputs": inputs, "budget": self.budget * 2}
@@ -121,14 +120,21 @@ class TwoEnvironments:
             without = keys[:MOST_ALONE]
             runs = self._runs([[each for each in keys if each != key] for key in without])
             for key, run in zip(without, runs, strict=True):
-                self.rows.setdefault(key, {})["alone"] = run["first"] or "no record changes"
-        elif best["equal"] and keys:
-            self.rows.setdefault(keys[0], {})["alone"] = told["first"]
+                self.rows[key]["alone"] = run["first"] or "no record changes"
+        elif best["equal"] and len(keys) == 1:
+            self.rows[keys[0]]["alone"] = told["first"]
         verdict: Verdict = "not run" if best is plain else "EQUAL" if best["equal"] else "DIFFERENT"
         remainder = "" if best["equal"] else _remainder(best)
         return Verified(
             plain="DIFFERENT", with_exchange=verdict, exchanged=best["exchanged"], remainder=remainder, **told
         )
+
+    def _add_moved(self, key: str, operator: str) -> None:
+        """Add a call that moves on values of the program, and is equal on its recorded inputs or was not recorded."""
+        row = self.rows.setdefault(key, {"op": operator, "dtypes": [], "shapes": [], "drawn": False, "state": "equal"})
+        if row["state"] == "equal":
+            detail = "equal on its recorded inputs, moved on others of the program"
+            row |= {"state": MOVED, "detail": detail, "only_in_the_program": True}
 
     def _runs(self, sets: Sequence[Sequence[str]], environment: Environment | None = None) -> list[dict[str, Any]]:
         sets = [[*keys] for keys in sets]
@@ -138,7 +144,8 @@ class TwoEnvironments:
 
     def explain(self) -> None:
         """Add to each moved call its smallest shape, its causes, and a switch that brings the old bits back."""
-        keys = [key for key, row in self.rows.items() if row.get("state") == MOVED]
+        rows = self.rows.items()
+        keys = [key for key, row in rows if row["state"] == MOVED and not row.get("only_in_the_program")]
         if not keys:
             return
         asked = {"folder": str(self.folder), "only": keys}
@@ -158,37 +165,16 @@ class TwoEnvironments:
 
     def finished(self, certificate: MovedCertificate, verified: Verified) -> MovedCertificate:
         """The certificate with all that was found."""
-        rows = [self._row(key, row) for key, row in self.rows.items() if row.get("state", "equal") != "equal"]
-        rows += [
-            MovedRow(
-                operator=operator,
-                dtypes=self.rows.get(key, {}).get("dtypes", []),
-                shapes=self.rows.get(key, {}).get("shapes", []),
-                state="moved",
-                alone=self.rows.get(key, {}).get("alone", ""),
-                only_in_the_program=True,
-                detail="equal on its recorded inputs, moved on others of the program",
-            )
-            for key, operator in self.found_in_program.items()
-            if self.rows.get(key, {}).get("state", "equal") == "equal"
-        ]
+        rows = [self._row(row) for row in self.rows.values() if row["state"] != "equal"]
         told: dict[str, Any] = {"rows": rows, "verified": verified}
         if isinstance(self.program, CaseOnRanks):
             told |= {"system": self.program.system, "recordings": self.program.identities}
         return MovedCertificate(**{**vars(certificate), **told})
 
-    def _row(self, key: str, row: Mapping[str, Any]) -> MovedRow:
-        names = ("detail", "elements", "total", "ulps", "where", "smallest", "causes", "switch", "alone")
-        told = {name: row[name] for name in names if name in row}
-        return MovedRow(
-            operator=row["op"],
-            dtypes=row["dtypes"],
-            shapes=row["shapes"],
-            state=row["state"],
-            first=[(at, old, new) for at, old, new in row.get("first", ())],
-            is_drawn=row["drawn"],
-            **told,
-        )
+    def _row(self, row: Mapping[str, Any]) -> MovedRow:
+        names = {each.name for each in fields(MovedRow)} & row.keys() - {"first"}
+        first = [(at, old, new) for at, old, new in row.get("first", ())]
+        return MovedRow(operator=row["op"], is_drawn=row["drawn"], first=first, **{name: row[name] for name in names})
 
 
 def _remainder(run: Mapping[str, Any]) -> str:

@@ -42,21 +42,23 @@ def answer(what: str, asked: dict[str, Any]) -> Any:
     archive_of = load("call_archive").Archive
     limit_memory(asked.pop("memory", None))
     archive = archive_of(asked.pop("folder"))
-    if what == "describe":
-        return {name: archive.head[name] for name in ("environment", "program", "steps", "uncollected")}
     only = asked.pop("only", None)
     if what == "replay":
-        found = load("replaying").replay(archive, asked.get("threads"), None if only is None else set(only))
-        told = {call["key"]: call for call in archive.calls}
-        for key, row in found["rows"].items():
-            call = told[key]
-            row |= {"op": call["op"], "shapes": [t["shape"] for t in call["tensors"]]}
-            row |= {"dtypes": sorted({t["dtype"] for t in call["tensors"]})}
-            row |= {"drawn": any(storage["block"] is None for storage in call["storages"])}
-        return found | {"recorded": archive.head["environment"]}
+        return load("replaying").replay(archive, asked.get("threads"), None if only is None else set(only))
     assert what == "probe"
     calls = [call for call in archive.calls if only is None or call["key"] in only]
     return {"probes": {call["key"]: load("order_probes").probe(archive, call) for call in calls}}
+
+
+def answered(what: str, asked: dict[str, Any]) -> Any:
+    """The answer to a request, or its refusal."""
+    refusals = (load("call_values").RefusedArchiveError, load("watched_program").ProgramError)
+    try:
+        return answer(what, asked)
+    except refusals as error:
+        return {"error": str(error), "kind": type(error).__name__}
+    except MemoryError:
+        return {"error": "it needs more memory than the budget", "kind": "RefusedArchiveError"}
 
 
 def limit_memory(budget: int | None) -> None:
@@ -73,15 +75,8 @@ def main() -> int:
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
     with open(request) as file:
         asked = json.load(file)
-    refusals = (load("call_values").RefusedArchiveError, load("watched_program").ProgramError)
-    try:
-        found = answer(what, asked)
-    except refusals as error:
-        found = {"error": str(error), "kind": type(error).__name__}
-    except MemoryError:
-        found = {"error": "it needs more memory than the budget", "kind": "RefusedArchiveError"}
     with open(out, "w") as file:
-        json.dump(found, file)
+        json.dump(answered(what, asked), file)
     return 0
 
 

@@ -7,7 +7,9 @@ checks every size before memory is taken. A digest over each block shows damage;
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -49,8 +51,9 @@ def write_json(path: str, values: dict[str, Any]) -> None:
 def read_json(path: str) -> dict[str, Any]:
     """Read an object that `write_json` wrote. Raises RefusedArchiveError."""
     try:
+        # Opening a named pipe without a writer would wait forever.
+        hold(os.path.isfile(path) or not os.path.exists(path), f"{path} is not a regular file")
         with open(path, "rb") as file:
-            hold(os.path.isfile(path), f"{path} is not a regular file")
             content = file.read(MAX_JSON + 1)
         hold(len(content) <= MAX_JSON, f"{path} is larger than {MAX_JSON} bytes")
         values = json.loads(content)
@@ -77,10 +80,12 @@ class Archive:
         hold(self.head.get("format") == FORMAT, f"format {str(self.head.get('format'))[:20]}, expected {FORMAT}")
         hold(os.path.isfile(self.path), f"{self.path} is missing or not a regular file")
         self.size = os.path.getsize(self.path)
-        lists: dict[str, type] = {"calls": list, "log": list, "records": list, "environment": dict}
-        lists |= {"program": str, "arguments": list, "steps": int, "uncollected": dict}
-        for name, kind in lists.items():
-            hold(type(self.head.get(name)) is kind, f"{name} is missing")
+        lists, objects = dict.fromkeys(("calls", "log", "records", "arguments"), LIST), {"program": TEXT}
+        _hold_fields(self.head, "the archive", **lists, **objects, uncollected=OBJECT, environment=OBJECT)
+        hold(_natural(self.head.get("steps"), 1 << 31), "a wrong number of steps")
+        counts, facts = self.head["uncollected"], self.head["environment"]
+        hold(all(_natural(each, 1 << 53) for each in counts.values()), "uncollected is damaged")
+        hold(all(type(each) is str or _natural(each, 1 << 53) for each in facts.values()), "environment is damaged")
         self.calls: list[dict[str, Any]] = self.head["calls"]
         hold(len(self.calls) <= MAX_CALLS, f"more than {MAX_CALLS} calls")
         for index, call in enumerate(self.calls):
@@ -97,62 +102,37 @@ class Archive:
             hold(type(row) is list and [type(each) for each in row] == shapes, "the records are damaged")
 
     def _check(self, call: Any) -> None:
-        hold(type(call) is dict, "not an object")
-        kinds: dict[str, type] = {
-            "op": str,
-            "key": str,
-            "args": list,
-            "kwargs": dict,
-            "storages": list,
-            "tensors": list,
-        }
-        kinds |= {"settings": dict, "results": list}
-        for name, kind in kinds.items():
-            hold(type(call.get(name)) is kind, f"{name} is missing")
-        hold(max(len(call["tensors"]), len(call["storages"]), len(call["results"])) <= MAX_TENSORS, "too many tensors")
-        total = 0
-        for storage in call["storages"]:
-            hold(type(storage) is dict and _natural(storage.get("size"), MAX_CALL), "a storage without a size")
-            hold(_natural(storage.get("align"), ALIGNMENT - 1), "a storage without an alignment")
-            total += storage["size"]
+        texts, lists = (
+            dict.fromkeys(("op", "key"), TEXT),
+            dict.fromkeys(("args", "tensors", "storages", "results"), LIST),
+        )
+        _hold_fields(call, "the call", **texts, **lists, kwargs=OBJECT, settings=OBJECT)
+        storages, tensors, results = call["storages"], call["tensors"], call["results"]
+        hold(max(map(len, (storages, tensors, results))) <= MAX_TENSORS, "too many tensors")
+        for storage in storages:
+            _hold_fields(storage, "a storage", size=_at_most(MAX_CALL), align=_at_most(ALIGNMENT - 1))
             if storage.get("block") is None:
-                self._check_drawn(storage)
+                told = {"dtype": _among(DTYPES), "seed": _at_most(1 << 32), "digest": TEXT, "drawn": OBJECT}
+                _hold_fields(storage, "a storage that is drawn again", **told)
+                names, kind = (("mean", "deviation"), float) if "mean" in storage["drawn"] else (("low", "high"), int)
+                _hold_fields(storage["drawn"], "a distribution", **dict.fromkeys(names, _of(kind)))
             else:
                 self._check_block(storage["block"], storage["size"])
-        hold(total <= MAX_CALL, f"inputs of more than {MAX_CALL} bytes")
-        for tensor in call["tensors"]:
-            hold(type(tensor) is dict and tensor.get("dtype") in [*DTYPES], "a tensor of unknown dtype")
-            hold(_natural(tensor.get("storage"), len(call["storages"]) - 1), "a tensor without its storage")
-            hold(_natural(tensor.get("offset"), MAX_CALL), "a tensor without its offset")
-            for name in ("shape", "stride"):
-                sizes = tensor.get(name)
-                hold(type(sizes) is list and len(sizes) <= MAX_DIMS, f"a tensor without its {name}")
-                hold(all(_natural(each, 1 << 50) for each in sizes), f"a tensor with a wrong {name}")
-        for result in call["results"]:
-            hold(type(result) is dict and type(result.get("digest")) is str, "a result without its digest")
+        hold(sum(storage["size"] for storage in storages) <= MAX_CALL, f"inputs of more than {MAX_CALL} bytes")
+        for tensor in tensors:
+            place = {"storage": _at_most(len(storages) - 1), "offset": _at_most(MAX_CALL)}
+            _hold_fields(tensor, "a tensor", dtype=_among(DTYPES), shape=_are_sizes, stride=_are_sizes, **place)
+        for result in results:
+            _hold_fields(result, "a result", digest=TEXT)
             if result.get("block") is not None:
-                hold(result.get("dtype") in [*DTYPES] and type(result.get("shape")) is list, "a result without a dtype")
-                hold(len(result["shape"]) <= MAX_DIMS, "a result with too many dims")
-                hold(all(_natural(each, 1 << 50) for each in result["shape"]), "a result with a wrong shape")
-                count = 1
-                for each in result["shape"]:
-                    count *= each
-                size = torch.empty(0, dtype=DTYPES[result["dtype"]]).element_size()
-                self._check_block(result["block"], count * size)
+                _hold_fields(result, "a result", dtype=_among(DTYPES), shape=_are_sizes)
+                self._check_block(result["block"], math.prod(result["shape"]) * DTYPES[result["dtype"]].itemsize)
         if call.get("state") is not None:
             self._check_block(call["state"], None)
-        for name, kind in {"threads": int, "deterministic": bool, "mkldnn": bool}.items():
-            hold(type(call["settings"].get(name)) is kind, f"settings without {name}")
-        hold(1 <= call["settings"]["threads"] <= 4096, "a wrong number of threads")
-        precision = call["settings"].get("float32_matmul_precision")
-        hold(precision in ("highest", "high", "medium"), "settings without float32_matmul_precision")
-
-    def _check_drawn(self, storage: dict[str, Any]) -> None:
-        told: Any = storage.get("drawn")
-        hold(type(told) is dict and storage.get("dtype") in [*DTYPES], "a storage without bytes and distribution")
-        hold(_natural(storage.get("seed"), 1 << 32) and type(storage.get("digest")) is str, "a draw without a seed")
-        names, kind = (("mean", "deviation"), float) if "mean" in told else (("low", "high"), int)
-        hold(all(type(told.get(name)) is kind for name in names), "not a distribution")
+        flags = dict.fromkeys(("deterministic", "mkldnn"), _of(bool))
+        precision = _among(("highest", "high", "medium"))
+        _hold_fields(call["settings"], "settings", threads=_at_most(4096), float32_matmul_precision=precision, **flags)
+        hold(call["settings"]["threads"] > 0, "settings without threads")
 
     def _check_block(self, block: Any, size: int | None) -> None:
         hold(type(block) is list and len(block) == 3 and type(block[2]) is str, "not a block")
@@ -177,8 +157,7 @@ class Archive:
                 found.append(self.block(storage["block"]))
                 continue
             dtype = DTYPES[storage["dtype"]]
-            width = torch.empty(0, dtype=dtype).element_size()
-            content = drawn(dtype, storage["size"] // width, storage["seed"], storage["drawn"])
+            content = drawn(dtype, storage["size"] // dtype.itemsize, storage["seed"], storage["drawn"])
             hold(short_digest(content) == storage["digest"], "its inputs cannot be drawn again here")
             found.append(content)
         return found
@@ -195,8 +174,39 @@ class Archive:
         return base.view(DTYPES[result["dtype"]]).reshape(result["shape"])
 
 
+def is_drawn(call: dict[str, Any]) -> bool:
+    """Whether a call is replayed on inputs drawn again, as its own were above the budget."""
+    return any(storage.get("block") is None for storage in call["storages"])
+
+
 def _natural(value: Any, most: int) -> bool:
     return type(value) is int and 0 <= value <= most
+
+
+def _at_most(most: int) -> Callable[[Any], bool]:
+    return lambda value: _natural(value, most)
+
+
+def _of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) is kind
+
+
+def _among(names: Iterable[str]) -> Callable[[Any], bool]:
+    return lambda value: type(value) is str and value in names
+
+
+def _are_sizes(value: Any) -> bool:
+    return type(value) is list and len(value) <= MAX_DIMS and all(_natural(size, 1 << 50) for size in value)
+
+
+TEXT, LIST, OBJECT = _of(str), _of(list), _of(dict)
+
+
+def _hold_fields(value: Any, what: str, **wanted: Callable[[Any], bool]) -> None:
+    """Hold an object's fields, each to a condition."""
+    hold(type(value) is dict, f"{what} is not an object")
+    for name, fits in wanted.items():
+        hold(fits(value.get(name)), f"{what} has a wrong {name}, or none")
 
 
 def arguments(call: dict[str, Any], bases: list[bytes], state: bytes | None) -> tuple[list[Any], dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .call_archive import FORMAT, MAX_CALL, Archive, ValuesFile, write_json
+from .call_archive import FORMAT, MAX_CALL, Archive, ValuesFile, is_drawn, write_json
 from .call_events import CallEvent, Events, Listener
 from .call_values import NAMES, digest_of, drawn, is_plain, measured, memory_of, short_digest
 from .replaying import environment, run_call
@@ -65,11 +65,6 @@ class _Recorder(Listener):
         if isinstance(value, Tensor) and is_plain(value):
             row |= {"dtype": NAMES[value.dtype], "shape": [*value.shape], "block": self.values.put(memory_of(value))}
         return row
-
-
-def is_drawn(call: dict[str, Any]) -> bool:
-    """Whether a call is replayed on inputs drawn again, as its own were above the budget."""
-    return any(storage["block"] is None for storage in call["storages"])
 
 
 class RecordingSession:

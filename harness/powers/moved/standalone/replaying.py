@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import platform
-import time
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .allowed_calls import MissingError, operator_named, outcome
-from .call_archive import Archive, arguments
+from .call_archive import Archive, arguments, is_drawn
 from .call_values import RefusedArchiveError, digest_of
 
 TIMES = 3
@@ -79,12 +78,19 @@ def _set(asked: dict[str, Any], threads: int | None) -> None:
 
 
 def replay(archive: Archive, threads: int | None = None, only: set[str] | None = None) -> dict[str, Any]:
-    """A row per call, by key: `state`, and for moved calls how much."""
-    begin, rows = time.monotonic(), {}
+    """A row per call, by key: the call, its `state`, and for moved calls how much; and facts about the recording."""
+    rows = {}
     for call in archive.calls:
         if only is None or call["key"] in only:
-            rows[call["key"]] = _row(archive, call, threads)
-    return {"environment": environment(), "rows": rows, "seconds": round(time.monotonic() - begin, 2)}
+            rows[call["key"]] = {
+                "op": call["op"],
+                "shapes": [tensor["shape"] for tensor in call["tensors"]],
+                "dtypes": sorted({tensor["dtype"] for tensor in call["tensors"]}),
+                "drawn": is_drawn(call),
+                **_row(archive, call, threads),
+            }
+    recorded = {name: archive.head[name] for name in ("environment", "program", "steps", "uncollected")}
+    return {"environment": environment(), "rows": rows, "recorded": recorded}
 
 
 def _row(archive: Archive, call: dict[str, Any], threads: int | None) -> dict[str, Any]:

@@ -86,6 +86,7 @@ def test_calls_of_all_ranks_are_merged_and_exchanged_together(case, capsys):
     verified = found["verified"]
     assert (verified["plain"], verified["with_exchange"], verified["remainder"]) == ("DIFFERENT", "EQUAL", "")
     assert verified["exchanged"] == 4, "a call a rank and step"
+    assert not any(row["alone"] for row in found["rows"]), "--no-causes moves no call alone"
     assert any("over ranks 0, 1: a collective, which is not replayed alone" in text for text in found["uncollected"])
     assert found["system"].endswith("mine.py:make") and len(found["recordings"]) == 2
 

@@ -6,10 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 
+import bitproof
 from bitproof.harness.cli import main
+from bitproof.harness.powers.moved import environments
 from bitproof.harness.powers.moved.environments import START
+from bitproof.harness.processes.command import run_command
 
 PROGRAM = """
 import os
@@ -114,6 +118,17 @@ def test_the_standalone_program_runs_where_bitproof_is_not_installed(program, tm
     assert json.loads(Path("answer.json").read_text())["calls"] >= 4
 
 
+def test_a_call_that_moves_on_later_values_alone_is_found_by_the_program_and_exchanged(program, capsys):
+    """The replay sees a call's first values; `relu` differs on the second ones."""
+    Path("model.py").write_text(PROGRAM.replace("return y", "return torch.relu(x * 4), y"))
+    Path("plant", "sitecustomize.py").write_text(PLANT.replace("y[..., -1] =", "if x.max() > 4: y[..., -1] ="))
+    status, found = moved(capsys, program, "--env", f"PYTHONPATH={Path('plant').resolve()}", "--env", "PLANTED=1")
+    (row,) = found["rows"]
+    assert (status, row["operator"], row["only_in_the_program"]) == (1, "aten.relu.default", True)
+    assert (row["state"], row["shapes"], row["alone"]) == ("moved", [[4, 16]], "result result.0 at step 0")
+    assert (found["equal"], found["verified"]["with_exchange"]) == (found["calls"], "EQUAL")
+
+
 CACHES = """
 import os
 import torch
@@ -134,3 +149,24 @@ def test_a_program_that_reads_what_its_first_run_cached_is_not_equal(program, ca
     assert "a second run in the old environment differs" in found["verified"]["remainder"]
     status, found = moved(capsys, program, *env)
     assert found["verified"]["plain"] == "EQUAL", "a cache that is there before the command begins is input"
+
+
+def test_an_installed_torch_sees_the_packages_of_this_python_but_not_its_torch(tmp_path, monkeypatch):
+    """A script that imports other packages runs there, and a case finds the same bitproof."""
+
+    def without_network(command, seconds, **options):
+        if "venv" in command:
+            return run_command([*command, "--without-pip"], seconds, **options)
+        (own,) = Path(command[0]).parents[1].glob("lib/python*/site-packages")
+        (own / "torch.py").write_text("__version__ = '9.9'")
+        assert command[-1] == "torch==9.9", "only torch is installed"
+        return run_command(["true"], seconds, **options)
+
+    monkeypatch.setenv("BITPROOF_CACHE", str(tmp_path))
+    monkeypatch.setattr(environments, "run_command", without_network)
+    python = environments.installed("torch==9.9")
+    shown = "import torch, numpy, bitproof; print(torch.__version__, numpy.__file__, bitproof.__file__)"
+    found = subprocess.run([python, "-c", shown], capture_output=True, text=True, timeout=300, check=True, cwd="/")
+    assert found.stdout.split() == ["9.9", numpy.__file__, bitproof.__file__]
+    monkeypatch.setattr(environments, "run_command", None)
+    assert environments.installed("torch==9.9") == python, "made once"

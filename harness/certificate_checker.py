@@ -1098,9 +1098,10 @@ def _common(shapes: list[list[int]]) -> list[int]:
 
 
 def _number(argument: Json, dtype: str) -> float | None:
-    """The number of an argument. None if it is no number, or if the dtype cannot represent it.
+    """An argument's value as a float, with truth values as 0 and 1.
 
-    torch rounds a number to float32 once before it computes with a float32 tensor.
+    None if the argument is no number, an integer beyond 2^53, or a number that the dtype cannot represent. For float32,
+    a float is first rounded to it, as torch does before it computes with a float32 tensor.
     """
     if type(argument) is int:
         value = float(argument) if abs(argument) <= 2**53 else inf
@@ -1964,7 +1965,11 @@ def check_subject(main: Json, graphs: list[Json]) -> None:
 
 
 def parse(content: bytes) -> Json:
-    """Parse JSON without fractions, truth values and duplicate names."""
+    """Parse JSON.
+
+    Raises RejectedError for a number with a fraction or exponent, NaN, an infinity, a truth value, or a name that
+    occurs twice in an object.
+    """
 
     def refuse(text: str) -> None:
         raise RejectedError(f"the value {text}")

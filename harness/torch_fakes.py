@@ -331,7 +331,10 @@ class _Symbols:
         return extent, hinted, symbol in env.size_like, symbol in env.unbacked_inputs
 
     def conditions(self, symbol: sympy.Symbol) -> Sequence[Any]:
-        """The conditions that name a symbol, in torch's order, and the symbol's replacement."""
+        """The conditions that name a symbol, in torch's order.
+
+        If torch replaces the symbol by an expression, the last element is the pair of symbol and expression.
+        """
         if self._num_conditions != self._env.num_deferred_runtime_asserts:
             self._num_conditions = self._env.num_deferred_runtime_asserts
             self._conditions.clear()

@@ -158,7 +158,7 @@ class Parallelism:
 
     @property
     def stage_ranks(self) -> int:
-        """The number of ranks of a pipeline's stage; of all ranks without a pipeline."""
+        """The number of ranks of a pipeline stage. Without a pipeline, all ranks form a single stage."""
         return self.world_size // self.pp
 
     @property

@@ -4,14 +4,15 @@
 2. All others may differ by rounding. The amount depends on the number of terms, on dtypes and on the amplification of
    errors on the way, so it is measured: the reference runs a few more times with all of its sums in other orders
    (`harness.disturb.regroup`), in as many parts as the larger system has ranks.
-3. A tensor's bound is the root mean square of its samples' distances from the reference, times Student's quantile. The
-   level of the quantile is such that all tensors together stay within their bounds with CONFIDENCE. A bound is at least
-   FEWEST_UNITS units in the last place of the tensor's norm, since samples of few elements may all be rounded to the
-   same value, and some sums are fused.
-4. Three samples estimate a spread badly: with three degrees of freedom a bound is 30 spreads for a hundred tensors, and
-   a defect of 17 spreads fits in. Rounding itself moves tensors by 1 spread, at most 2 (`bench_layouts.py defects`). So
-   a tensor that moves by more than NEAR_SPREADS, and by more than a unit, is `near`: `across` then takes more samples,
-   and with twelve a bound is 6 spreads.
+3. A tensor's spread is the root mean square of its samples' distances from the reference. Its bound is the spread
+   times Student's quantile, at a level such that all tensors together stay within their bounds with CONFIDENCE. A bound
+   is at least FEWEST_UNITS units in the last place of the tensor's norm, since samples of few elements may all be
+   rounded to the same value, and some sums are fused.
+4. Three samples estimate a spread badly, so bounds that hold for a hundred tensors together are 35 spreads wide, and a
+   defect that moves a tensor by 17 spreads is missed. Rounding itself moves a tensor by 1 spread, at most 2
+   (`bench_layouts.py defects`). A tensor within its bound that moves by more than NEAR_SPREADS spreads, and by more
+   than a unit, therefore counts as `near`: it moved farther than rounding usually does. If there are any, and the
+   systems cannot be compared in float64, `across` takes more samples: with twelve, a bound is 6 spreads wide.
 
 Distances are Euclidean, over all cells of a tensor, each cell once. If several ranks of the candidate have a cell, the
 one with the largest distance counts.

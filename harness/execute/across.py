@@ -156,7 +156,10 @@ def _with_layouts(comparison: Comparison, other: Relaid, cells: Mapping[Role, Re
 
 
 def _exactness(cells: Mapping[Role, Recording], other: Relaid) -> LayoutBounds:
-    """Count the tensors that must be equal bit by bit, and the others, by the sums that both systems computed."""
+    """Count the tensors that must be equal bit by bit, and those that may differ by rounding. Bounds are not set yet.
+
+    A tensor must be equal if it is computed before the first phase in which the two systems add in different orders.
+    """
     first = regrouped_between(cells["reference"], cells["candidate"])
     start = apart_from(cells["candidate"].manifest)
     tensors = tensors_of(cells["reference"])

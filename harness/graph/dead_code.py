@@ -10,7 +10,7 @@ from bitproof.harness.graph import operators
 def drop_dead_code(module: GraphModule) -> None:
     """Erase calls and references to nested graphs that have no readers and no effects.
 
-    The last are erased first, so that a call whose only reader was erased is found as well.
+    The graph is walked from its end to its start, so that a call whose only reader was erased is erased as well.
     """
     num_nodes = len(module.graph.nodes)
     # Last first: once a reader is erased, its inputs may have no reader left.

@@ -49,9 +49,12 @@ class Read(NamedTuple):
 
 
 def begin(folder: Path, what: str) -> None:
-    """Create the folder, and replace the step by a note that it is in progress. `what` names the case.
+    """Create the folder, and write a note in place of the step: it is being made, or its maker was stopped.
 
-    Raises ArtifactError if the folder cannot be written, or if another kind of file has the name; that file stays.
+    A step and compiled code that are already there are deleted. `what` names the case.
+
+    Raises ArtifactError if the folder cannot be written, or if a file called `step.bitproof` or `compiled.bitproof` is
+    of another kind; then both files stay.
     """
     file = folder / NAME
     try:

@@ -70,8 +70,11 @@ def lent(device: torch.device) -> Iterator[None]:
 
 
 def put_aside() -> None:
-    """Hide the lent group, as if none existed, before user code such as a script begins. Its own `init_process_group`
-    brings the group back."""
+    """Hide the default group that `lent` lends, and all other groups, until user code calls `init_process_group`.
+
+    Used before user code such as a script begins, and when it destroys the default group. Does nothing without a lent
+    group, or if it is hidden already.
+    """
     loan = _loans[-1] if _loans else None
     if loan is not None and loan.aside is None:
         loan.is_taken = False

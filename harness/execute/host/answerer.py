@@ -262,8 +262,8 @@ def join_recording(
 ) -> None:
     """Join the ranks' files of records, and of values if these were kept, into a recording.
 
-    `done` are the ranks' last reports, in rank order. Raises RecordingError if a name that the system declares appeared
-    on no rank: such a rule is out of date, and may hide missing records.
+    `done` are the ranks' last reports, in rank order. Raises RecordingError if one of the system's rules
+    translates a name that no rank showed: such a rule is out of date, and may hide missing records.
     """
     # A rule is used if any rank shows its name: a stage of a pipeline, for example, has only its own layers.
     by_rank = [rank.unused_names for rank in done]

@@ -310,10 +310,11 @@ def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | No
 
 
 def _in_turn(groups: Sequence[WrongCall]) -> list[WrongCall]:
-    """The groups, with conditions for several exchanged inputs of a call, which are exchanged in their order.
+    """The wrong calls, with corrected conditions (`reads`) for calls with several exchanged inputs.
 
-    When an input is exchanged, the later inputs still have their wrong values. For example, `stack a b` reads the
-    losses of two micro-batches, and neither was divided.
+    A call's inputs are exchanged in order of position. When an input is exchanged, the later inputs still have their
+    wrong values, so the condition of this exchange must expect these. For example, if `stack a b` reads two losses that
+    were not divided, then `b` is still undivided when `a` is exchanged.
     """
     expected: dict[tuple[int, int], dict[int, str]] = defaultdict(dict)
     for swap in (swap for group in groups for swap in group.candidate if swap.site.is_input):

@@ -102,7 +102,7 @@ class Cause:
             return False
         if wrong and wrong == self.wrong:
             return True
-        # The calls of an update have no module, so only their lines tell clipping from scaling.
+        # The calls of an update have no module, so only their lines distinguish clipping from scaling.
         if "update" in directions and None not in (mine.source, other.source):
             return mine.source == other.source
         is_one_line = mine.source is not None and (mine.source, mine.operator) == (other.source, other.operator)

@@ -132,9 +132,10 @@ class CandidateLog(IndexedLog):
         return None if index is None or (self._agrees[index] and not self.bad_producers(index)) else index
 
     def new_constant(self, index: int, partner: int | None) -> int | None:
-        """The new call that made a constant, such as `zeros`, which a call reads and its partner does not.
+        """The call that made a constant input of call `index`, such as `zeros`, if the reference lacks this input.
 
-        None if no input of the call is such a constant.
+        The reference lacks an input if its call `partner` has no equal input, or if there is no partner. Only operators
+        that the reference never uses in the call's direction count. None if no input is such a constant.
         """
         call, theirs = self.log[index], self.reference.log[partner].inputs if partner is not None else ()
         odd = [i for x, i in zip(call.inputs, call.producers, strict=False) if x not in theirs and i is not None]

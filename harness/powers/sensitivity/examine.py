@@ -67,10 +67,13 @@ class Examiner:
         formulas: Sequence[str] | None = None,
         needs_ulp: bool = True,
     ) -> CallFinding:
-        """Examine a call.
+        """Find out whether the compared tensors show errors in a call's output.
+
+        The errors are 1 ULP in an element, gross errors, and the differences of neighbouring formulas, such as
+        `1 / sqrt(x)` for `rsqrt`. Gross errors are tried only if no error of 1 ULP showed.
 
         `formulas` are the neighbouring formulas to try, None for all. With `needs_ulp` false, only these are tried and
-        nothing is perturbed.
+        nothing is perturbed. With `may_be_blind` false, no gross errors are tried.
 
         Raises NotRepeatableError if the call's readers do not repeat their recorded bits.
         """

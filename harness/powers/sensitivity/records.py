@@ -42,8 +42,11 @@ class SensitivityRow:
 
 @dataclass(frozen=True, kw_only=True)
 class UnseenCall:
-    """A call whose error of 1 ULP was not detected, or that is inherently blind. `reason` names the calls that absorb
-    errors."""
+    """A call whose errors of 1 ULP were not detected. `reason` names the calls that absorbed the errors.
+
+    `is_blind`: even gross errors in its whole output on all ranks were not detected, or no call reads its output. So no
+    comparison can see this call.
+    """
 
     __pydantic_config__ = GROWING
 

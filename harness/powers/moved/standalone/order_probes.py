@@ -181,7 +181,11 @@ def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
 
 
 def _exp(call: dict[str, Any]) -> str | None:
-    """A digest of the operator's elementary function alone: a softmax of two terms has a single order of additions."""
+    """A digest of an operator's elementary function, such as `exp`, on 64 fixed numbers.
+
+    A softmax also adds. It is therefore probed with rows of two finite terms, whose sum is the same in any order. None
+    if no elementary function of the operator is known here.
+    """
     operator, name = operator_named(call["op"]), call["op"].split(".")[1]
     values = torch.linspace(-8, 8, 64)
     if name in ("exp", "sigmoid", "tanh", "log1p", "sin", "cos", "erf", "gelu", "silu"):

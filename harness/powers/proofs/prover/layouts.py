@@ -27,7 +27,9 @@ def alignment_of(dtype: str, offset: int) -> int:
 def overlaps(x: Tensor) -> bool:
     """Whether two indices of a tensor may be the same element in memory.
 
-    No two are if, in ascending order of strides, each stride is larger than the distance that all dims before it span.
+    False if, with dims sorted by stride, each stride is larger than the distance between the first and the last element
+    of all dims before. If a size or stride depends on data, false only for a contiguous tensor whose first size alone
+    depends on it.
     """
     if any(not isinstance(n, int) for n in (*x.shape, *x.strides)):
         return not _is_dense(x)

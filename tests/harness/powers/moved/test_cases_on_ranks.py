@@ -91,6 +91,7 @@ def test_calls_of_all_ranks_are_merged_and_exchanged_together(case, capsys):
     assert found["system"].endswith("mine.py:make") and len(found["recordings"]) == 2
 
 
+@pytest.mark.slow
 def test_a_second_difference_outside_of_operators_is_the_remainder(case, capsys):
     planted = ["--env", "PLANTED=1", "--env", "PLANTED_SCALE=2"]
     status, found = moved(capsys, *case, *planted, "--", "--device", "cpu")
@@ -99,6 +100,7 @@ def test_a_second_difference_outside_of_operators_is_the_remainder(case, capsys)
     assert "aten.mul.Tensor(tensor, 2.0), was aten.mul.Tensor(tensor, 1.0)" in found["verified"]["remainder"]
 
 
+@pytest.mark.slow
 def test_nothing_moves_on_ranks_where_nothing_was_planted(case, capsys):
     status, found = moved(capsys, *case, "--", "--device", "cpu")
     assert (status, found["rows"], found["verified"]["plain"]) == (0, [], "EQUAL")

@@ -74,6 +74,7 @@ def test_a_difference_from_elsewhere_is_no_move_and_is_named_as_the_remainder(pr
     assert "aten.mul.Tensor(tensor, 2.0), was aten.mul.Tensor(tensor, 1.0)" in found["verified"]["remainder"]
 
 
+@pytest.mark.slow
 def test_the_same_environment_moves_nothing(program, capsys):
     status, found = moved(capsys, program, "--env", "UNRELATED=1")
     assert (status, found["rows"], found["verified"]["plain"]) == (0, [], "EQUAL")
@@ -118,6 +119,7 @@ def test_the_standalone_program_runs_where_bitproof_is_not_installed(program, tm
     assert json.loads(Path("answer.json").read_text())["calls"] >= 4
 
 
+@pytest.mark.slow
 def test_a_call_that_moves_on_later_values_alone_is_found_by_the_program_and_exchanged(program, capsys):
     """The replay sees a call's first values; `relu` differs on the second ones."""
     Path("model.py").write_text(PROGRAM.replace("return y", "return torch.relu(x * 4), y"))
@@ -140,6 +142,7 @@ def forward():
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_reads_what_its_first_run_cached_is_not_equal(program, capsys):
     """The moved call ran in the old environment alone, so its effect cannot be seen."""
     Path("model.py").write_text(CACHES)

@@ -73,7 +73,25 @@ _MOST_BYTES = 64 << 20
 _READ, _MODIFIED, _WRITTEN, _LOOKED, _OPENED = 0x1, 0x2, 0x8, 0x10, 0x20
 """inotify's events of a file: read, modified, closed after writing, closed after reading only, opened."""
 
+_FILES = {"open", "sqlite3.connect", "os.mkdir", "os.rename", "os.link", "os.symlink", *_CHANGES, *_STARTS}
+"""The audit events that concern files: few of all, since torch causes thousands of others while it traces a step."""
+
 _Identity = tuple[int, int]
+
+_RUNNING: list[RunFiles] = []
+"""The guards of the runs that go on in this process."""
+
+
+@functools.cache
+def _listen() -> None:
+    """Listen to this process's audit events. Python cannot remove a hook, so there is one for all runs."""
+    sys.addaudithook(_heard)
+
+
+def _heard(event: str, args: tuple[Any, ...]) -> None:
+    if _RUNNING and event in _FILES:
+        for files in [*_RUNNING]:
+            files.heard(event, args)
 
 
 class _Began(NamedTuple):
@@ -115,8 +133,8 @@ class RunFiles:
         self._earlier = {(facts.st_dev, facts.st_ino) for facts in earlier.values()}
         self._reads = _Reads([*earlier])
         self._asking = [mock.patch.object(os, name, self._telling(getattr(os, name))) for name in _ASKS]
-        self._is_on, self._within = False, threading.local()
-        sys.addaudithook(self._heard)
+        self._within = threading.local()
+        _listen()
 
     def _own_folder(self, work: Path) -> Path:
         """Make the run's own folders, for temporary files and for output. Returns the latter's path.
@@ -132,13 +150,13 @@ class RunFiles:
         return short / "out"
 
     def __enter__(self) -> RunFiles:
-        self._is_on = True
+        _RUNNING.append(self)
         for each in self._asking:
             each.start()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._is_on = False
+        _RUNNING.remove(self)
         for each in self._asking:
             each.stop()
         if not isinstance(error, BitproofError):
@@ -176,8 +194,8 @@ class RunFiles:
         below bitproof's folder."""
         return path.startswith(self._ours) and not path.startswith(self._checkouts)
 
-    def _heard(self, event: str, args: tuple[Any, ...]) -> None:
-        """Python's audit hook, which notes the files that the script opens, changes and names. It cannot be removed."""
+    def heard(self, event: str, args: tuple[Any, ...]) -> None:
+        """Note the files that an audit event of the script opens, changes or names."""
         with self._unasked() as is_theirs:
             if not is_theirs:
                 return
@@ -237,7 +255,7 @@ class RunFiles:
     def _unasked(self) -> Iterator[bool]:
         """Context that yields whether the script itself acts now, and not bitproof. Files that bitproof opens or asks
         about in this context do not count."""
-        is_theirs = self._is_on and not getattr(self._within, "us", False)
+        is_theirs = self in _RUNNING and not getattr(self._within, "us", False)
         if is_theirs:
             self._within.us = True
         try:

@@ -424,14 +424,25 @@ def _only_moves(log: CandidateLog, index: int) -> bool:
     """Whether a call of the candidate alone only shows or copies right values, such as one element or a bucket.
 
     Its output may be nowhere in the reference without being wrong. For example, a pass inserts `select g 0` before an
-    extra `xor_`: the extra call reads an element of the right gradient `g`.
+    extra `xor_`: the extra call reads an element of the right gradient `g`. But `split g` is wrong if the reference
+    has a `slice g` that the candidate lacks: it may show the wrong part.
     """
     call = log.log[index]
     if counterpart(log, index) is not None or not (call.view or log.packs(index) or name_of(call) == "copy_"):
         return False
     sides = [*zip(call.inputs, log.given(index), strict=False)]
     sides = sides[1:] if name_of(call) == "copy_" else sides  # copy_ overwrites its first input
+    if _may_replace_part(log, {value for value, _ in sides}):
+        return False
     return all(value in log.reference.values or (by is not None and _only_moves(log, by)) for value, by in sides)
+
+
+def _may_replace_part(log: CandidateLog, values: set[str]) -> bool:
+    """Whether the reference takes a part of one of these values by a call that the candidate lacks."""
+    return any(
+        call.view and not values.isdisjoint(call.inputs) and log.reference.counterpart(index, log) is None
+        for index, call in enumerate(log.reference.log)
+    )
 
 
 def _has_inputs(log: CandidateLog, index: int) -> bool:

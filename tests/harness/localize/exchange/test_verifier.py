@@ -114,6 +114,20 @@ def test_a_wrong_view_is_exchanged_without_a_change_of_what_it_shows(tmp_path: P
     assert (found.status, found.reverse, found.tensors) == ("verified", True, 2)
 
 
+def test_an_extra_copy_does_not_hide_a_wrong_part_that_another_operator_takes(tmp_path: Path) -> None:
+    """Without the copy the candidate would still read the second half of `y` in place of the first."""
+
+    def part(is_candidate: bool) -> Mapping[str, Tensor]:
+        [x] = weights((8, 4))
+        y = x.detach().exp()
+        read = y.split(4)[1].clone() if is_candidate else y[:4]
+        return {"part": read.mul(2.0), "whole": y, "halves": y.reshape(2, 16).sum(0)}
+
+    sides = Sides(tmp_path, lambda: part(False), lambda: part(True))
+    _, found = sides.verified(sides.blamed("clone", how="adds"))
+    assert found.status == "not verified", found
+
+
 def test_a_draw_is_exchanged_with_the_state_that_it_leaves(tmp_path: Path) -> None:
     def draws(seed: int) -> Mapping[str, Tensor]:
         generator = torch.Generator().manual_seed(seed)

@@ -111,9 +111,9 @@ class MovedCertificate:
 
     def problem(self) -> str | None:
         """How the certificate contradicts itself, if it does."""
-        found, replayed = self.verified, [row for row in self.rows if not row.only_in_the_program]
-        if self.equal + len(replayed) != self.calls:
-            return f"{self.equal} equal calls and {len(replayed)} others, of {self.calls}"
+        found = self.verified
+        if self.equal + len(self.rows) != self.calls:
+            return f"{self.equal} equal calls and {len(self.rows)} others, of {self.calls}"
         if self.operators > self.calls:
             return f"{self.operators} operators in {self.calls} calls"
         if found.with_exchange != "not run" and found.plain != "DIFFERENT":

@@ -70,11 +70,8 @@ class TwoEnvironments:
             old=told["environment"],
             new=found["environment"],
             variables=dict(self.new.variables),
-            calls=len(self.rows),
-            operators=len({row["op"] for row in self.rows.values()}),
-            equal=sum(row["state"] == "equal" for row in self.rows.values()),
-            rows=[self._row(row) for row in self.rows.values() if row["state"] != "equal"],
             verified=Verified(),
+            **self._counted(),
             uncollected=told["uncollected"],
         )
 
@@ -165,11 +162,16 @@ class TwoEnvironments:
 
     def finished(self, certificate: MovedCertificate, verified: Verified) -> MovedCertificate:
         """The certificate with all that was found."""
-        rows = [self._row(row) for row in self.rows.values() if row["state"] != "equal"]
-        told: dict[str, Any] = {"rows": rows, "verified": verified}
+        told: dict[str, Any] = {"verified": verified, **self._counted()}
         if isinstance(self.program, CaseOnRanks):
             told |= {"system": self.program.system, "recordings": self.program.identities}
         return MovedCertificate(**{**vars(certificate), **told})
+
+    def _counted(self) -> dict[str, Any]:
+        """The distinct calls: how many there are, of how many operators, how many are equal, and the rows of others."""
+        rows = [self._row(row) for row in self.rows.values() if row["state"] != "equal"]
+        operators = len({row["op"] for row in self.rows.values()})
+        return {"calls": len(self.rows), "operators": operators, "equal": len(self.rows) - len(rows), "rows": rows}
 
     def _row(self, row: Mapping[str, Any]) -> MovedRow:
         names = {each.name for each in fields(MovedRow)} & row.keys() - {"first"}

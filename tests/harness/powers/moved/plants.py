@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +35,10 @@ def in_order(products: Tensor) -> Tensor:
 
 def backwards(products: Tensor) -> Tensor:
     return in_order(products.flip(-1))
+
+
+def evens_first(products: Tensor) -> Tensor:
+    return in_order(torch.cat([products[..., ::2], products[..., 1::2]], -1))
 
 
 def narrow(products: Tensor) -> Tensor:
@@ -72,44 +77,68 @@ def _softmax(x: Tensor, dim: int, half: bool = False) -> Tensor:
     return raised / in_order(raised)[..., None]
 
 
-def plants() -> list[tuple[str, str, Callable[..., Tensor], str]]:
-    """Each plant: its operator, its kind, the overriding function, and words of its cause, empty for none."""
-    other = "another order of additions"
-    rows: list[tuple[str, str, Callable[..., Tensor], str]] = []
-    for kind, add, product, cause in (
-        ("in order", in_order, "no fused multiply-add", other),  # MKL adds in order here, and fuses
-        ("backwards", backwards, other, other),
-        ("narrow", narrow, "accumulator of 8 bits", "accumulator of 8 bits"),
-    ):
-        rows += [
-            ("mm", kind, lambda a, b, add=add: add(products_of(a, b)).to(a.dtype), product),
-            ("bmm", kind, lambda a, b, add=add: add(products_of(a, b)), product),
-            ("addmm", kind, lambda c, a, b, beta=1, alpha=1, add=add: add(products_of(a, b)) + c, product),
-            ("sum.dim_IntList", kind, lambda x, dim, keepdim=False, dtype=None, add=add: add(x), cause),
-            ("mean.dim", kind, lambda x, dim, keepdim=False, dtype=None, add=add: add(x) / x.shape[-1], cause),
-            ("mv", kind, lambda a, b, add=add: add(a * b), cause),
-            ("dot", kind, lambda a, b, add=add: add(a * b), cause),
+class Plant(NamedTuple):
+    """A move: its operator, its kind, and ways to plant it, each a function and a pattern of its cause, empty for none.
+
+    A way that computes what this machine's kernel does anyway is no move, so the next one is planted: on AMD, MKL adds
+    the products of `mm` in order, and does not fuse.
+    """
+
+    operator: str
+    kind: str
+    ways: tuple[tuple[Callable[..., Tensor], str], ...]
+
+    def __str__(self) -> str:
+        return f"{self.operator}-{self.kind}"
+
+
+def _sums(add: Callable[[Tensor], Tensor]) -> dict[str, Callable[..., Tensor]]:
+    """Operators that add, each with its additions made by `add`."""
+    return {
+        "mm": lambda a, b: add(products_of(a, b)).to(a.dtype),
+        "bmm": lambda a, b: add(products_of(a, b)),
+        "addmm": lambda c, a, b, beta=1, alpha=1: add(products_of(a, b)) + c,
+        "sum.dim_IntList": lambda x, dim, keepdim=False, dtype=None: add(x),
+        "mean.dim": lambda x, dim, keepdim=False, dtype=None: add(x) / x.shape[-1],
+        "mv": lambda a, b: add(a * b),
+        "dot": lambda a, b: add(a * b),
+    }
+
+
+def plants() -> list[Plant]:
+    """All plants."""
+    other, narrowed = "another order of additions", "accumulator of 8 bits"
+    # On Intel, MKL adds in order and fuses. On AMD it does not fuse, and adds the first operand of `addmm` first.
+    unfused = dict.fromkeys(("mm", "bmm", "addmm"), f"no fused multiply-add|{other}")
+    found = []
+    for operator, third in _sums(evens_first).items():
+        ways = (_sums(in_order)[operator], unfused.get(operator, other)), (third, other)
+        found += [
+            Plant(operator, "in order", ways),
+            Plant(operator, "backwards", ((_sums(backwards)[operator], other), (third, other))),
+            Plant(operator, "narrow", ((_sums(narrow)[operator], narrowed),)),
         ]
-    rows += [
-        ("sum.dim_IntList", "wide", lambda x, dim, keepdim=False, dtype=None: wide(x), "accumulator of 5"),
-        ("mm", "wide", lambda a, b: wide(products_of(a, b)).to(a.dtype), "accumulator of 5"),
-        ("dot", "wide", lambda a, b: wide(a * b), "accumulator of 5"),
+    found += [
+        Plant(name, "wide", ((_sums(wide)[name], "accumulator of 5"),)) for name in ("mm", "sum.dim_IntList", "dot")
+    ]
+    function = "elementary function"
+    rows: list[tuple[str, str, Callable[..., Tensor], str]] = [
         ("addcmul", "not fused", lambda a, b, c, value=1: a + b * c, "no fused multiply-add"),
-        ("exp", "exp2", _exp2, "elementary function"),
-        ("sigmoid", "exp2", lambda x: 1 / (1 + _exp2(-x)), "elementary function"),
-        ("_softmax", "exp2", _softmax, "elementary function"),
+        ("exp", "exp2", _exp2, function),
+        ("sigmoid", "exp2", lambda x: 1 / (1 + _exp2(-x)), function),
+        ("tanh", "exp2", lambda x: 1 - 2 / (_exp2(2 * x) + 1), function),
+        ("_softmax", "exp2", _softmax, function),
         ("_log_softmax", "exp2", lambda x, d, h: torch.log2(_softmax(x, d)) * 0.6931471805599453, "elementary"),
-        ("tanh", "double", lambda x: x.double().sinh().div(x.double().cosh()).float(), "elementary function"),
         ("sqrt", "edge", lambda x: edge(x.double().pow(0.5).float()), ""),
-        ("exp", "edge", lambda x: edge(torch.exp2(x.double() * 1.4426950408889634).float()), "elementary function"),
+        ("exp", "edge", lambda x: edge(torch.exp2(x.double() * 1.4426950408889634).float()), function),
         ("relu", "edge", lambda x: edge(x.clamp(min=0)), ""),
-        ("gelu", "edge", lambda x, approximate="none": edge(x * 0.5), "elementary function"),
+        ("gelu", "edge", lambda x, approximate="none": edge(x * 0.5), function),
         ("cumsum", "edge", lambda x, dim, dtype=None: edge(x), ""),
         ("div.Tensor", "flushed", lambda x, y: flushed(x * 0.5), ""),
         ("add.Tensor", "flushed", lambda x, y, alpha=1: flushed(torch.sub(x, y, alpha=-alpha)), "subnormals"),
         ("sub.Tensor", "flushed", lambda x, y, alpha=1: flushed(torch.add(x, y, alpha=-alpha)), "subnormals"),
     ]
-    return rows
+    return found + [Plant(operator, kind, ((way, cause),)) for operator, kind, way, cause in rows]
 
 
 @contextlib.contextmanager

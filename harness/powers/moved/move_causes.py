@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -20,7 +20,15 @@ def causes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         found.append("other values of its elementary function, independent of any order of additions")
     if old.get("order") and new.get("order") and old["order"] != new["order"]:
         found.append(_order(old["order"], new["order"]))
+    if old.get("bias") and new.get("bias") and old["bias"] != new["bias"]:
+        found.append(f"another order of additions: the bias is added {_added(new['bias'])}, was {_added(old['bias'])}")
     return found
+
+
+def _added(sizes: Sequence[int]) -> str:
+    """Where a bias is added to a product: `sizes` has, for each term, how many terms were added before the two met."""
+    first = min(range(len(sizes)), key=sizes.__getitem__)
+    return "last" if min(sizes) == len(sizes) - 1 else f"to term {first} first"
 
 
 def _order(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -40,8 +40,11 @@ def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _terms(call: dict[str, Any], rows_KN: Tensor) -> Tensor | None:
-    """The sums of K terms, computed N times by the call's operator: a product with ones, or a sum."""
+def _terms(call: dict[str, Any], rows_KN: Tensor, bias: float = 0.0) -> Tensor | None:
+    """The sums of K terms, computed N times by the call's operator: a product with ones, or a sum.
+
+    `bias` is added to the product by operators such as `addmm`.
+    """
     name = call["op"].split(".")[1]
     operator = operator_named(call["op"])
     terms_NK = rows_KN.T.contiguous()
@@ -58,7 +61,7 @@ def _terms(call: dict[str, Any], rows_KN: Tensor) -> Tensor | None:
     for row in terms_NK:
         left = torch.ones(rows, rows_KN.shape[0], dtype=row.dtype)
         left[0] = row
-        added = torch.zeros(rows, columns, dtype=row.dtype)
+        added = torch.full((rows, columns), bias, dtype=row.dtype)
         given = {
             "mm": (left, ones),
             "addmm": (added, left, ones),
@@ -104,6 +107,27 @@ def _order(call: dict[str, Any]) -> dict[str, Any] | None:
             sizes.append(round(terms - float(found[0])))
     first = sizes[: terms - 1]
     return {"sizes": sizes, "first": 1 + first.index(min(first)), "terms": terms}
+
+
+def _bias(call: dict[str, Any]) -> list[int] | None:
+    """For each term of a product with a bias, how many terms were added to either before term and bias met.
+
+    A kernel that adds the bias first gives 0, 1, 2, ... if it adds in order; one that adds it last gives the number of
+    the other terms every time.
+    """
+    terms, dtype = _inner(call)
+    if call["op"].split(".")[1] not in ("addmm", "baddbmm"):
+        return None
+    terms = min(terms, 256 if dtype.itemsize == 2 else MOST_TERMS)
+    sizes = []
+    for other in range(terms):
+        rows_KN = torch.ones(terms, 1, dtype=dtype)
+        rows_KN[other] = -BIG[dtype]
+        found = _terms(call, rows_KN, BIG[dtype])
+        if found is None:
+            return None
+        sizes.append(round(terms - 1 - float(found[0])))
+    return sizes
 
 
 def _bits(call: dict[str, Any]) -> int | None:
@@ -199,6 +223,7 @@ def _exp(call: dict[str, Any]) -> str | None:
 
 _ASKED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "order": _order,
+    "bias": _bias,
     "accumulator": _bits,
     "fused": _fused,
     "flushes": _flushes,

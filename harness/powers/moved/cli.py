@@ -52,7 +52,10 @@ def moved_command(
         Path | None, typer.Option(metavar="PATH", help="The new environment's Python. It needs torch, not bitproof.")
     ] = None,
     to: Annotated[
-        str | None, typer.Option(metavar="REQUIREMENT", help="Install this torch into a new environment and use it.")
+        str | None,
+        typer.Option(
+            metavar="REQUIREMENT", help="Install this torch or other package into a new environment and use it."
+        ),
     ] = None,
     env: Annotated[
         list[str] | None,

@@ -22,7 +22,7 @@ from bitproof.harness.runtime.disk_cache import default_folder
 
 START = Path(__file__).parent / "standalone" / "answer_request.py"
 INSTALL_SECONDS = 1800.0
-_REQUIREMENT = re.compile(r"torch[<>=!~]=?[\w.+*,<>=!~]+")
+_REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*?)[<>=!~]=?[\w.+*,<>=!~]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Environment:
             words = [str(START), what, str(asked), str(answered)]
             done = self._run(words, {"PYTHONHASHSEED": "0", **self.variables}, seconds)
             if done.status == 0 and answered.is_file():
-                return answer_or_refusal(json.loads(read_plain(answered, UNPACKED * 16)))
+                return answer_or_refusal(json.loads(read_plain(answered, UNPACKED * 16)), what, self.python)
             raise _failure(what, self.python, done.status, done.out)
 
     def bitproof(self, words: Sequence[str], variables: Mapping[str, str], seconds: float) -> None:
@@ -73,10 +73,12 @@ class Environment:
             raise MachineError(f"{self.python} does not answer: {error}", fix="choose another --python") from error
 
 
-def answer_or_refusal(found: dict[str, Any]) -> dict[str, Any]:
-    """An answer. Raises the error that it is, if it is a refusal."""
+def answer_or_refusal(found: dict[str, Any], what: str = "", python: str | None = None) -> dict[str, Any]:
+    """An answer. Raises the error that it is, if it is a refusal: `what` was asked of this Python."""
     if "error" not in found:
         return found
+    if found["kind"] == "FailedProgramError":
+        raise RecordingError(f"the program failed ({what})", found=str(found["error"]), where=python)
     if found["kind"] == "ProgramError":
         raise UsageError(str(found["error"]), expected="FILE.py, or FILE.py:FUNCTION")
     raise RecordingError(
@@ -97,12 +99,14 @@ def _failure(what: str, python: str, status: int, printed: str) -> BitproofError
 
 
 def installed(requirement: str) -> str:
-    """The Python of an environment with this requirement of torch, made on first use; it has this Python's packages.
+    """The Python of an environment with this requirement, made on first use; all else is this Python's packages.
 
-    Raises UsageError for another requirement, and MachineError if it cannot be installed.
+    torch brings all libraries that it needs, such as CUDA's; another package only those that are missing here, so
+    `transformers==5.2.0` leaves torch as it is. Raises UsageError for a text that is no requirement of
+    one package with a release, and MachineError if it cannot be installed.
     """
-    if not _REQUIREMENT.fullmatch(requirement):
-        raise UsageError("--to takes a requirement of torch", expected="torch==2.15.0", found=requirement)
+    if not (named := _REQUIREMENT.fullmatch(requirement)):
+        raise UsageError("--to takes a package and its release", expected="torch==2.15.0", found=requirement)
     cache = default_folder()
     if cache is None:
         raise UsageError("there is no folder for the new environment", fix="set BITPROOF_CACHE")
@@ -110,20 +114,24 @@ def installed(requirement: str) -> str:
     folder = cache / "environments" / sha256(f"{requirement} {sys.version} {rest}".encode()).hexdigest()[:16]
     python = folder / "bin" / "python"
     if not (folder / "ready").is_file():
-        for command in (
-            [sys.executable, "-m", "venv", "--clear", str(folder)],
-            [str(python), "-m", "pip", "install", "--quiet", requirement],
-        ):
-            try:
-                done = run_command(command, INSTALL_SECONDS, is_joined=True)
-            except CommandError as error:
-                raise MachineError(f"{requirement} cannot be installed: {error}") from error
-            if done.status != 0:
-                last = "\n".join(done.out.strip().splitlines()[-4:])
-                raise MachineError(f"{requirement} cannot be installed", found=last, fix="use --python PATH")
-        # Everything else is this Python's, so that a script finds its packages, and a case bitproof, and only torch
-        # differs. Written after the install: pip would take this Python's torch for the environment's own.
+        _run_install(requirement, [sys.executable, "-m", "venv", "--clear", str(folder)])
+        # Everything else is this Python's, so that a script finds its packages, and a case bitproof. pip is not shown
+        # this Python's torch if it shall install another one: it would take it for the environment's own.
         (own,) = folder.glob("lib/python*/site-packages")
-        (own / "shared.pth").write_text(f"import site; site.addsitedir({rest!r})\n")
+        shared, text = own / "shared.pth", f"import site; site.addsitedir({rest!r})\n"
+        if named[1] != "torch":
+            shared.write_text(text)
+        _run_install(requirement, [str(python), "-m", "pip", "install", "--quiet", requirement])
+        shared.write_text(text)
         (folder / "ready").touch()
     return str(python)
+
+
+def _run_install(requirement: str, command: Sequence[str]) -> None:
+    try:
+        done = run_command(command, INSTALL_SECONDS, is_joined=True)
+    except CommandError as error:
+        raise MachineError(f"{requirement} cannot be installed: {error}") from error
+    if done.status != 0:
+        last = "\n".join(done.out.strip().splitlines()[-4:])
+        raise MachineError(f"{requirement} cannot be installed", found=last, fix="use --python PATH")

@@ -21,7 +21,9 @@ def causes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     if old.get("order") and new.get("order") and old["order"] != new["order"]:
         found.append(_order(old["order"], new["order"]))
     if old.get("bias") and new.get("bias") and old["bias"] != new["bias"]:
-        found.append(f"another order of additions: the bias is added {_added(new['bias'])}, was added {_added(old['bias'])}")
+        found.append(
+            f"another order of additions: the bias is added {_added(new['bias'])}, was added {_added(old['bias'])}"
+        )
     return found
 
 

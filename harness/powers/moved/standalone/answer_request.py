@@ -52,7 +52,8 @@ def answer(what: str, asked: dict[str, Any]) -> Any:
 
 def answered(what: str, asked: dict[str, Any]) -> Any:
     """The answer to a request, or its refusal."""
-    refusals = (load("call_values").RefusedArchiveError, load("watched_program").ProgramError)
+    program = load("watched_program")
+    refusals = (load("call_values").RefusedArchiveError, program.ProgramError, program.FailedProgramError)
     try:
         return answer(what, asked)
     except refusals as error:

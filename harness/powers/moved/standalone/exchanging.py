@@ -16,8 +16,8 @@ from torch import Tensor
 
 from .call_archive import Archive, read_json
 from .call_events import CallEvent, Events, Listener
-from .call_values import DTYPES, RefusedArchiveError, hold, memory, short_digest
-from .watched_program import run_program
+from .call_values import DTYPES, hold, memory, short_digest
+from .watched_program import FailedProgramError, run_program
 
 
 class _Exchange(Listener):
@@ -104,12 +104,12 @@ def _forked(archive: Archive, results: str | None, keys: set[str]) -> dict[str, 
         try:
             os.close(reading)
             found = run_exchanged(archive, results, keys)
-            with open(writing, "w") as pipe:
-                json.dump(found, pipe)
             status = 0
         except BaseException:
-            traceback.print_exc()
+            found = {"error": "".join(traceback.format_exc().splitlines(keepends=True)[-8:]).strip()}
         finally:
+            with open(writing, "w") as pipe:
+                json.dump(found, pipe)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
@@ -118,5 +118,5 @@ def _forked(archive: Archive, results: str | None, keys: set[str]) -> dict[str, 
         text = pipe.read()
     _, status = os.waitpid(child, 0)
     if status != 0:
-        raise RefusedArchiveError("the program failed; its error is above")
+        raise FailedProgramError(json.loads(text)["error"] if text else f"its process ended with status {status}")
     return json.loads(text)

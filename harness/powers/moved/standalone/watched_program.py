@@ -25,6 +25,10 @@ class ProgramError(Exception):
     """The program cannot be run as asked; the text says why."""
 
 
+class FailedProgramError(Exception):
+    """The program raised an error, or ended its process; the text has the end of its traceback."""
+
+
 class _Left(BaseException):
     """Leaves a script after its last step."""
 

@@ -100,7 +100,7 @@ def test_wrong_calls_are_refused_before_anything_runs(program, capsys):
         ["replay"],
         ["check", "a", "b"],
         [program, "--env", "NOVALUE"],
-        [program, "--to", "numpy==1"],
+        [program, "--to", "numpy"],
         [program, "--to", "torch==2.15.0", "--python", sys.executable],
         ["record", "new", "model.py:missing"],
         ["record", "new2", "absent.py"],
@@ -129,6 +129,15 @@ def test_a_call_that_moves_on_later_values_alone_is_found_by_the_program_and_exc
     assert (status, row["operator"], row["only_in_the_program"]) == (1, "aten.relu.default", True)
     assert (row["state"], row["shapes"], row["alone"]) == ("moved", [[4, 16]], "result result.0 at step 0")
     assert (found["equal"], found["verified"]["with_exchange"]) == (found["calls"] - 1, "EQUAL")
+
+
+def test_a_program_that_fails_in_the_new_environment_alone_is_shown_with_its_error(program, capsys):
+    Path("model.py").write_text(
+        PROGRAM.replace("return y", "assert not os.environ.get('PLANTED'), 'no such head'\n    return y")
+    )
+    assert main(["moved", program, "--env", "PLANTED=1"]) == 3
+    told = capsys.readouterr().err
+    assert "the program failed (exchange)" in told and "AssertionError: no such head" in told and sys.executable in told
 
 
 CACHES = """

@@ -1,4 +1,4 @@
-"""`--prove-first`: before any case runs, prove each case, and report the outputs that are equal for every input."""
+"""`--prove-first`: prove each case before any runs, and report which outputs are equal for every input."""
 
 from __future__ import annotations
 

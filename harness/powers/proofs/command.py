@@ -114,7 +114,7 @@ def _expected(case: Case) -> str:
 
 
 def assumptions_of(result: CaseProof) -> list[str]:
-    """The assumptions of a case's proof, except those on tracing."""
+    """Return the assumptions of a case's proof, except those on tracing, which every proof has."""
     proof = _whole_proof(result)
     return [*assumed([side.graph for side in proof.sides], proof.table.used())]
 
@@ -158,17 +158,16 @@ def _update_lines(update: UpdateProof | None) -> list[str]:
 
 
 def _table_head() -> list[str]:
-    """The header of the Markdown table: the machine, and the columns."""
     machine = f"torch {torch_version() or 'unknown'} on the CPU of a machine of kind {platform.machine()}"
     columns = "case", "model", "ranks", "PROVED", "NOT PROVED", "REFUSED", "computed", "answer", "a run's verdict"
     return [f"{machine}:", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
 
 
 def _row(result: CaseProof) -> str:
-    """A case's row in the table: the columns of `_table_head`. `computed` counts the PROVED outputs that were also
-    computed on values."""
+    """A case's row in the table, with the columns of `_table_head`."""
     case, proof = result.case, result.proof
     numbers = [proof.count(verdict) if proof else "" for verdict in (PROVED, NOT_PROVED, REFUSED)]
+    # the PROVED outputs that were also computed on values
     computed = result.evaluated if proof else ""
     model = f"{case.model.family} {case.model.flavor}"
     cells = case.name, model, case.parallelism.world_size, *numbers, computed, result.verdict, case.expected

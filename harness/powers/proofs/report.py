@@ -1,7 +1,7 @@
-"""Proofs in reports: a clause beside the verdict, and a headline if a proved case differs.
+"""Proofs in reports: a clause beside the verdict, and a headline if a PROVED case runs DIFFERENT.
 
-docs/explanation/proving.md lists the assumptions of proofs. If a PROVED case is DIFFERENT, an assumption is false on
-that machine, or something outside the step had an effect. The headline names the assumption, and the blamed call.
+A PROVED case can only differ if an assumption of the proof is false on that machine, or if something outside the step
+had an effect. The headline names the assumption and the blamed call. docs/explanation/proving.md lists the assumptions.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def describe(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
 
 
 def contradicted(result: CaseResult, found: ProofOutcome, *, injects: bool = False) -> str | None:
-    """The headline about a PROVED case whose run differs: the false assumption, and the blamed call.
+    """Return the headline about a PROVED case whose run differs: the false assumption, and the blamed call.
 
     None if the case is not PROVED, if the run confirms the proof, or if it differs in something that the proof does not
-    cover, such as an optimizer's update. `injects`: the run planted a fault.
+    cover, such as an optimizer's update. `injects`: the run injected a fault (`--inject`).
     """
     first = result.first_divergence
     if found.verdict != ProofVerdict.PROVED:
@@ -97,7 +97,7 @@ def _blamed(first: Divergence) -> str:
 
 
 def _false_assumption(call: BlamedCall | None) -> str:
-    """The assumption that a blamed call refutes, as docs/explanation/proving.md words it."""
+    """The assumption that a blamed call refutes, in the words of docs/explanation/proving.md."""
     if call is None:
         return "both sides run what was traced (no call explains the difference)"
     # Only "same inputs, different output" is about a kernel. Extra, missing or reconnected calls are not in the graphs.

@@ -54,7 +54,9 @@ class OutputAnswer:
 
     @property
     def meaning(self) -> str | None:
-        """The meaning of NOT PROVED: the output differs, or no rule proves it equal. None for other verdicts."""
+        """Whether a NOT PROVED output was seen to differ, or no rule proves it equal, in words. None for other
+        verdicts.
+        """
         if self.verdict != NOT_PROVED:
             return None
         if self.witness:
@@ -78,7 +80,7 @@ class Proof:
     reads_something: bool = True
 
     def count(self, verdict: str) -> int:
-        """The number of outputs with this verdict."""
+        """Return the number of outputs with this verdict."""
         return sum(answer.verdict == verdict for answer in self.answers)
 
     @property
@@ -104,7 +106,7 @@ def prove_graphs(
     """Prove two graphs of the same step, output by output. `rules` are RULES unless a test passes others.
 
     `must_read` lists prefixes of input names: a proved output must depend on an input of each. The terms are added to
-    `table`, whose own rules then apply. It may have terms of other graphs already, which need no second rewriting.
+    `table`, whose own rules then apply; terms of other graphs that it already has are not rewritten again.
     """
     table = Table(RULES if rules is None else rules) if table is None else table
     sides = Canonicalizer(table, reference, 0), Canonicalizer(table, candidate, 1)
@@ -142,7 +144,7 @@ Pair = tuple[int | None, int | None]
 
 
 def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, Pair]]:
-    """Every output's name, and the calls that compute it.
+    """Yield every output's name, and the calls that compute it.
 
     A graph without in-place writes may return an input's final value instead: such an output has the same name as the
     written input.
@@ -200,7 +202,7 @@ def _answer(
 
 
 def meaning_of(proof: Proof) -> str:
-    """What NOT PROVED means for a proof's outputs, in words; empty if all outputs are PROVED or REFUSED."""
+    """Return a summary of the NOT PROVED outputs: how many were seen to differ, and how many no rule proves equal."""
     differ = sum(answer.witness is not None for answer in proof.answers)
     others = [answer for answer in proof.answers if answer.meaning and not answer.witness]
     told = [f"{differ} {'differs' if differ == 1 else 'differ'} on an input tried"] if differ else []
@@ -218,7 +220,8 @@ def _layout(x: Any) -> str:
 
 
 def answer_lines(proof: Proof, *, all_in: str) -> list[str]:
-    """Lines about the outputs that are not simply PROVED. Outputs that first differ at the same calls share a line.
+    """Return lines about the outputs that are not simply PROVED. Outputs that first differ at the same calls share a
+    line.
 
     If there are too many to print, a line says that `all_in` has the complete list.
     """

@@ -41,6 +41,7 @@ def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_les
     None.
     """
     state = tuple(x.output.removeprefix(WRITTEN) for x in proof.answers if x.output.startswith(WRITTEN))
+    # ("seed",) is the generator's state at the start: no call drew random numbers.
     state += (GENERATOR,) if proof.sides[0].generator != ("seed",) else ()
     reasons = [
         None if verdict == PROVED else "one step is not proved",
@@ -53,7 +54,9 @@ def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_les
 
 
 def _moved(graph: Graph) -> str | None:
-    """The reason if a tensor that a graph returns in place of an input has another layout; None if there is none."""
+    """Return the reason if a graph replaces an input by a tensor of another layout: the next step would be another
+    program.
+    """
     inputs = {f"{WRITTEN}{call.name}": call.value for call in graph.calls if call.op == "input"}
     for name, index in graph.outputs:
         if name in inputs and _lies(graph.calls[index].value) != _lies(inputs[name]):

@@ -42,10 +42,10 @@ def view_of_view(table: Table, term: Term) -> int | None:
 
 
 def view_of_same_order(table: Table, term: Term) -> int | None:
-    """A view of a reshaped view is a view without the reshape: a window counts elements in row-major order, so only the
-    order of the inner view's elements matters, not its shape.
+    """A view of a reshaped view is a view without the reshape: only the order of the inner view's elements matters.
 
-    The inner view gets as few dims as possible.
+    A window counts elements in row-major order, so the inner view's shape has no effect. It gets as few dims as
+    possible.
     """
     _, place, *w = term
     if table[place][0] != "view":
@@ -170,8 +170,7 @@ def _joined(table: Table, first: int, second: int, dim: int) -> int | None:
 
 
 def exact_of_number(table: Table, term: Term) -> int | None:
-    """The negative of a number is a number. A cast of a number is that number, if the dtype represents it exactly: then
-    nothing is rounded."""
+    """The negative of a number is a number. A cast of a number is that number, if the dtype represents it exactly."""
     _, name, dtype, _, operands = term
     number = table.number(operands[0])
     if number is None or name not in ("neg", "cast"):
@@ -268,8 +267,7 @@ _WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"),
 
 
 def exact_of_one_choice(table: Table, term: Term) -> int | None:
-    """A choice between x and x is x. A choice by a condition that is true everywhere is its first value; by a condition
-    that is false everywhere, its second."""
+    """A choice between x and x is x. A choice by a constant condition is one of its values: the first if it is true."""
     if term[1] != "where":
         return None
     condition, yes, no = term[4]

@@ -1,4 +1,4 @@
-"""Proves the end of a case's step after its graph: experts are balanced, and the optimizer updates shards.
+"""Proves the rest of a training step, after its graph: balancing the experts, and the optimizer's update of shards.
 
 1. For each side, trace `Trainer.update`, which all of our systems run. Gradients have that side's layouts. Optimizer
    state exists, as after the first step; before the first step it is zeros on both sides.
@@ -44,7 +44,7 @@ NOT_FOLLOWED = Induction(False, reason="what follows the step is not proved")
 
 @dataclass(frozen=True)
 class UpdateProof:
-    """The proof of a case's update: an answer for each input that a whole step writes, and the induction over steps.
+    """The proof of the update after a step: an answer for each input that a step changes, and the induction over steps.
 
     `proof` is the proof of the joined graphs, or None if they were refused as a whole.
     """
@@ -56,13 +56,15 @@ class UpdateProof:
     proof: Proof | None = None
 
     def count(self, verdict: str) -> int:
-        """The number of outputs with a verdict."""
+        """Return the number of outputs with a verdict."""
         return sum(answer.verdict == verdict for answer in self.answers)
 
 
 def prove_update(case: Case, step: PairProof, groups: Sequence[GroupTable], device: torch.device) -> UpdateProof:
-    """Prove the update after a case's step. `step` has the proof of the step and its two graphs; `groups` are the
-    process groups of each. A refusal does not raise: the result has its reason."""
+    """Prove the update after a case's proved step, `step`; `groups` are the process groups of its two graphs.
+
+    A refusal does not raise: the result has its reason.
+    """
     assert step.graphs is not None and step.proof is not None
     if case.schedule is not None:
         return UpdateProof(REFUSED, reason="one micro-batch is proved, and no graph says how a step adds up several")
@@ -110,7 +112,7 @@ class _Updates:
         return self._written[place]
 
     def _trace(self, like: dict[str, Tensor]) -> tuple[GraphModule, dict[str, Tensor]]:
-        """The traced graph of the update, and its inputs by name, as fake values. `like` are the gradients by name."""
+        """The traced update and its inputs by name, as fake values. `like` are the gradients by name."""
         try:
             module, *inputs = update_graph(self._case, like, self._device)
         except Exception as error:
@@ -126,10 +128,10 @@ def _on_meta(x: data.Tensor) -> Tensor:
 
 
 def join(step: Graph, update: Graph) -> Graph:
-    """The graph of a step followed by its update.
+    """Return the graph of a step followed by its update.
 
-    If an input of the update has the name of an input or output of the step, it becomes that value, in its memory.
-    Otherwise it becomes an input of the joined graph.
+    If an input of the update has the name of an input or output of the step (`gradient of layers.0.w`), it becomes that
+    value, in its memory. Otherwise it becomes an input of the joined graph.
     """
     known = {call.name: index for index, call in enumerate(step.calls) if call.op == "input"} | dict(step.outputs)
     calls = [*step.calls]

@@ -2,7 +2,7 @@
 
 Metadata in the graph is not trusted, since passes write it, even a user's. Instead, every call runs again on fake
 values, starting from the inputs: its result has the layout. For operators in `admitted`, fake values share memory
-exactly where real values do. So aliases follow from fake values, not from names of operators. Any other operator is
+exactly if real values do. So aliases follow from fake values, not from names of operators. Any other operator is
 refused.
 """
 
@@ -65,7 +65,7 @@ class CallOrigin(NamedTuple):
 
 
 class RefusedError(BitproofError):
-    """A call that proofs do not support. No output that depends on it can be proved."""
+    """A call or program that proofs do not support. No output that depends on it can be proved."""
 
 
 def export_graph(
@@ -78,9 +78,9 @@ def export_graph(
 ) -> Graph:
     """Return a module's graph as data.
 
-    `names` and `inputs` are the names and values of its inputs, in order: only layouts matter, not the values'
-    elements. `outputs` are the names of its results. If inputs have open sizes, `bounds` is filled with the bounds
-    within which the result holds. Raises RefusedError, which names the node.
+    `names` and `inputs` are the names and values of its inputs, in order; only the layouts of the values matter.
+    `outputs` are the names of its results. If inputs have open sizes, `bounds` is filled with the bounds within which
+    the result holds. Raises RefusedError, which names the node.
     """
     if otherwise := runs_otherwise(module):
         raise RefusedError(f"a graph that is run with {otherwise}", where="the whole graph")
@@ -148,7 +148,7 @@ class _Exporter:
         return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
     def place_of(self, returned: Any, name: str) -> int:
-        """The index of the call that computes an output. Raises RefusedError unless the output is a tensor or a size.
+        """Return the index of the call that computes an output. Raises RefusedError unless it is a tensor or a size.
 
         A size has no call of its own yet, so one is added.
         """
@@ -289,8 +289,10 @@ class _Exporter:
         self.calls.append(told_once(call, self.calls))
 
     def _shared(self, node: Node, value: Any, layout: Any) -> Any:
-        """A result's layout, corrected for waits and `_unsafe_view`: these return their argument's memory, although
-        neither their schemas nor their fake values state it."""
+        """A result's layout, corrected for waits and `_unsafe_view`.
+
+        These return their argument's memory, although neither their schemas nor their fake values state it.
+        """
         if node.op != "call_function" or not (operators.is_wait(node) or node.target is _UNSAFE_VIEW):
             return layout
         source = self.calls[self.index[node.all_input_nodes[0]]].value
@@ -381,7 +383,7 @@ class _Exporter:
 
 
 def refuse(call: Call, what: str) -> RefusedError:
-    """The error to raise about a refused call, with its module and source line."""
+    """Return the error to raise about a refused call, with its module and source line."""
     place = CallOrigin(*call.place)
     where = f"{place.module or 'no module'} ({place.direction})" + (f", {place.source}" if place.source else "")
     return RefusedError(f"{what} (`{call.name}`)", where=where)
@@ -425,7 +427,6 @@ def _draws(node: Node) -> bool:
 
 
 def _by_name(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's arguments by name. Names of positional arguments come from the operator's schema."""
     schema = schema_of(node.target)
     names = [argument.name for argument in schema.arguments] if schema else []
     return dict(zip(names, args, strict=False)) | dict(kwargs)

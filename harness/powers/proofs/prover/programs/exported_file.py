@@ -96,7 +96,7 @@ class _Signature:
 
 @dataclass(frozen=True)
 class SavedProgram:
-    """The parts of an exported program that a proof reads, with torch's names."""
+    """The parts of an exported program that a proof reads, named as in torch's ExportedProgram."""
 
     graph_module: GraphModule
     graph_signature: _Signature
@@ -108,7 +108,7 @@ class SavedProgram:
 
 
 def read_exported(file: Path) -> SavedProgram:
-    """Read a program from a file.
+    """Read a program from a file that torch.export.save wrote.
 
     Raises UsageError if the file is damaged or not an exported program, and RefusedError if a proof does not support
     it.
@@ -337,7 +337,7 @@ class _Reader:
                 self._define(_identifier(own), one, told)
 
     def _arguments(self, target: Any, field: Field) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A call's positional and named arguments. Raises unless they match an operator's schema in name and order."""
+        """A call's positional and named arguments. Raises FieldError unless they match the schema in name and order."""
         given = []
         for argument in field.list():
             parts = argument.object(("name", "arg"), ("kind",))
@@ -494,7 +494,7 @@ def _unproved(what: str, field: Field) -> RefusedError:
 
 
 def _identifier(field: Field) -> str:
-    """The text of a field that must be a plain identifier, which torch may safely write into code."""
+    """The text of a field that must be a plain identifier, because torch writes it into code."""
     name = field.text()
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise field.wrong("a plain identifier")
@@ -517,7 +517,6 @@ def _target(field: Field) -> Any:
 
 
 def _constant(kind: str, field: Field) -> Any:
-    """The value of an argument that is no tensor. `kind` is one of _ARGUMENTS."""
     match kind:
         case "as_none":
             return None
@@ -569,7 +568,6 @@ def _device(field: Field) -> torch.device:
 
 
 def _closed(field: Field) -> int:
-    """A size, stride or offset of a stored tensor. Only a number is allowed."""
     return field.one_of(("as_int",))[1].integer()
 
 
@@ -628,7 +626,7 @@ def _check_state(found: SavedProgram, inputs: Sequence[Any]) -> None:
 
 
 def _returns(field: Field) -> str:
-    """The nesting of the outputs, as text: it is in the entry of the whole program. It is not interpreted."""
+    """The nesting of the outputs, as the file's text: it is in the entry of the whole program, whose name is empty."""
     for entry in field.list():
         parts = entry.object(("fqn",), ("signature",))
         if parts["fqn"].text() == "" and parts["signature"].value is not None:

@@ -46,5 +46,7 @@ def _kernels_switches() -> dict[str, Any]:
 
 
 def under_one_setting() -> AbstractContextManager[Any]:
-    """Within this context, RefusedError is raised at an operator that runs under other switches than the first."""
+    """Return a context in which all operators must run under the same switches; RefusedError names the first that does
+    not.
+    """
     return _OneSetting()

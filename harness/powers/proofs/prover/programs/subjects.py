@@ -63,8 +63,7 @@ def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> Pai
 
 
 def _with_values(f: Any, g: Any, inputs: Sequence[Any]) -> PairProof | None:
-    """The proof of programs some of whose tensors have no values, such as tensors on the meta device. Values are drawn
-    for these.
+    """The proof of programs whose tensors partly have no values (e.g. on the meta device); values are drawn for these.
 
     None if all tensors have values, if the drawn values would be too large, or if the programs cannot be traced so.
     """
@@ -98,8 +97,10 @@ def _unforeseen(error: Exception) -> str:
 
 
 def prove_held(one: Held, other: Held) -> PairProof:
-    """Prove two programs, and compute their graphs on their own values and on random values. The programs themselves
-    are run as well, unless the graphs were refused as a whole."""
+    """Prove two programs, and compute their graphs on their own values and on random values.
+
+    The programs themselves are run as well, unless the graphs were refused as a whole.
+    """
     found = prove_programs(one.program, other.program, lambda: _sets(one), must_read=())
     if found.proof is None or found.graphs is None:
         return found
@@ -111,8 +112,10 @@ def prove_held(one: Held, other: Held) -> PairProof:
 
 
 def really_run(found: PairProof, one: Held, other: Held) -> PairProof:
-    """Run both programs, and return the proof `found`: refused if a program does something else than its graph; with
-    `not_run` set if a program could not be run."""
+    """Run both programs, and return the proof `found`: refused if a program does not do the same as its graph.
+
+    If a program could not be run, `not_run` is set.
+    """
     if not_runnable := not_run(one) or not_run(other):
         return replace(found, not_run=not_runnable)
     like = dict(zip(one.program.names, one.program.inputs, strict=True))
@@ -137,7 +140,6 @@ def _refused(found: PairProof, reason: str) -> PairProof:
 
 
 def _check_keys(one: Held, other: Held) -> None:
-    """Raise RefusedError if an output is returned under different dictionary keys or fields on the two sides."""
     for place, (x, y) in enumerate(zip(one.keys or (), other.keys or (), strict=False)):
         if x and y and x != y:
             names = ["".join(keys) for keys in (x, y)]
@@ -146,8 +148,9 @@ def _check_keys(one: Held, other: Held) -> None:
 
 
 def _check_effects(one: Held, other: Held) -> None:
-    """Raise RefusedError unless both calls leave their effects other than outputs at the same paths, with equal values
-    of all that are no tensors."""
+    """Raise RefusedError unless both calls have the same side effects: at the same paths, non-tensors with equal
+    values.
+    """
     lefts = [
         dict.fromkeys([*(x for x in side.program.outputs if _is_left(x, side)), *side.effects]) for side in (one, other)
     ]
@@ -171,7 +174,6 @@ def _is_left(name: str, side: Held) -> bool:
 
 
 def _check_state(one: Held, other: Held) -> None:
-    """Raise RefusedError if a parameter, buffer or gradient has different bits on the two sides. It may lack values."""
     for name in one.values.keys() & other.values.keys():
         x, y = one.values[name], other.values[name]
         is_kept = name.startswith((PARAMETER, BUFFER, GRADIENT)) and has_values(x) and has_values(y) and x is not y
@@ -215,7 +217,6 @@ def _written_inputs(graph: Graph) -> set[str]:
 
 
 def _sets(one: Held) -> list[Values]:
-    """Sets of inputs to compute: the given inputs, if all have values, and random inputs."""
     like = dict(zip(one.program.names, one.program.inputs, strict=True))
     if sum(map(_span, like.values())) > MOST_ELEMENTS:
         return []
@@ -229,8 +230,7 @@ def _all_closed(like: Mapping[str, Any]) -> bool:
 
 
 def _span(x: Any) -> int:
-    """The number of elements from a tensor's first to its last in memory. With large strides it exceeds the number of
-    the tensor's elements."""
+    """The number of elements from a tensor's first to its last in memory: 9 for shape (2,) and stride (8,)."""
     if not isinstance(x, Tensor) or not _is_closed(x) or 0 in x.shape:
         return 0
     return 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
@@ -241,7 +241,8 @@ def _is_closed(x: Tensor) -> bool:
 
 
 def random(like: Mapping[str, Tensor], values: Mapping[str, Any], seed: int) -> Sequence[Any]:
-    """Random inputs of the layouts of `like`. Their magnitudes are far enough apart to expose a different rounding.
+    """Return random inputs of the layouts of `like`. Their magnitudes are far enough apart to expose a different
+    rounding.
 
     Integers keep their values from `values`, since they may be indices; so does optimizer state, which may be counts.
     """

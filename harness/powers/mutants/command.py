@@ -1,4 +1,8 @@
-"""`bitproof faults`, from the report folder to the exit status."""
+"""`bitproof faults`, from the report folder to the exit status.
+
+Terms of mutation testing: a fault is killed if the case that contains it becomes DIFFERENT or fails, and survives
+otherwise. An equivalent rewrite keeps every bit; it is flagged if the case becomes DIFFERENT nevertheless.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ FAULTS_TABLE = "faults.md"
 
 
 class Page(NamedTuple):
-    """A file with a place for the table, and the command shown there."""
+    """A file with a place for the table of faults, and the command that is shown above the table."""
 
     file: Path
     call: str
@@ -50,7 +54,10 @@ Plan = Mapping[str, Sequence[Entry]]
 
 
 def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
-    """The rows with these names or families, all if neither is given. Raises UsageError for an unknown name."""
+    """Return the catalogue's entries with these names or families, all if neither is given.
+
+    Raises UsageError for an unknown name.
+    """
     known = {*CATALOGUE, *(entry.family for entry in CATALOGUE.values())}
     if unknown := [name for name in (*wanted, *families) if name not in known]:
         raise UsageError(
@@ -63,14 +70,14 @@ def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
 
 
 def list_faults(entries: Sequence[Entry]) -> Iterator[str]:
-    """A line per row: name, family, the defect, and the requirements for a case."""
+    """Yield a line per entry: name, family, the defect, and the requirements for a case."""
     for entry in entries:
         needs = "; ".join(need.says for need in (*entry.all_needs, *entry.sees))
         yield f"{entry.name} ({entry.family}): {entry.says}" + (f" [{needs}]" if needs else "")
 
 
 def homes(entry: Entry, cases: Sequence[Case]) -> list[Case]:
-    """The cases to which a fault applies; cases that should detect it come first."""
+    """Return the cases to which a fault applies; cases that should detect it come first."""
     able = [case for case in cases if not entry.unmet(case)]
     return sorted(able, key=lambda case: bool(entry.hidden(case)))
 
@@ -139,7 +146,6 @@ def faults(
 
 
 def _check_page(page: Page | None) -> None:
-    """Raise UsageError unless a page has a place for the table."""
     if page is None:
         return
     try:
@@ -201,8 +207,9 @@ def _finish(
 
 
 def status_of(found: FaultsFound, results: Sequence[CaseResult]) -> int:
-    """The exit status: 0 if all outcomes are right, 1 if a fault survived or an equivalent was flagged, 3 if
-    unknown."""
+    """Return the exit status: 0 if all outcomes are right, 1 if a fault survived or an equivalent was flagged,
+    else 3.
+    """
     if not found.outcomes or not all(map(shows_faults, results)):
         return UNJUDGED
     return faults_status(found.score)

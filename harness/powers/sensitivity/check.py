@@ -1,4 +1,4 @@
-"""`--sensitivity`: after a case's verdict, how many of its operator calls would the comparison notice?"""
+"""`--sensitivity`: count the operator calls whose error of 1 ULP the case's comparison would notice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class SensitivityOptions:
 
 
 class SensitivityCheck(Check):
-    """Make each call of a step wrong by 1 ULP, one at a time, and count the calls that the case would notice."""
+    """After a case's verdict, make each call of a step wrong by 1 ULP, one at a time; count the calls that the case
+    notices.
+    """
 
     name = "sensitivity"
     Options = SensitivityOptions
@@ -42,7 +44,7 @@ class SensitivityCheck(Check):
         return None if options.sensitivity is None else cls(options)
 
     def refuse(self, options: RunOptions) -> None:
-        """Refuse to run on ranks that torchrun started."""
+        """Raise UsageError under torchrun: all ranks are replayed in one process."""
         from bitproof.harness.execute.transport import refuse_torchrun
 
         refuse_torchrun("sensitivity", "replays all ranks in one process")
@@ -72,9 +74,8 @@ class SensitivityCheck(Check):
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """The first row with impossible counts, e.g. more seen than tried: path, expected, found.
-
-        None if all are valid.
+        """Return path, rule and counts of the first row with impossible counts, e.g. more seen than tried; None if all
+        are valid.
         """
         from bitproof.harness.powers.sensitivity.report import read_data
 

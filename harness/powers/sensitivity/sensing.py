@@ -1,4 +1,4 @@
-"""Measure a case's sensitivity in a separate process, from the recording of the candidate's ranks.
+"""Measures a case's sensitivity in a separate process, from the recording of the candidate's ranks.
 
 1. Replay a step for all ranks in this process, and check that it has the recorded bits.
 2. Fork a process per core. Each examines its share of the calls in an order drawn from the case's seed, so the calls
@@ -56,7 +56,7 @@ class Sensing:
 
 
 def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
-    """Measure, in a separate process, a case that ran on `device`."""
+    """Measure a case that ran on `device`, in a separate process."""
     if device != "cpu":
         return Sensitivity(reason=f"steps are replayed on the CPU, and this case ran on {device}")
     timeout = float("inf") if task.effort.seconds is None else task.effort.seconds + MARGIN
@@ -67,7 +67,7 @@ def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
 
 
 def main() -> None:
-    """Entry point of the measuring process: `harness.powers.sensitivity.sensing PIPE`."""
+    """Run the measuring process, started as `python -m ...sensing PIPE`."""
     answer_all(Sensing, lambda task: iter([outcome_of(task)]))
 
 
@@ -147,7 +147,6 @@ class _Search:
         )
 
     def _examined(self, pending: Sequence[int], deadline: float | None) -> Iterator[CallFinding]:
-        """The findings of the processes, as they arrive. Raises RankError if a process dies."""
         from bitproof.harness.powers.sensitivity.examine import Examiner
         from bitproof.harness.powers.sensitivity.spread import Compared
 
@@ -170,7 +169,6 @@ class _Search:
         yield from _forked([functools.partial(share, first) for first in range(self._processes)])
 
     def outcome(self) -> Sensitivity:
-        """The summed-up result."""
         from bitproof.harness.powers.sensitivity.summary import summed_up
 
         found = summed_up(self._steps.program, self._found, self._at_once)

@@ -1,4 +1,4 @@
-"""`bitproof doctor`: the abilities of this machine."""
+"""`bitproof doctor`: what this machine can run."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ GENERATIONS = 2
 
 
 def compute(setting: Setting, rank: int) -> Answer:
-    """A digest of each kind of call on this rank's device: `attention 0f3a..; products 77c1..`."""
+    """Return a digest of each kind of call on this rank's device: `attention 0f3a..; products 77c1..`."""
     device = setting.device_of(rank)
     found = {"attention": "".join(attend(device, torch.bfloat16, 64, 64)[1])}
     for counts in grouped.COUNTS_E:
@@ -32,7 +32,7 @@ def compute(setting: Setting, rank: int) -> Answer:
 
 
 def layers(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """Loss and gradients of embedding, norm, linear layers and softmax.
+    """Return loss and gradients of embedding, norm, linear layers and softmax.
 
     The embedding's gradient adds the rows of equal tokens; the other gradients add over all tokens.
     """
@@ -54,7 +54,7 @@ def _all(*tensors: Tensor) -> str:
 
 
 def first_unlike(said: list[str]) -> str | None:
-    """Names the first process whose bits differ from process 0's, and the kind of call; None if all agree."""
+    """Return the first process whose bits differ from process 0's, and the kind of call; None if all agree."""
     for number, text in enumerate(said):
         if text != said[0]:
             pairs = zip(text.split("; "), said[0].split("; "), strict=False)

@@ -1,4 +1,4 @@
-"""Finds collectives that share a process-group object, and so wait for each other."""
+"""Finds collectives that share a process-group object, and so run one after the other."""
 
 from __future__ import annotations
 

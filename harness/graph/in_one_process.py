@@ -16,7 +16,7 @@ from bitproof.harness.graph.groups import Partition
 
 
 class NotEvaluatedError(Exception):
-    """A call that cannot be computed for all ranks: a random draw, a higher-order operator, an unknown collective."""
+    """A call that cannot be computed for all ranks in one process: a random draw, an unknown collective."""
 
 
 def collective(op: str, partition: Partition, arguments: Sequence[Sequence[Any]]) -> list[Any]:

@@ -152,7 +152,8 @@ def marked_nodes(graph: Graph) -> list[Marked]:
 def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
     """Move the marks of each removed node to the node that its readers read now.
 
-    `before` is from `marked_nodes`. A new node also gets the chunk of the removed node.
+    `before` is from `marked_nodes`. A new node also gets the chunk of the removed node. For example, a user's pass
+    replaces the marked `mm_3`, which `add_4` read as its first input, by `mm_9`: then `mm_9` gets the marks.
     """
     nodes = {node.name: node for node in graph.nodes}
     for node, readers in before:

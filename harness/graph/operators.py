@@ -1,4 +1,4 @@
-"""Properties of operators for the passes."""
+"""Properties of operators and calls that passes ask for: writes, views, collectives, random draws, symbols."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def build_pipeline(context: PassContext) -> list[PassRow]:
 
 
 def apply_until(pass_list: Sequence[Pass], until: str | None) -> list[Pass]:
-    """The pass list up to and including the pass `until`: the whole list for None, an empty list for "".
+    """Return the pass list up to and including the pass `until`: the whole list for None, an empty list for "".
 
     After any prefix of the pass list, the graph can run. Raises CaseError for a name that is not in the list; the error
     names the passes.

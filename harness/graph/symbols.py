@@ -69,7 +69,7 @@ def is_scalar_of(value: Any, symbol: sympy.Symbol) -> bool:
 
 
 def number(value: Any, symbol: sympy.Symbol, extent: int) -> int | float | bool:
-    """The number of a symbolic scalar when the symbol is `extent`."""
+    """Return the number of a symbolic scalar if the symbol is `extent`: 8 for `2 * n` and extent 4."""
     result = _substituted(value.node.expr, symbol, extent)
     if isinstance(value, torch.SymBool):
         return bool(result)

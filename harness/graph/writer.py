@@ -121,7 +121,7 @@ class GraphWriter:
             return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
 
     def _specialized(self, module: GraphModule, extent: int) -> GraphModule:
-        """A copy of a nested graph with `extent` in place of the symbol, and with numbers in place of its scalars."""
+        # The nested graph has numbers in place of the chunk symbol and of scalars computed from it.
         writer = GraphWriter(module, self._symbol, extent)
         env: dict[Node, Any] = {}
         for node in module.graph.nodes:

@@ -1,4 +1,4 @@
-"""The two halves of a step's graph, forward's calls and then backward's, and the values saved between them.
+"""Forward and backward of a step's graph as two halves, and the values that forward saves for backward.
 
 In a partitioned graph (passes/partition.py) each call states its half. It remains a single graph, so that every pass
 can read and write it like any other; no pass moves a call to the other half. `divide` returns each half as a separate

@@ -1,4 +1,4 @@
-"""`Rows`: the position of the chunked elements in a value. `RuleCall`: a call with its arguments' rows, for a rule."""
+"""The data of the mixing analysis: where a value has the chunked rows (`Rows`), and a call with such arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bitproof.harness.torch_operators import schema_of
 
 @dataclass(frozen=True)
 class SharedRows:
-    """Rows divided between ranks: `count` adjacent ranges; each rank takes the range with number `index`.
+    """A division of rows into `count` adjacent ranges, one per rank; this rank takes the range with number `index`.
 
     `form` is one of:
 

@@ -1,4 +1,4 @@
-"""How each operator maps the chunked elements from its arguments to its result: the table for mixing.py.
+"""The rules of mixing.py: how each operator maps chunked rows from its arguments to its result.
 
 A rule gets a `RuleCall` and returns the rows of the call's result; None means that the call mixes rows. A rule is
 called only if some argument holds rows and no input is already mixed. An operator without a rule counts as mixing,
@@ -39,9 +39,8 @@ def elementwise(call: RuleCall) -> Answer:
 
 
 def _all_results(rule: Rule) -> Rule:
-    """Make the rule of an operator with several results: each result has the rows that `rule` finds."""
-
     def results(call: RuleCall) -> Answer:
+        # Each of the operator's results has these rows.
         return (answer,) * len(call.node.meta["val"]) if isinstance(answer := rule(call), Rows) else answer
 
     return results
@@ -124,8 +123,10 @@ def _take(call: RuleCall) -> Answer:
 
 
 def _join(call: RuleCall) -> Answer:
-    """Concatenation along another dim keeps the rows. Along the rows' dim, it must join all parts of a split, in
-    order."""
+    """Concatenation along another dim keeps the rows.
+
+    Along the rows' dim, it must join all parts of a split, in order.
+    """
     dim = call.given["dim"] % call.result_rank
     parts = [call.of(x) for x in call.given["tensors"]]
     first = parts[0]
@@ -230,10 +231,9 @@ def _scatter(call: RuleCall) -> Answer:
 def _index(call: RuleCall) -> Answer:
     """Rows may be indices of a table, may be indexed along other dims, or may be permuted."""
     source, indices = call.of(call.first), call.node.args[1]
-    # With indices that are not adjacent, as in x[i, :, j], torch moves the indexed dims to the front.
     places = [i for i, x in enumerate(indices) if x is not None]  # type: ignore[arg-type]
     used: list[Node] = [indices[i] for i in places]  # type: ignore[index, misc]
-    # torch moves indexed dims to the front if they are not adjacent.
+    # If indexed dims are not adjacent, as in x[i, :, j], torch moves them to the front.
     if not places or places != list(range(places[0], places[-1] + 1)):
         return None
     found = [x for x in used if call.of(x)]

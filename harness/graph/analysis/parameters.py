@@ -24,7 +24,7 @@ def parameters_of(graph: Graph) -> dict[Node, int]:
 
 
 def chain_to_input(launch: Node) -> list[Node]:
-    """The nodes between an all-gather and the value that it gathers, then that value.
+    """Return the nodes between an all-gather and the parameter that it gathers, then the parameter.
 
     These nodes are views, casts and padding, the last first.
     """

@@ -53,6 +53,7 @@ def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, 
     needs: dict[Node, Node] = {}
     for reader in filter(is_backward, graph.nodes):
         # A recomputed activation is computed for its first reader, so that reader also needs the activation's inputs.
+        # Walk from each backward call to the activations that it needs, through those that are recomputed.
         waiting = list(reader.all_input_nodes)
         while waiting:
             node = waiting.pop()

@@ -51,7 +51,7 @@ class TensorBytes:
                     self._symbols[symbol] = sympy.Rational(num_rows, len(sizes))
 
     def _deliver(self, exchange: Node) -> None:
-        """Choose a number for the rows that an all-to-all receives: as many as it sends."""
+        # With balanced routing, an all-to-all receives as many rows as it sends.
         expression = symbols.expression(exchange.meta["val"].shape[0])
         num_rows = self._number(exchange.args[0].meta["val"].shape[0])  # type: ignore[union-attr]
         if num_rows is not None and (rest := symbols.remainder(expression, self._symbols, num_rows)):

@@ -298,8 +298,8 @@ def _devices(module: GraphModule) -> set[torch.device]:
 
 
 def _copied(module: GraphModule) -> GraphModule:
-    """A copy of the module with a new graph; both share values and nested graphs."""
     graph = Graph()
+    # Only the graph is new: the copy shares values and nested graphs.
     graph.output(graph.graph_copy(module.graph, {}))
     return GraphModule(module, graph)
 

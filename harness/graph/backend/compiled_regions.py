@@ -56,7 +56,6 @@ def made_of_parameters(graph: Graph) -> set[Node]:
 
 
 def _computes(node: Node) -> bool:
-    """Whether a call only computes tensors."""
     if node.op != "call_function" or operators.is_collective(node) or operators.is_wait(node):
         return False
     if operators.is_check(node) or operators.written_arguments(node):

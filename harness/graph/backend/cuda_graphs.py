@@ -188,8 +188,8 @@ class StaticStep:
             self._capture(state)
 
     def _call(self, state: Sequence[Tensor]) -> None:
-        """Run the graph's calls, and copy their results into the static outputs."""
         found = self._run(*state, *self._static)
+        # The first results become the static outputs; later ones are copied into them.
         if not self._outputs:
             self._outputs = [x.clone() if isinstance(x, Tensor) else x for x in found]
             return

@@ -68,7 +68,9 @@ def find_hazards(
 
 
 def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = None) -> list[str]:
-    """A line for each hazard and each possible deadlock; beyond MOST_TOLD, a line with the number of the others."""
+    """Return a line for each hazard and each possible deadlock; beyond MOST_TOLD, a line with the number of the
+    others.
+    """
     hazards, deadlocks = find_hazards(module, groups)
     found = list(dict.fromkeys(map(str, [*hazards, *deadlocks])))
     left = len(found) - MOST_TOLD
@@ -91,7 +93,6 @@ def _hazard(walk: GraphWalk, second: At, race: Race) -> Hazard:
 
 
 def _missing(race: Race, second: At) -> str:
-    """A text that names the missing call: the call that would order the two calls of a race."""
     if race.work is None and second.node.op == "output":
         return f"a wait, before the end of the step, for an event recorded after `{race.first}`"
     if race.work is None:

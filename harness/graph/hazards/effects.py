@@ -70,7 +70,7 @@ _IN_PLACE_BY_NAME = frozenset(f"i{name}" for name in _ASSIGNING)
 
 
 def effects_of(node: Node) -> Effects:
-    """A call's effects."""
+    """Return a call's effects. For example, `x.add_(y)` writes x, and its result shares the memory of x."""
     if isinstance(node.target, OpOverload):
         plan = _plan_of(node.target)
         found = _effects_of_overload(node, plan)
@@ -192,12 +192,10 @@ def _effects_of_overload(node: Node, plan: _Plan) -> Effects:
 
 
 def _given(node: Node) -> dict[str, Any]:
-    """A call's arguments, by the names in its operator's schema."""
     return dict(zip((x.name for x in schema_of(node.target).arguments), node.args, strict=False)) | node.kwargs
 
 
 def _nodes(node: Node, places: Places) -> Sequence[Node]:
-    """The nodes at these arguments of a call."""
     return _nodes_of(node.args, node.kwargs, places)
 
 

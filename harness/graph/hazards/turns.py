@@ -35,7 +35,7 @@ _SIZES = ("group_size",)
 
 
 def name_of_call(call: At) -> str:
-    """A text with a call's operator, module and direction."""
+    """Return a call's operator, module and direction as text: `aten.mm.default in layers.0 (forward)`."""
     origin = origin_of(call.node)
     target, _ = operators.called(call.node)
     if (packet := getattr(target, "overloadpacket", None)) is not None:
@@ -75,7 +75,7 @@ def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> 
 
 
 def _misfits(call: At, group: str, groups: Mapping[str, Partition]) -> list[str]:
-    """Texts about contradictions between a call and its group, for example another number of ranks."""
+    """Contradictions between a call and its group, in words: `counts 4 ranks in the group ep, which has 2`."""
     found, partition = [], groups[group]
     ranks = [rank for part in partition for rank in part]
     if len(set(ranks)) != len(ranks):
@@ -171,7 +171,6 @@ def _takes(call: At) -> str:
 
 
 def _form(value: object) -> str:
-    """A tensor's dtype and sizes; "" for other values."""
     if not isinstance(value, Tensor):
         return ""
     return f"{str(value.dtype).removeprefix('torch.')}{[*value.shape]}"

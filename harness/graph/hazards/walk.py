@@ -289,7 +289,7 @@ class GraphWalk:
         return memory
 
     def _hand(self, values: Sequence[Node], held: Mapping[Node, Held]) -> None:
-        """Note that this call is the last so far that uses the memory of these values."""
+        """Record that this call is the last so far that uses the memory of these values."""
         for x in values:
             memory = held[x]
             for key in memory if isinstance(memory, tuple) else _flat([memory]):
@@ -354,7 +354,6 @@ class GraphWalk:
 
 
 def _flat(values: Iterable[Held]) -> Memory:
-    """All memory of these values."""
     found: list[Key] = []
     for value in values:
         found.extend(value if isinstance(value, tuple) else _flat(value.values()))

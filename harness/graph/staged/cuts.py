@@ -1,4 +1,4 @@
-"""The planned cuts of a graph into stages."""
+"""The division of a model's layers into pipeline stages."""
 
 from __future__ import annotations
 

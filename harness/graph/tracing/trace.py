@@ -261,6 +261,7 @@ def trace_forward(
     traced.
     """
     extent = next(iter(arguments.values())).shape[chunk_dim]
+    # A single forward has few repeated calls, so torch's cache would cost more than it saves.
     fake_mode = step_fake_mode(ShapeEnv(), remembers=False)
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     fake_state = [fixed_fake(fake_mode, x.detach(), x.device) for x in state.values()]

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Regroup:
-    """Sums in this many parts, in an order drawn from the seed, from `first_step` on."""
+    """The settings of a regrouped run: sums in this many parts, in an order drawn from the seed, from
+    `first_step` on.
+    """
 
     seed: int
     parts: int
@@ -37,8 +39,11 @@ class Regroup:
 @dataclass(frozen=True, kw_only=True)
 class Across:
     """A request to a run of one of two systems with different layouts: digest the cells into which `cuts` divide
-    tensors. With `keeps_values` the run also stores values, so errors can be measured. With `regroup` it takes its sums
-    in other orders, and with `in_float64` it computes everything in float64."""
+    tensors.
+
+    With `keeps_values` the run also stores values, so errors can be measured. With `regroup` it takes its sums in other
+    orders, and with `in_float64` it computes everything in float64.
+    """
 
     cuts: dict[str, Cuts]
     keeps_values: bool = False

@@ -1,4 +1,4 @@
-"""Computes a system's run in float64, to separate a small defect from rounding.
+"""Runs a system in float64, to separate a small defect from rounding.
 
 Rounding in float64 is 2^29 times smaller than in float32. A candidate that computes something else, such as a norm with
 another eps, differs from the reference by as much as before. So a difference that remains in float64 is no rounding,
@@ -37,8 +37,8 @@ _SENT = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")
 
 @dataclass
 class Widened:
-    """`narrow` is the first call that read or returned a float tensor of fewer bits, such as "aten.mul.Tensor
-    (train.py:12)"; None if there was none.
+    """`narrow` is the first call that read a float tensor that may be rounded: "aten.mul.Tensor (train.py:12)", or
+    None.
     """
 
     narrow: str | None = None
@@ -46,8 +46,7 @@ class Widened:
 
 @contextmanager
 def computed_in_float64(found: Widened | None) -> Iterator[None]:
-    """Within this context, this thread computes in float64. `found` gets the first call for which that is not
-    possible.
+    """Context in which this thread computes in float64. `found` gets the first call for which that is not possible.
 
     No effect if `found` is None.
     """

@@ -34,8 +34,9 @@ def _exchanged(action: Any) -> Any:
 
 
 def _received_otherwise(step: Step, half: str, other: Callable[..., Any]) -> None:
-    """Let `other` receive a half's messages. It is called with the original method, the sender, the index and the
-    crossing."""
+    """Replace how a half's messages are received: by `other`, called with the original method, sender, index and
+    crossing.
+    """
     own = step.receive
     step.receive = lambda sender, *args: other(own, sender, *args) if sender.half == half else own(sender, *args)
 

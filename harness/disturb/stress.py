@@ -78,7 +78,7 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
 def _zero_grown(function: Any, args: Any, kwargs: Any) -> Any:
     import torch
 
-    # The sizes before the call tell which memory it adds.
+    # Read before the call, which may resize its argument in place.
     is_strided = args[0].layout is torch.strided
     held, room = args[0].nbytes if is_strided else 0, args[0].untyped_storage().nbytes() if is_strided else 0
     result = theirs(function, *args, **kwargs)

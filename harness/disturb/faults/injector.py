@@ -38,7 +38,7 @@ class Injector:
         NOW.memory.clear()
 
     def _is_silent_here(self, rank: int, world_size: int) -> bool:
-        """Whether this rank cannot tell that the fault fired: the fault is in the graph, or only on another rank."""
+        """Whether this rank cannot notice that the fault fired: the fault is in the graph, or only on another rank."""
         assert self.entry is not None
         return self.entry.edit is not None or self.entry.rank_of(world_size) not in (None, rank)
 

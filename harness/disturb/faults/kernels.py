@@ -1,5 +1,5 @@
-"""Functions that edits insert into a graph as wrong kernels, some only active on the last rank or from a later
-step on.
+"""Functions that edits insert into a graph as wrong kernels; some are only active on the last rank or in later
+steps.
 """
 
 # R rows, N elements

@@ -1,4 +1,4 @@
-"""Fork a process of ours: its first and last steps, and its handle in the parent."""
+"""Forks a process of ours: its first and last steps, and its handle in the parent."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Child:
             close_kept(self._requests)
 
     def has_ended(self) -> bool:
-        """Whether it has ended; if so, it is reaped."""
+        """Return whether it has ended; if so, it is reaped."""
         if self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.status = os.waitstatus_to_exitcode(status) if pid else None
@@ -66,7 +66,7 @@ class Child:
             os.kill(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End it now, and close its descriptors. Harmless when done before."""
+        """End it now, and close its descriptors. A second call does nothing."""
         if not self.has_ended():
             self.begin_to_end()
             self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -85,8 +85,7 @@ def fork(body: Body | Callable[[Send, int], int | None], *, log: Path | None = N
 
 
 def fork_asked(body: Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
-    """As `fork`, for a child that receives requests: `body` also takes the descriptor from which it reads the
-    requests."""
+    """Fork as `fork` does, for a child that receives requests: `body` also takes the descriptor to read them from."""
     return _fork(body, log, adds, is_asked=True)
 
 
@@ -121,7 +120,6 @@ def _fork(body: Callable[..., int | None], log: Path | None, adds: bool, is_aske
 def _live(
     body: Callable[..., int | None], parent: int, writer: int, heard: int | None, log: Path | None, adds: bool
 ) -> NoReturn:
-    """The forked process, from its first line to its exit."""
     status = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -143,4 +141,5 @@ def _live(
             logging.shutdown()
             sys.stdout.flush()
             sys.stderr.flush()
+        # Not sys.exit: the child must not run its parent's `finally` blocks and exit handlers.
         os._exit(status)

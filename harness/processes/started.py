@@ -1,4 +1,4 @@
-"""Start a module of ours as a separate process, which loads torch in place of the caller, or can be killed on its own.
+"""Starts a module of ours as a separate process, which loads torch in place of the caller, or can be killed on its own.
 
 It answers through a channel, so that a stray print of a library cannot damage an answer, and reads requests from its
 standard input. Its output goes to a log. It has a session of its own: an interrupt reaches only its parent, which ends
@@ -72,7 +72,7 @@ class Started:
             self._process.stdin.close()
 
     def has_ended(self) -> bool:
-        """Whether it has ended; it is not reaped, so that its pid and its group's are not reused."""
+        """Return whether it has ended; it is not reaped, so that its pid and its group's are not reused."""
         if self._process.returncode is not None:
             return True
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -95,7 +95,7 @@ class Started:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End it and its group, now. Harmless when done before."""
+        """End it and its group now. A second call does nothing."""
         atexit.unregister(self.kill)
         if self._process.returncode is None:
             self.begin_to_end()
@@ -105,7 +105,6 @@ class Started:
 
 
 def _search_path() -> dict[str, str]:
-    """Options and variables that give a new process this process's module search path."""
     found = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     if sys.flags.safe_path:  # perhaps set by `-P`, which a new process does not inherit
         found["PYTHONSAFEPATH"] = "1"

@@ -1,4 +1,4 @@
-"""Watch forked processes together: read their messages, keep logs short, reap them, notice when the caller is gone."""
+"""Watches forked processes: reads their messages, keeps logs short, reaps them, notices if the caller is gone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Watch:
         return all(child.status is not None for child in self._children)
 
     def look(self, seconds: float) -> Iterator[tuple[Child, bytes]]:
-        """Wait for a message for at most this long; returns each message and its sender.
+        """Wait for messages for at most `seconds`; yields each message with its sender.
 
         If a process has a status after this call, it had ended before its messages were read, so all of them were
         returned. Raises SystemExit when the client has stopped waiting.

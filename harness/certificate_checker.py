@@ -1359,9 +1359,7 @@ def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
 
 
 def _check_write(g: State, call: State) -> None:
-    """Raise UnknownError for a write of an unknown kind, or whose result may depend on the order of reads, writes and
-    launches.
-    """
+    """Raise UnknownError for an unknown kind of write, and if its result may depend on the order of other accesses."""
     target = call["args"].get("self")
     if call["writes"] != ["self"] or not call["op"].split(".")[1].endswith("_") or target[:1] != ["node"]:
         raise UnknownError

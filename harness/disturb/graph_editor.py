@@ -116,9 +116,7 @@ class GraphEditor:
         return found
 
     def after(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Insert a call of `target` on a node and `args`, and let all readers of the node read it. Returns the new
-        call.
-        """
+        """Insert a call of `target` on a node and `args`; all readers of the node read it. Returns the call."""
         with self.graph.inserting_after(node):
             made = self._make(target, (node, *args), options)
         node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
@@ -126,9 +124,7 @@ class GraphEditor:
         return made
 
     def before(self, node: Node, read: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Insert a call of `target` on `read` and `args`, which the node reads in place of `read`. Returns the new
-        call.
-        """
+        """Insert a call of `target` on `read` and `args`; the node reads it in place of `read`. Returns the call."""
         with self.graph.inserting_before(node):
             made = self._make(target, (read, *args), options)
         node.replace_input_with(read, made)
@@ -277,9 +273,7 @@ class GraphEditor:
         return [self.site(user) for user in node.users if user.op == "call_function"]
 
     def chunk_root(self, node: Node, *operators: str) -> list[Site]:
-        """Return the sites of these operators in the chunked module around a node: eager code splits and joins chunks
-        there.
-        """
+        """Return the sites of these operators in the chunked module around a node, as eager code splits there."""
         chunking, origin = self.case.chunking, origin_of(node)
         root = chunking.root_of(origin.module) if chunking and origin.module else None
         return [Site(root, origin.direction, node.meta.get(CHUNK_KEY), name) for name in operators] if root else []

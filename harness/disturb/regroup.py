@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Regroup:
-    """The settings of a regrouped run: sums in this many parts, in an order drawn from the seed, from
-    `first_step` on.
-    """
+    """Settings of a regrouped run: sums in `parts` parts, in an order drawn from the seed, from `first_step` on."""
 
     seed: int
     parts: int

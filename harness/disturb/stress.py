@@ -91,7 +91,6 @@ def _zero_grown(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _sleep(seconds: float, device: torch.device | None) -> None:
-    """Sleep on the computing side: on the host, or on CUDA's current stream."""
     if device is None or device.type != "cuda":
         time.sleep(seconds)
         return

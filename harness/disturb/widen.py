@@ -37,9 +37,7 @@ _SENT = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")
 
 @dataclass
 class Widened:
-    """`narrow` is the first call that read a float tensor that may be rounded: "aten.mul.Tensor (train.py:12)", or
-    None.
-    """
+    """`narrow` is the first call that read numbers that may be rounded: "aten.mul.Tensor (train.py:12)", or None."""
 
     narrow: str | None = None
 
@@ -101,7 +99,6 @@ def _again(mode: Any, function: Any, asked: tuple[Any, Any]) -> Any:
 
 
 def _wide_dtype(x: torch.dtype) -> torch.dtype:
-    """The dtype to compute in if a call asks for `x`."""
     import torch
 
     if x in (torch.float32, torch.float16, torch.bfloat16):

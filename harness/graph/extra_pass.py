@@ -160,8 +160,6 @@ def _mode_of(module: GraphModule) -> FakeTensorMode:
 
 
 def _evaluate(node: Node, module: GraphModule, mode: FakeTensorMode) -> Any:
-    """Run the call on the fake values of its inputs and return its result. Raises PassError if the call fails."""
-
     def value_of(read: Node) -> Any:
         value = read.meta["val"] if "val" in read.meta else getattr(module, str(read.target))
         # Passes may have used another fake mode.

@@ -27,7 +27,6 @@ from bitproof.harness.torch_operators import is_composed, schema_of
 
 
 def _targets(names: Iterable[str]) -> frozenset[OpOverload]:
-    """The operators with these full names, such as aten.view.default."""
     return frozenset(functools.reduce(getattr, name.split("."), torch.ops) for name in names)  # type: ignore[arg-type]
 
 
@@ -249,7 +248,6 @@ def sharing_arguments(node: Node) -> list[Node]:
 
 
 def _arguments(node: Node, names: tuple[str, ...]) -> list[Node]:
-    """The nodes among the arguments with these names, including nodes in lists."""
     if not names:
         return []
     declared = (argument.name for argument in schema_of(node.target).arguments)

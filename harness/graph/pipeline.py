@@ -212,7 +212,6 @@ def _refuse_idle(name: str, runs: Sequence[_StageRun]) -> None:
 
 
 def _of_all_stages(each: Sequence[PassReport]) -> PassReport:
-    """Join the reports of a pass's runs on all pipeline stages in a single report."""
     if len(each) == 1:
         return each[0]
     return replace(
@@ -226,7 +225,6 @@ def _of_all_stages(each: Sequence[PassReport]) -> PassReport:
 
 @contextmanager
 def _blaming(name: str) -> Iterator[None]:
-    """Within this context, errors name the pass."""
     try:
         yield
     except BitproofError as error:

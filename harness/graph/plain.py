@@ -215,7 +215,6 @@ def _is_name(text: str) -> bool:
 
 
 def _operator(name: str) -> Any:
-    """The operator or function with a name. Raises UnkeptError or AttributeError if there is none."""
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
     found: Any = torch.ops

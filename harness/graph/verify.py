@@ -201,7 +201,6 @@ def keeps_checks(change: PassEffect) -> None:
 
 
 def _graphs(module: GraphModule) -> Iterator[tuple[str, GraphModule]]:
-    """The graph and the graphs nested in it, each after its name; the graph itself has an empty name."""
     return ((name, nested) for name, nested in module.named_modules() if isinstance(nested, GraphModule))
 
 

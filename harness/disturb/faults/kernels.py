@@ -1,6 +1,4 @@
-"""Functions that edits insert into a graph as wrong kernels; some are only active on the last rank or in later
-steps.
-"""
+"""Wrong kernels that edits insert into a graph; some are only active on the last rank or in later steps."""
 
 # R rows, N elements
 

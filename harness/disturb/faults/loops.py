@@ -59,7 +59,6 @@ def _after_load(loop: Loop, change: Callable[[], Any]) -> None:
 
 
 def _neighbours(part: Any) -> Any:
-    """The next rank's tensor of the same role as `part`."""
     import torch
     import torch.distributed as dist
 

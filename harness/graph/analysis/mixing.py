@@ -135,9 +135,7 @@ class _Follower:
         )
 
     def _state(self, node: Node, reader: Node) -> State:
-        """The rows of `node`, an input of `reader`. A value from outside the reader's module has them in its chunked
-        dim.
-        """
+        """The rows of `node`, an input of `reader`. A value from outside the module has them in its chunked dim."""
         is_inside = KEEPS_ROWS_KEY in reader.meta
         if node in self.states and self.roots[node] == self.roots[reader]:
             state = self.states[node] if is_inside else self._from_outside(node)
@@ -189,7 +187,6 @@ class _Follower:
         return Mixed(node) if found is None else found
 
     def _nested(self, node: Node, nested: GraphModule, operands: list[Any]) -> State:
-        """The rows of a higher-order operator's results, found by following the nested graph call by call."""
         inner = _Follower(dict.fromkeys(nested.graph.nodes, self.roots[node]), self.symbol)
         placeholders = [x for x in nested.graph.nodes if x.op == "placeholder"]
         pairs = [(x, given) for x, given in zip(placeholders, operands, strict=True) if isinstance(given, Node)]
@@ -265,9 +262,7 @@ class _Follower:
 
 
 def _elements(node: Node, name: str) -> list[Node]:
-    """The arguments from which a call computes its result's elements; none for `zeros_like`, which reads only a
-    layout.
-    """
+    """The arguments from which a call computes elements; none if it reads only a layout, as `zeros_like`."""
     row = named(name)
     if row.reads_layout and row.rows is None:
         return []

@@ -329,7 +329,6 @@ def _named_groups(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 def _refusal(module: GraphModule, backend: str, on_cpu: bool, error: Exception) -> BitproofError:
-    """The error for a graph that Inductor could not compile: a MachineError for FlexAttention on a CPU."""
     has_flex = any(_flex_region(node) for node in module.graph.nodes if node.op == "call_function")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     found = f"{type(error).__name__}: {lines[0] if lines else ''}"

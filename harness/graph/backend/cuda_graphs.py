@@ -78,7 +78,6 @@ def obstacles(module: GraphModule) -> list[Obstacle]:
 
 
 def _why_not(node: Node, for_cuda: bool) -> str | None:
-    """Why a call cannot be captured; None if it can."""
     if node.op in ("placeholder", "output", "get_attr"):
         return None
     if node.op != "call_function" or not _is_operator(node.target):
@@ -226,7 +225,6 @@ class StaticStep:
 
 
 def _written_inputs(module: GraphModule) -> list[int]:
-    """The indices of the inputs that the graph writes in place."""
     owners = operators.storage_owners(module.graph.nodes)
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     written = {owners[x] for node in calls for x in operators.written_arguments(node)}

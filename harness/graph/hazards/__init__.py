@@ -68,9 +68,7 @@ def find_hazards(
 
 
 def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = None) -> list[str]:
-    """Return a line for each hazard and each possible deadlock; beyond MOST_TOLD, a line with the number of the
-    others.
-    """
+    """Return a line for each hazard and possible deadlock; beyond MOST_TOLD, a line with the number of the others."""
     hazards, deadlocks = find_hazards(module, groups)
     found = list(dict.fromkeys(map(str, [*hazards, *deadlocks])))
     left = len(found) - MOST_TOLD

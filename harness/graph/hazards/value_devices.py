@@ -31,7 +31,6 @@ def is_for_cuda(module: GraphModule) -> bool:
 
 @functools.cache
 def _may_hold_up_host(target: Any) -> bool:
-    """Whether an operator may copy and block the host: it has the argument `non_blocking`."""
     schema = schema_of(target)
     return schema is not None and any(argument.name == "non_blocking" for argument in schema.arguments)
 

@@ -146,7 +146,6 @@ class GraphWalk:
         return _structure(node.args[0] if node.args else None, held)
 
     def _call(self, node: Node, held: dict[Node, Held], where: str) -> Held:
-        """Follow a call, and return the memory of its result."""
         if not isinstance(node.target, OpOverload):
             self._follow_graphs_of(node, held, where)
         self._time += 1
@@ -308,7 +307,6 @@ class GraphWalk:
         return current if places & ON_CUDA else HOST
 
     def _places_of(self, node: Node, inputs: Sequence[Node]) -> int:
-        """The devices of a call's inputs and result, as bits; the devices of each node are computed once."""
         known, found = self._places, 0
         for x in (node, *inputs):
             if (places := known.get(x)) is None:
@@ -343,7 +341,6 @@ class GraphWalk:
                 self._order.keep_for(_flat([held[first]]), others[0])
 
     def _free(self, call: At, node: Node, held: Mapping[Node, Held]) -> None:
-        """Free the memory whose last user is this call."""
         assert self._known_last_use is not None
         handed = dict.fromkeys(key for x in node.all_input_nodes for key in _flat([held[x]]))
         gone = [key for key in handed if self._known_last_use.get(key) == self._time]

@@ -178,7 +178,6 @@ class PlacedCalls:
         return sorted(nodes, key=self._order.__getitem__)
 
     def _at_hand(self) -> set[Node]:
-        """The calls for numbers and views that are computed only from the graph's inputs."""
         free: set[Node] = set()
         for node in self.calls:
             is_tensor = isinstance(node.meta.get("val"), (Tensor, tuple, list, type(None)))  # a fault's call has none

@@ -131,7 +131,6 @@ def _modules(calls: Sequence[Node]) -> frozenset[str]:
 
 
 def _refuse_shared_modules(module: GraphModule, cuts: Cuts) -> None:
-    """Refuse a module that runs within layers of two stages."""
     for node in module.graph.nodes:
         own = cuts.stage_of(node)
         for call in calls_of(node):
@@ -146,8 +145,6 @@ def _refuse_shared_modules(module: GraphModule, cuts: Cuts) -> None:
 
 
 class _Joined:
-    """Writes the joined graph of all stages."""
-
     def __init__(self, stages: StageGraphs, placed: PlacedCalls) -> None:
         self._stages, self._placed = stages, placed
         self._graph = Graph()
@@ -175,7 +172,6 @@ class _Joined:
         return LazyGraphModule(self._attributes, self._graph)
 
     def _copy(self, index: int, half: Half) -> None:
-        """Copy the calls of a half of stage `index`, and note the results that are available now."""
         stage = self._stages.graphs[index]
         # A call without a half belongs to the half of the calls before it.
         is_backward = False

@@ -244,7 +244,6 @@ def _as_step(
 
 
 def _written_buffer(ends: _Ends, role: Role) -> Node:
-    """The buffer to which the output with `role` is written. Raises TraceError for a parameter or an input."""
     if (found := ends.input(Role("buffer", role.of))) is not None:
         return found
     kind: Literal["parameter", "input"] = "parameter" if ends.input(Role("parameter", role.of)) else "input"
@@ -256,7 +255,6 @@ def _written_buffer(ends: _Ends, role: Role) -> Node:
 
 
 def _refuse_shared_memory(ends: _Ends, state: Mapping[str, Tensor]) -> None:
-    """Raise TraceError for a written buffer that shares memory with another tensor of the state."""
     written = [role.of for role, value in ends.outputs.items() if role.kind == "written" and value is not None]
     for name in filter(state.__contains__, written):
         for other, tensor in state.items():
@@ -290,7 +288,6 @@ def write_back(graph: Graph, buffer: Node, value: Node) -> Node:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Within this context, convert any error of torch's export to a TraceError."""
     try:
         yield
     except TraceError:

@@ -113,7 +113,6 @@ _LIBRARIES = ("nvidia-", "triton", "pytorch-triton")
 
 
 def _lines(report_dir: Path, torch: Torch, kept: tuple[str, ...], *, share_gpus: bool) -> Iterator[CheckLine]:
-    """Each check. Checks kept from an earlier call passed, and are not run again."""
     yield from (CheckLine(name=name, outcome="pass", found="") for name in kept)
     why, ranks = why_not_together(torch, share_gpus=share_gpus), NUM_RANKS if share_gpus else len(torch.gpus)
     left = [name for name in ((*ALONE,) if why else NAMES) if name not in kept]
@@ -224,9 +223,7 @@ def try_case(
     *,
     share_gpus: bool = False,
 ) -> CheckLine:
-    """Run a case, with controls unless a fault is injected; any error is a failure. On "cpu" it shows nothing about
-    GPUs.
-    """
+    """Run a case, with controls unless a fault is injected. Any error is a failure. "cpu" shows nothing about GPUs."""
     from bitproof.harness.execute.launch import run_cases
 
     control: Control = "never" if inject else "always"

@@ -49,9 +49,7 @@ def one_by_one(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_grouped_mm(setting: Setting) -> Answer:
-    """Check that grouped products and their gradients repeat their bits, and match separate products within
-    `MAX_ERROR`.
-    """
+    """Check that grouped products and their gradients repeat their bits, and are right within `MAX_ERROR`."""
     device, told, wrong = setting.device_of(0), [], []
     for counts_E in COUNTS_E:
         first, second, wanted = products(device, counts_E), products(device, counts_E), one_by_one(counts_E)
@@ -71,9 +69,7 @@ _WHAT = ("products", "gradients of rows", "gradients of weights")
 
 
 def check_no_rows(setting: Setting) -> Answer:
-    """Check that the gradients of experts without rows are zero, not uninitialized memory, even if a rank has no rows
-    at all.
-    """
+    """Check that gradients of experts without rows are zero, not uninitialized memory; also on a rank without rows."""
     device, wrong = setting.device_of(0), []
     for counts_E in (*COUNTS_E, [0] * 8):
         poison(device, counts_E)

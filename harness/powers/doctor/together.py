@@ -158,9 +158,7 @@ def launch_order(index: int, rank: int) -> tuple[str, str]:
 
 
 def _first_unlike(codes_WN: Tensor) -> tuple[int, int] | None:
-    """The index of the first launch that differs between ranks, and a rank that differs from rank 0; None if
-    all agree.
-    """
+    """The first launch that differs between ranks, and a rank that differs from rank 0; None if all agree."""
     found = (codes_WN != codes_WN[0]).nonzero()
     if not len(found):
         return None

@@ -160,7 +160,6 @@ def _check_page(page: Page | None) -> None:
 
 
 def _nowhere(entry: Entry) -> FaultOutcome:
-    """The outcome of a fault that applies to none of the cases."""
     needs = "; ".join(need.says for need in entry.all_needs)
     return FaultOutcome(
         fault=entry.name,
@@ -207,9 +206,7 @@ def _finish(
 
 
 def status_of(found: FaultsFound, results: Sequence[CaseResult]) -> int:
-    """Return the exit status: 0 if all outcomes are right, 1 if a fault survived or an equivalent was flagged,
-    else 3.
-    """
+    """Return the exit status: 1 if a fault survived or an equivalent was flagged, 3 if unknown, else 0."""
     if not found.outcomes or not all(map(shows_faults, results)):
         return UNJUDGED
     return faults_status(found.score)

@@ -147,7 +147,6 @@ class FaultRuns:
         return self._judged(blank, entry, comparison, candidate, _sites(entry, answer))
 
     def _outcome_of_case(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome:
-        """A fault's outcome from a run of the whole case, as for two layouts."""
         result = self._run_with(entry).result()
         first, statuses = result.first_divergence, {Verdict.DIFFERENT: "killed", Verdict.ERROR: "killed"}
         statuses |= dict.fromkeys((Verdict.EQUAL, Verdict.CLOSE), "survived")
@@ -239,7 +238,6 @@ class FaultRuns:
     def _blamed(
         self, entry: Entry, first: Divergence, candidate: Recording, calls: list[list[Call]] | None
     ) -> tuple[BlamedCall | None, str | None]:
-        """The blamed call, or None with the reason if a replay failed."""
         assert self._reference is not None
         try:
             if first.step not in self._logs:

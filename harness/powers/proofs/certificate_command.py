@@ -139,7 +139,6 @@ def _case_of(subject: Any) -> Case:
 
 
 def _about(main: Any, graphs: Sequence[Any], case: Case, retraced: bool) -> list[str]:
-    """Lines about a certificate: its subject, and the claims that were not checked."""
     from bitproof.builtin_cases import CASES
 
     subject, model, ranks = main["subject"], case.model, case.parallelism.world_size

@@ -120,7 +120,6 @@ def assumptions_of(result: CaseProof) -> list[str]:
 
 
 def _lines(result: CaseProof) -> list[str]:
-    """The printed lines about a case: its verdict and counts, then details of outputs that are not simply PROVED."""
     name, proof = result.case.name, result.proof
     if proof is None:
         return [f"{name}: {result.verdict}: {result.reason}"]
@@ -143,7 +142,6 @@ def _lines(result: CaseProof) -> list[str]:
 
 
 def _update_lines(update: UpdateProof | None) -> list[str]:
-    """The printed lines about the update after a proved step, and about any number of steps."""
     if update is None:
         return []
     num_proved, reason = update.count(PROVED), f": {update.reason}" if update.reason else ""

@@ -30,8 +30,9 @@ class Task:
 
 
 def preflight_proofs(task: Task, log: Path, timeout: float) -> Generator[ProofOutcome, None, None]:
-    """Yield an outcome for each case, in order. Each may take `timeout` seconds; after a time-out, all later cases are
-    NOT TRIED. Closing the iterator ends the process.
+    """Yield an outcome for each case, in order. Closing the iterator ends the process.
+
+    Each case may take `timeout` seconds; after a time-out, all later cases are NOT TRIED.
     """
     found = answers_apart("bitproof.harness.powers.proofs.preflight", task, ProofOutcome, len(task.cases), log, timeout)
     with contextlib.closing(found) as answers:
@@ -48,9 +49,7 @@ def main() -> None:
 
 
 def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
-    """Prove a case and return the outcome. Proved outputs are not computed on values: the run that follows compares
-    bits.
-    """
+    """Prove a case. Proved outputs are not computed on values here: the run that follows compares bits."""
     from bitproof.harness.errors import BitproofError
     from bitproof.harness.graph.graph_options import GraphOptions
     from bitproof.harness.powers.proofs.prover.answers import NOT_PROVED, PROVED, REFUSED

@@ -31,9 +31,7 @@ class SensitivityOptions:
 
 
 class SensitivityCheck(Check):
-    """After a case's verdict, make each call of a step wrong by 1 ULP, one at a time; count the calls that the case
-    notices.
-    """
+    """Make each call of a step wrong by 1 ULP, one at a time, and count the calls that the case notices."""
 
     name = "sensitivity"
     Options = SensitivityOptions
@@ -74,9 +72,7 @@ class SensitivityCheck(Check):
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """Return path, rule and counts of the first row with impossible counts, e.g. more seen than tried; None if all
-        are valid.
-        """
+        """Return path, rule and counts of the first row with impossible counts, e.g. more seen than tried, or None."""
         from bitproof.harness.powers.sensitivity.report import read_data
 
         for index, row in enumerate(read_data(data).rows):

@@ -141,7 +141,6 @@ class Examiner:
         return run() if safe else self._isolate(run)
 
     def _neighbour(self, call: ReplayedCall, name: str) -> Answer | None:
-        """The result of a neighbouring formula; None if it does not apply to this call's arguments."""
         gets: list[Get] = [values.__getitem__ for values in self._ranks]
         try:
             found = computed(self._program, call, name, gets)

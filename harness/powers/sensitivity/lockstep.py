@@ -98,7 +98,6 @@ def run_step(program: Program, before: Sequence[dict[Source, Tensor]]) -> list[l
 
 
 def _refuse_written_views(program: Program, values: Sequence[Any]) -> None:
-    """Raise PassError if memory is written and an earlier view of it is read later."""
     sharing: dict[int, list[int]] = {}
     for slot, value in enumerate(values):
         for x in tensors_of(value):

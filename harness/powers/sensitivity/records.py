@@ -62,9 +62,7 @@ class UnseenCall:
 
 @dataclass(frozen=True, kw_only=True)
 class FormulaRow:
-    """Counts for a neighbouring formula of an operator: calls tried, seen, with the same bits, and lost before any
-    record.
-    """
+    """Counts for a neighbouring formula of an operator: calls tried, seen, with equal bits, and lost."""
 
     __pydantic_config__ = GROWING
 

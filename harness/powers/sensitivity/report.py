@@ -19,9 +19,7 @@ MAX_REASONS = 25
 
 
 def clause(found: Sensitivity) -> str:
-    """Return a clause for the verdict: `sees 97.8% of 2,826 calls`; for a sample `sees 97.8% (96.9-98.4%) of 2,826
-    calls`.
-    """
+    """Return a clause for the verdict: `sees 97.8% of 2,826 calls`; a sample `sees 97.8% (96.9-98.4%) of ...`."""
     if found.share is None:
         return ""
     low, high = found.interval or (0.0, 0.0)

@@ -89,9 +89,7 @@ def follow(
 
 @torch.no_grad()
 def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: Any) -> bool:
-    """Return whether all readers of a slot on a rank return their recorded bits if they read `value`, a copy of its
-    value.
-    """
+    """Return whether a slot's readers on a rank repeat their recorded bits on `value`, a copy of its value."""
     found = _Wrong(program, ranks)
     found.give(slot, rank, value)
     # The control experiment: if readers of an unchanged copy differ, kernels are not repeatable here.

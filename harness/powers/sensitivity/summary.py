@@ -16,9 +16,7 @@ NO_MODULE = "no module"
 
 
 def summed_up(program: Program, found: Mapping[int, CallFinding], at_once: set[int]) -> Sensitivity:
-    """Return the result of a case, rows in program order. `at_once`: calls whose first error was seen in the first
-    step.
-    """
+    """Return a case's result, rows in program order. `at_once`: calls seen by their first error in the first step."""
     rows: dict[tuple[str, str], Counter[str]] = {}
     unseen: list[UnseenCall] = []
     formulas: dict[tuple[str, str], Counter[str]] = {}

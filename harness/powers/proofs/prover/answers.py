@@ -54,9 +54,7 @@ class OutputAnswer:
 
     @property
     def meaning(self) -> str | None:
-        """Whether a NOT PROVED output was seen to differ, or no rule proves it equal, in words. None for other
-        verdicts.
-        """
+        """Whether a NOT PROVED output was seen to differ, in words; None for other verdicts."""
         if self.verdict != NOT_PROVED:
             return None
         if self.witness:
@@ -167,7 +165,6 @@ def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, 
 
 
 def _terms_of(sides: tuple[Canonicalizer, Canonicalizer], pair: Pair) -> tuple[int, int] | RefusedError:
-    """The term of an output on each side, or the refusal if a side has none."""
     places = []
     for side, index in zip(sides, pair, strict=True):
         if index is None:

@@ -68,9 +68,7 @@ class Canonicalizer:
             self.memory.hold(index)
 
     def output(self, index: int) -> int:
-        """Return the term of a call's value after the last call: an output, or an input's final value. Raises
-        RefusedError.
-        """
+        """Return the term of an output, or of an input's final value, at call `index`. Raises RefusedError."""
         self._refuse_unreadable(index, self.graph.calls[index])
         if self.memory.is_flying(index):
             raise refuse(self.graph.calls[index], "an output that is never waited for")
@@ -88,9 +86,7 @@ class Canonicalizer:
         return self.table.make((call.op, told, call.value.dtype, _told(call.value.shape)))
 
     def _taken(self, call: Call) -> int:
-        """The term of an input or a constant. It defines the new symbols in its sizes, or the symbol that the input
-        itself is.
-        """
+        """The term of an input or a constant. It defines the new symbols in its sizes, and the symbol of a number."""
         term = self._input(call)
         if isinstance(call.value, Tensor):
             self.symbols.name_extents(call, term, call.value.shape)
@@ -259,7 +255,6 @@ class Canonicalizer:
         return None if None in operands else self.table.make(("exact", name, own.dtype, own.device, operands))
 
     def _operand(self, value: Any, dtype: str, shape: tuple[Size, ...]) -> int | None:
-        """The term of an exact operator's operand, broadcast to the result's shape; None if there is none."""
         if isinstance(value, tuple) and value[:1] == ("node",):
             place, own = self.values[value[1]], self.graph.calls[value[1]].value.shape
             if own == shape:
@@ -269,9 +264,7 @@ class Canonicalizer:
         return self._filled(value, dtype, shape) if is_kept else None
 
     def _filled(self, value: Any, dtype: str, shape: tuple[Size, ...]) -> int | None:
-        """The term of a tensor filled with a number; None for no number, for one that rounds, and for data-dependent
-        sizes.
-        """
+        """The term of a tensor filled with a number; None for no number, for a rounded one and for open sizes."""
         number = known_operators.number_in(value, dtype)
         return None if number is None or not _is_closed(shape) else self.table.filled(shape, dtype, number)
 

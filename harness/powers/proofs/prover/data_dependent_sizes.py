@@ -46,8 +46,9 @@ class Symbols:
             self._terms[symbol] = term
 
     def name_extents(self, call: Call, term: int, shape: tuple[Size, ...]) -> None:
-        """Store a term for each new symbol in a result's sizes: the size at its position. A new symbol that is only a
-        part of a size, as in `2 * u0`, is refused.
+        """Store a term for each new symbol in a result's sizes: the size at its position.
+
+        A new symbol that is only a part of a size, as in `2 * u0`, is refused.
         """
         for name in self.unknown(call.value):
             if ("size", (1, name)) not in shape:

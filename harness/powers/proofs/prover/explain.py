@@ -78,9 +78,7 @@ class FirstDifferences:
 
 
 def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, other: int) -> FirstDifferences:
-    """Return the first difference of an output, which call `wanted` of the reference and `other` of the candidate
-    compute.
-    """
+    """Return the first difference of an output: call `wanted` of the reference, call `other` of the candidate."""
     sides = reference, candidate
     known = [side.computed for side in sides]
     alone = [
@@ -292,9 +290,7 @@ def _shown(side: Canonicalizer, index: int, changed: tuple[str, ...] = ()) -> Sh
 
 
 def _beside(side: Canonicalizer, index: int) -> str | None:
-    """The neighbours of a call that a pass inserted: `of `cat_3`, read by `mm_7` in layers.1 (forward)`. None without
-    any.
-    """
+    """The neighbours of a call that a pass inserted: "of `cat_3`, read by `mm_7` in layers.1 (forward)", or None."""
     calls = side.graph.calls
     behind = [f"`{calls[read].name}`" for read in calls[index].reads]
     readers = (f"`{call.name}`{_within(call)}" for call in calls[index + 1 :] if index in call.reads)

@@ -61,8 +61,9 @@ def _row(call: Call) -> Operator:
 
 
 def _last_uses(graph: Graph) -> dict[Hashable, float]:
-    """For each storage, the index of the last call that reads it; NEVER_FREED for inputs, constants and outputs, which
-    the caller keeps alive.
+    """For each storage, the index of the last call that reads it.
+
+    It is NEVER_FREED for inputs, constants and outputs, which the caller keeps alive.
     """
     calls, found = graph.calls, dict[Hashable, float]()
     for index, call in enumerate(calls):

@@ -20,9 +20,7 @@ _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2
 
 
 def alignment_of(dtype: str, offset: int) -> int:
-    """Return the alignment in bytes of a tensor that starts `offset` elements into its storage: its address modulo
-    LINE.
-    """
+    """Return the alignment of a tensor that starts `offset` elements into its storage: bytes past a line."""
     return offset * _ITEM_BYTES.get(dtype, 1) % LINE
 
 

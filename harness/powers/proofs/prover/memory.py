@@ -54,9 +54,7 @@ class GraphMemory:
         self._refuse(call, self._in_flight.races(call))
 
     def run(self, index: int, call: Call, awaited: int | None) -> None:
-        """Record a call that launches or waits. Raises RefusedError if it waits for a launch whose input may already be
-        freed.
-        """
+        """Record a launch or a wait. Raises RefusedError for a wait after the launch's input may be freed."""
         self._refuse(call, self._in_flight.run(index, call, awaited))
 
     def _refuse(self, call: Call, races: Sequence[Race]) -> None:
@@ -103,6 +101,7 @@ class GraphMemory:
 
     def distrust(self, index: int) -> None:
         """Mark every value in the memory of a refused call's arguments as stale, as the call may have written it.
+
         Launches in flight that use this memory become stale, too.
         """
         for read in self.calls[index].reads:

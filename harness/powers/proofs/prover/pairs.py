@@ -202,7 +202,6 @@ def _check_inputs(*graphs: Graph) -> None:
 
 
 def _layout_told(value: Any) -> str:
-    """An input's layout in words, with open sizes marked as open."""
     if not hasattr(value, "shape"):
         return "a number"
     shape, strides = ([n if isinstance(n, int) else "open" for n in sizes] for sizes in (value.shape, value.strides))
@@ -331,7 +330,6 @@ def witness_of(x: Any, y: Any) -> str:
 
 
 def _refused(found: PairProof, error: RefusedError) -> PairProof:
-    """The result for graphs whose run contradicted an assumption of proofs: REFUSED as a whole."""
     return replace(found, verdict=REFUSED, proof=None, graphs=None, reason=told(error))
 
 

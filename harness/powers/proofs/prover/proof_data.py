@@ -167,9 +167,7 @@ class Certificate:
 
 
 def nodes_in(argument: Any) -> list[int]:
-    """Return the indices of the calls that an argument refers to, in order: [3, 5] for ("list", ("node", 3), ("node",
-    5)).
-    """
+    """Return the indices of the calls that an argument refers to: [3, 5] for ("list", ("node", 3), ("node", 5))."""
     kind = argument[0] if type(argument) is tuple and argument else None
     if kind == "node":
         return [argument[1]]

@@ -85,9 +85,7 @@ def graph_of(case: Case, system: str, device: torch.device, options: GraphOption
 
 
 def of_the_reference(case: Case) -> Case:
-    """Return the case reduced to the settings that its reference depends on, so that cases with equal references share
-    a trace.
-    """
+    """Return the case reduced to settings of its reference: cases with equal references share its trace."""
     kept = ("reference", "chunking", "model", "parallelism", "batch", "schedule", "precision", "seed", "autoplace")
     return Case(name="reference", family="prove", **{name: getattr(case, name) for name in kept})
 

@@ -48,9 +48,7 @@ def whole(shape: tuple[int, ...]) -> Window:
 
 @functools.lru_cache(maxsize=1 << 16)
 def coalesced(inner: Window) -> Window:
-    """Return the window on the same elements in the same order with as few dims as possible: (2, 3) row-major becomes
-    (6,).
-    """
+    """Return the window on the same elements in order with the fewest dims: row-major (2, 3) becomes (6,)."""
     if 0 in inner.shape:
         return window((0,), (0,), 0)
     dims: list[tuple[int, int]] = []

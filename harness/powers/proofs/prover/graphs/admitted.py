@@ -234,7 +234,6 @@ def _kind_of(dtype: torch.dtype) -> int:
 
 @functools.cache
 def _operands(target: OpOverload) -> tuple[str, ...]:
-    """The names of an operator's arguments that may be tensors or numbers of any kind."""
     return tuple(x.name for x in schema_of(target).arguments if "number" in str(x.type) or "Tensor" in str(x.type))
 
 

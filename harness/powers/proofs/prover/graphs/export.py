@@ -242,7 +242,6 @@ class _Exporter:
         return value if op == "getitem" and isinstance(value, list | tuple) else self.repeats.fake(value)
 
     def _update(self, node: Node, op: str, given: Mapping[str, Any]) -> None:
-        """Record an optimizer's kernel as a call per parameter."""
         written = operators.written_names(node.target)
         call = Call(node.name, op, tuple(self._arguments(node)), None, place=_place(node))
         self.values[node] = [*add_updates(self.calls, call, given, written, functools.partial(self._layout, node))]

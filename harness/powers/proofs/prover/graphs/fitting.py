@@ -103,8 +103,9 @@ def _misfits_layer_norm(given: Mapping[str, Any]) -> bool:
 
 
 def _misfits_attention(given: Mapping[str, Any]) -> bool:
-    """The query is (batch, head, row, feature). Key and value may have another number of rows, but otherwise the
-    query's shape. The mask must expand to (batch, head, query row, key row).
+    """The query is (batch, head, row, feature). Key and value may only have another number of rows.
+
+    The mask must expand to (batch, head, query row, key row).
     """
     query, key, mask = _sizes(given["query"]), _sizes(given["key"]), given.get("attn_mask")
     fits = (

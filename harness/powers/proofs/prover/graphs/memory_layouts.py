@@ -44,9 +44,7 @@ class Layouts:
                     )
 
     def _otherwise(self, rank: int, told: data.Tensor, real: Tensor) -> str | None:
-        """How a real tensor's layout differs from `told`, the layout in the graph, such as `offset 4, not 0`; None if
-        it does not.
-        """
+        """How a real tensor's layout differs from `told`, its fake's layout: `offset 4, not 0`. None if it does not."""
         dtype = str(real.dtype).removeprefix("torch.")
         if dtype != told.dtype:
             return f"dtype {dtype}, not {told.dtype}"

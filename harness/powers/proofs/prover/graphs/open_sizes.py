@@ -50,9 +50,7 @@ class OpenSizes:
         self._own: dict[Any, Any] = {}
 
     def size(self, size: Any, place: str) -> Any:
-        """Return a size with the tracer's symbols replaced by new ones. Raises ValueError unless it is a sum of
-        products.
-        """
+        """Return a size with new symbols. Raises ValueError unless it is a sum of products of symbols."""
         if isinstance(size, int):
             return size
         if not isinstance(size, torch.SymInt):

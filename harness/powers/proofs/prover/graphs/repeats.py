@@ -146,7 +146,6 @@ class Repeats:
 
 
 def _layout(x: Tensor) -> Lies | None:
-    """A tensor's layout; None if it has open sizes or is not plain memory."""
     if x.layout != torch.strided or x.is_conj() or x.is_neg() or x.is_quantized:
         return None
     shape, strides, offset = tuple(x.shape), tuple(x.stride()), x.storage_offset()

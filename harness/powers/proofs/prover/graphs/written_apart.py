@@ -144,7 +144,6 @@ def add_updates(
 
 
 def _one_of(argument: Any, place: int) -> Any:
-    """One element of a list of tensors, as a list; any other argument unchanged."""
     match argument:
         case ("list", *items) if items and all(isinstance(x, tuple) and x[:1] == ("node",) for x in items):
             return ("list", items[place])

@@ -67,9 +67,7 @@ class Field:
         return [Field(value, f"{self.path}[{place}]") for place, value in enumerate(self.value)]
 
     def one_of(self, kinds: Any) -> tuple[str, Field]:
-        """Return the field name and the value of an object with a single field, such as `{"as_int": 3}`. `kinds`:
-        allowed names.
-        """
+        """Return name and value of an object's single field, such as `{"as_int": 3}`. `kinds`: allowed names."""
         if not isinstance(self.value, dict) or len(self.value) != 1 or (kind := next(iter(self.value))) not in kinds:
             raise self.wrong(f"an object with one of these fields: {', '.join(kinds)}")
         return kind, Field(self.value[kind], f"{self.path}.{kind}")
@@ -93,9 +91,7 @@ class Field:
         return self.value
 
     def real(self) -> float:
-        """Return the float. In the file, infinities and NaN are "Infinity", "-Infinity" and "NaN", as torch writes
-        them.
-        """
+        """Return the float. torch writes infinities and NaN as "Infinity", "-Infinity" and "NaN"."""
         if isinstance(self.value, str) and self.value in _REALS:
             return _REALS[self.value]
         if type(self.value) not in (int, float) or not math.isfinite(float(self.value)):

@@ -46,7 +46,5 @@ def _kernels_switches() -> dict[str, Any]:
 
 
 def under_one_setting() -> AbstractContextManager[Any]:
-    """Return a context in which all operators must run under the same switches; RefusedError names the first that does
-    not.
-    """
+    """Return a context in which RefusedError is raised at an operator that runs under other switches than the first."""
     return _OneSetting()

@@ -263,9 +263,7 @@ def _files_of_ancestors() -> set[tuple[int, int]]:
 
 
 def _mask_of_new_files() -> str | None:
-    """The process's umask, as Linux reports it. None on other systems, which only return the umask to a call that sets
-    it.
-    """
+    """The process's umask, from Linux. None on other systems, which only return it to a call that sets it."""
     with suppress(OSError):
         lines = Path("/proc/self/status").read_text().splitlines()
         return next((line for line in lines if line.startswith("Umask")), None)
@@ -283,9 +281,7 @@ def of_file(address: int) -> tuple[object, int]:
 
 @dataclass(frozen=True)
 class _Mapping:
-    """A shared mapping: addresses `start` to `end` are bytes of a file from byte `offset` on. `file`: its device and
-    inode.
-    """
+    """A shared mapping of a file: addresses `start` to `end` are its bytes from `offset` on. `file`: device, inode."""
 
     start: int
     end: int
@@ -294,7 +290,6 @@ class _Mapping:
 
 
 def _shared_mappings() -> list[_Mapping]:
-    """The shared mappings of this process; empty if the system is not Linux."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except (OSError, ValueError):

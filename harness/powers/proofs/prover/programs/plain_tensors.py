@@ -58,9 +58,7 @@ def refuse_layout(sizes: Sequence[Any], strides: Sequence[Any], offset: Any, whe
 
 
 def memory_of(content: memoryview | bytes, dtype: torch.dtype, where: str) -> Tensor:
-    """Return a 1-d tensor over a copy of these bytes. Raises TensorError if they are not a whole number of valid
-    elements.
-    """
+    """Return a 1-d tensor over a copy of these bytes. Raises TensorError if they are not valid elements."""
     if len(content) % dtype.itemsize:
         raise TensorError(f"{where} has {len(content)} bytes, which are no elements of {dtype}")
     if dtype is torch.bool and bytes(content).translate(None, b"\0\1"):

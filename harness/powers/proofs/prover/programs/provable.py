@@ -169,8 +169,6 @@ def _returning(
 
 
 class _Function(nn.Module):
-    """A function as a module for torch.export."""
-
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
@@ -244,7 +242,6 @@ _INPUTS = {"PARAMETER": PARAMETER, "BUFFER": BUFFER, "USER_INPUT": INPUT}
 
 
 def _kept(signature: Any) -> Iterator[str]:
-    """The name of each input of an exported program, in order."""
     count = 0
     for spec in signature.input_specs:
         is_users = spec.kind.name == "USER_INPUT"
@@ -400,7 +397,6 @@ def _failing_refused(not_run: str | None) -> AbstractContextManager[Any]:
 
 
 def _line_of(error: BaseException) -> str:
-    """The innermost line of the user's code in an error's traceback."""
     lines = (user_line(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
     return next((line for line in reversed([*lines]) if line), "its first call")
 
@@ -493,9 +489,7 @@ class _Tracing:
         return by_name
 
     def _refuse_replaced(self, given: Mapping[str, Tensor]) -> None:
-        """Raise RefusedError if the program replaced a parameter by another tensor, which the next step would not
-        train.
-        """
+        """Raise RefusedError if the program replaced a parameter's tensor: the next step would not train it."""
         for prefix, module in self.modules.items():
             for name, x in module.named_parameters(remove_duplicate=False):
                 if given.get(f"{PARAMETER}{prefix}{name}", x) is not x:

@@ -394,9 +394,7 @@ def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict
 
 
 def _refuse_shared(objects: Sequence[Any]) -> None:
-    """Raise RefusedError if an array or buffer shares memory with another one or a tensor: the copies would not share
-    it.
-    """
+    """Raise RefusedError if an array shares memory with another object: their copies would not share it."""
     spans: dict[int, tuple[Any, object, int, int]] = {}
     for x in objects:
         try:
@@ -639,9 +637,7 @@ def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Map
 
 
 def _refuse_unreadable(function: types.FunctionType) -> None:
-    """Raise RefusedError if a user's function uses a name of _UNREADABLE: it may read shared state that is not
-    compared.
-    """
+    """Raise RefusedError if a user's function uses a name of _UNREADABLE: it may read state that is not compared."""
     names = {*function.__code__.co_names}
     for word, beside in _UNREADABLE.items():
         if word in names and (not beside or beside & names):

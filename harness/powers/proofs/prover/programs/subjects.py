@@ -89,7 +89,6 @@ def _proved(one: Held, other: Held) -> PairProof:
 
 
 def _unforeseen(error: Exception) -> str:
-    """The reason of a refusal by an unexpected exception: its message, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     what = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
     where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else "an unknown line"
@@ -148,9 +147,7 @@ def _check_keys(one: Held, other: Held) -> None:
 
 
 def _check_effects(one: Held, other: Held) -> None:
-    """Raise RefusedError unless both calls have the same side effects: at the same paths, non-tensors with equal
-    values.
-    """
+    """Raise RefusedError unless both calls have the same side effects, by path and, if no tensor, by value."""
     lefts = [
         dict.fromkeys([*(x for x in side.program.outputs if _is_left(x, side)), *side.effects]) for side in (one, other)
     ]

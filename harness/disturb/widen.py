@@ -129,6 +129,7 @@ def _read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
     from bitproof.harness.torch_compat import tree_leaves, tree_map_only
 
+    # A widened copy of an argument that the call writes would lose the write.
     aliases = {argument.name: argument.alias_info for argument in schema_of(function).arguments}
     given = dict(zip(aliases, args, strict=False)) | kwargs
     found = {

@@ -177,6 +177,7 @@ class _StageRun:
         name, num_nodes = run_pass.__name__, len(self.graph.module.graph.nodes)
         self.context.facts.clear()
         self.idle = None
+        # A pass that set a global switch would change later passes and the ranks forked from this process.
         with _blaming(name), keeping_switches(f"{'extra ' * isinstance(run_pass, ExtraPass)}pass {name}"):
             start = time.perf_counter()
             try:

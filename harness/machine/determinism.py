@@ -206,6 +206,7 @@ class Switches:
             "Python": random.getstate(),
             "numpy": [x.tobytes() if isinstance(x, numpy.ndarray) else x for x in numpy.random.get_state()],
         }
+        # Users' kernels and dispatch modes change bits like a switch, and may be left behind by a pass.
         replaced: dict[str, Switch] = {
             "kernels_in_python": ", ".join(torch_operators.replaced_kernels()),
             "modes": ", ".join(torch_operators.active_modes()),

@@ -153,6 +153,7 @@ def _read(
 ) -> GraphProgram:
     read = file.read(folder)
     where = str(folder / file.NAME)
+    # The fingerprint before the program: a file made for something else is not parsed further.
     here = fingerprint_of(case, system, device)
     try:
         made_of = dict(read.value["fingerprint"])

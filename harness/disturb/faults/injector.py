@@ -127,6 +127,7 @@ class Injector:
 
     def check_fired(self) -> None:
         """Raise UsageError if the fault should have fired by now but did not."""
+        # A fault of a later step may still fire.
         if self.fault is None or self.fault.step > self.step or self.fired:
             return
         if self.entry is not None and self.entry.call is not None:

@@ -90,6 +90,7 @@ def effects_of(node: Node) -> Effects:
         return Effects(Operator(name="getattr"), shares=node.all_input_nodes[:1], only_shows=True)
     if node.op == "call_method" and node.target == "wait":
         return Effects(_WORK_WAIT, awaits=node.all_input_nodes[:1], only_shows=True)
+    # All other calls are known by their name alone, such as `x.add_(y)` in a user's graph.
     name = str(node.target) if node.op == "call_method" else operators.name_of(node.target)
     assigns = getattr(node.target, "__module__", None) == "_operator" and name in _IN_PLACE_BY_NAME
     if assigns or node.kwargs.get("inplace") is True:

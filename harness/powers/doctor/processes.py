@@ -41,6 +41,7 @@ def layers(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_()
 
+    # 97 tokens for 512 places: most tokens occur several times, so the embedding's gradient adds rows.
     tokens = torch.randint(0, 97, (4, 129), generator=generator).to(device)
     table, scale, up, down = drawn(97, 128), drawn(128), drawn(512, 128), drawn(97, 512)
     x = functional.rms_norm(functional.embedding(tokens[:, :-1], table), (128,), scale)

@@ -143,6 +143,7 @@ def check_groups_at_once(setting: Setting, rank: int) -> Answer:
             total = ranks * (ranks - 1) / 2 + ranks * (index + 100 * (name == FIRST))
             if not torch.equal(OPS.wait_tensor(begun[name]), torch.full((num,), total, device=device)):
                 wrong.append(f"round {index}, group {name}: other sums")
+    # Ranks exchange checksums of their launches' texts: equal texts in the same order have equal checksums.
     own = launches[began:]
     codes = torch.tensor([zlib.crc32(line.encode()) for line in own], device=device)
     if (unlike := _first_unlike(all_gather(codes.view(1, -1), ranks, FSDP))) is not None:

@@ -209,6 +209,7 @@ class FaultRuns:
         """The outcome of a run; `calls` are those of its first differing step, if they were logged."""
         first = comparison.first_divergence
         seen = comparison.verdict == Verdict.DIFFERENT
+        # A run that cannot be compared, e.g. one with missing records, stays "unjudged".
         if comparison.verdict not in (Verdict.DIFFERENT, Verdict.EQUAL):
             return replace(blank, verdict=comparison.verdict, reason=comparison.reason)
         named: dict[bool, FaultStatus] = {True: "killed" if seen else "survived", False: "flagged" if seen else "equal"}

@@ -71,6 +71,7 @@ def _check(
     try:
         by = None if signers is None else _signer_of(folder / MAIN, signers)
         main, graphs, steps = load(folder)
+        # The checker first: only then is the certificate's text known to have the expected form.
         counts = check(main, graphs, steps)
         case = _case_of(main["subject"])
         if retrace:
@@ -157,6 +158,7 @@ def _about(main: Any, graphs: Sequence[Any], case: Case, retraced: bool) -> list
     options = [f"--extra-pass {name}" for name in subject["extra_passes"]] + ["--precompiled"] * subject["precompiled"]
     if options:
         lines.append(f"the candidate was made with {' '.join(options)}")
+    # Without names: operator, arguments and value of each call.
     one, other = ([call[1:4] for call in graph["calls"]] for graph in graphs)
     if one == other:
         lines.append("both graphs are the same, call for call")

@@ -50,6 +50,7 @@ def main() -> None:
 
 def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
     """Prove a case. Proved outputs are not computed on values here: the run that follows compares bits."""
+    # Imported here, since the parent imports this module and must not import torch.
     from bitproof.harness.errors import BitproofError
     from bitproof.harness.graph.graph_options import GraphOptions
     from bitproof.harness.powers.proofs.prover.answers import NOT_PROVED, PROVED, REFUSED

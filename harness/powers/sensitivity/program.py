@@ -208,6 +208,7 @@ def add_graph(
             _add_observed(program, variables, node)
         else:
             _add_node(program, variables, module, node, partitions)
+    # After all calls: an input that was written means its newest slot.
     program.last |= {source: variables.read(node) for source, node in placeholders.items()}
 
 

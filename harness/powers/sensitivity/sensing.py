@@ -81,6 +81,7 @@ def outcome_of(task: Sensing) -> Sensitivity:
     began = time.monotonic()
     if (reason := why_not(task.case)) is not None:
         return Sensitivity(reason=reason)
+    # As on ranks: the replay must have their bits.
     set_determinism(task.case.seed)
     try:
         recording = read_recording(task.recording)
@@ -192,6 +193,7 @@ def _forked(shares: Sequence[Callable[[], Iterator[CallFinding]]]) -> Iterator[C
         for finding in share():
             send(finding)
 
+    # Forked, not started: children share the step's values.
     children = [fork(functools.partial(live, share)) for share in shares]
     try:
         with Watch(children) as watch:

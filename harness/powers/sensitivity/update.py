@@ -173,6 +173,7 @@ class _Tape(TorchDispatchMode):
         return result
 
     def _element(self, call: ReplayedCall, place: int) -> int:
+        # The element is a call of `getitem`, as in a graph.
         slot = self._program.slot()
         self._program.calls.append(
             ReplayedCall(

@@ -232,6 +232,7 @@ def answer_lines(proof: Proof, *, all_in: str) -> list[str]:
             )
         if len(otherwise) > SHOWN_OUTPUTS:
             lines.append(f"    and {len(otherwise) - SHOWN_OUTPUTS} more; {all_in} lists them")
+    # Nearly all outputs of a step differ if one call does, so outputs with the same first difference are grouped.
     alike: dict[tuple[str, ...], list[OutputAnswer]] = {}
     for answer in proof.answers:
         if answer.verdict != PROVED:

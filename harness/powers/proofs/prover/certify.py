@@ -101,6 +101,7 @@ def _needed(certificate: Certificate) -> list[int]:
         terms.found = set()
         sides = [checker.walk(state, graph, side) for graph, side in zip(graphs, SIDES, strict=True)]
         checker.check_answers(main, checker.answers_of(state, sides, graphs))
+    # From the terms that calls and answers look up, back to all steps that these depend on.
     needed, stack = set(), list(terms.found)
     while stack:
         place = stack.pop()

@@ -185,6 +185,7 @@ class Evaluator:
         if "generator" in arguments or op.startswith("higher_order."):
             raise NotEvaluatedError(op)
         values = self._arguments(arguments, rank)
+        # A `move` term's operator is "reshape" for each of the operators that reshape.
         if op == "reshape":
             return cast(Tensor, values["self"]).reshape(cast(list[int], values["shape"]))
         if op.startswith(PYTHON):

@@ -86,6 +86,7 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
         for place, (side, root) in enumerate(zip(sides, (wanted, other), strict=True))
     ]
     added = [[i for i in calls if side.graph.calls[i].op == _ADD] for side, calls in zip(sides, alone, strict=True)]
+    # As many additions on each side: they were probably moved, not added.
     was_moved = len(added[0]) == len(added[1]) <= _MOST
     every = [_starts(side, own, there) for side, there, own in zip(sides, known[::-1], alone, strict=True)]
     starts = [own[:_MOST] for own in every]

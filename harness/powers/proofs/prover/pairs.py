@@ -172,8 +172,10 @@ def prove_programs(
         return PairProof(REFUSED, reason=told(error))
     lap("export")
     proof = prove_graphs(*graphs, rules=rules, must_read=must_read)
+    # Two programs that ignore their inputs agree without showing anything.
     if not must_read and not proof.reads_something:
         return PairProof(REFUSED, reason="no output reads an input, so that equal ones show nothing")
+    # Equal outputs are not enough: code after the programs may draw numbers.
     if proof.verdict == PROVED and len({side.generator for side in proof.sides}) > 1:
         return PairProof(
             REFUSED, reason="the two leave the random generator in other states: what is drawn next differs"

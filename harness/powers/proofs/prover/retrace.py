@@ -46,6 +46,7 @@ def check_retraced(
             found=_options(extra_passes, precompiled is not None),
             fix="check this certificate alone, with these options, if you trust what they name",
         )
+    # Checked before tracing: with other code the graphs may differ without any fault of the certificate.
     for name, stated, here in (
         ("code", subject["code"], own_digest()),
         ("torch", subject["torch"], torch_version()),

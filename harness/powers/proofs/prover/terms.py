@@ -85,6 +85,7 @@ class Table:
                 return (len(ranks[0]), *self.shape(place))
             case ("reduce", place, _, _):
                 return self.shape(place)[1:]
+            # Other terms that are tensors end in their shape, e.g. ("input", name, dtype, shape).
             case (*_, shape) if isinstance(shape, tuple) and all(isinstance(size, int) for size in shape):
                 return shape
         return None

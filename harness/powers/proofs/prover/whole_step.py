@@ -94,6 +94,7 @@ class _Updates:
         lie = {name: step.calls[index].value for name, index in step.outputs if name.startswith(GRADIENT)}
         if not all(isinstance(x, data.Tensor) and x.is_closed for x in lie.values()):
             raise RefusedError("a gradient whose layout depends on data", where="the step's outputs")
+        # The update writes parameters in place, so a gradient in the memory of an input would change with them.
         inputs = {
             call.value.storage for call in step.calls if call.op == "input" and isinstance(call.value, data.Tensor)
         }

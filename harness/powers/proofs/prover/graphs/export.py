@@ -95,6 +95,7 @@ def export_graph(
             found=str(len(returned)),
         )
     places = tuple((name, exporter.place_of(node, name)) for name, node in zip(outputs, returned, strict=True))
+    # Only now are all calls known, and with them the strides of every result.
     if call := unsure_product(exporter.calls):
         what = f"{call.op} of a tensor that may have another stride where a dim has one element (`{call.name}`)"
         raise RefusedError(what, where=str((call.place or (None,))[-1] or "the graph"))
@@ -332,6 +333,7 @@ class _Exporter:
             raise _refused(node, str(error)) from None
 
     def _arguments(self, node: Node) -> list[tuple[str, Any]]:
+        # A Python function has no schema: its arguments are named by position.
         schema = schema_of(_target(node))
         if schema is None:
             declared = [str(place) for place in range(len(node.args))]

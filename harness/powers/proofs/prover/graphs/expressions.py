@@ -21,6 +21,7 @@ def size_of(expression: Any) -> Size:
     if expanded.is_Integer:
         return int(expanded)
     products = []
+    # Add.make_args and Mul.make_args also accept a single product or factor.
     for product in sympy.Add.make_args(expanded):
         coefficient, names = 1, []
         for factor in sympy.Mul.make_args(product):

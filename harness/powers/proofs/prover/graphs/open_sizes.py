@@ -61,6 +61,7 @@ class OpenSizes:
         for symbol in sorted(expression.free_symbols, key=str):
             if symbol not in self._own:
                 self._own[symbol] = self._opened(range_of(size, symbol), place)
+        # The same polynomial, over new symbols.
         by_name = {str(symbol): own for symbol, own in self._own.items()}
         found = 0
         for coefficient, *names in _products(size_of(expression)):

@@ -218,6 +218,7 @@ class _Reader:
                 raise payload.wrong("a name of plain identifiers and numbers, joined by points")
             facts = payload.object(("path_name", "is_param", "use_pickle", "tensor_meta"))
             path = facts["path_name"].text()
+            # A pickle could run code when it is loaded.
             if facts["use_pickle"].truth():
                 raise payload.wrong(f"a plain tensor; the file has {name} as a pickle")
             if not re.fullmatch(prefix + r"\d{1,9}", path, re.ASCII):
@@ -270,6 +271,7 @@ class _Reader:
         )
         if parts["is_single_tensor_return"].value not in (None, False):
             raise parts["is_single_tensor_return"].wrong("false")
+        # Every size of the file is checked, also those that are not used.
         sizes = OpenSizesOfFile(self.shape_env, ranges)
         numbers = dict(parts["sym_int_values"].items())
         for values in (numbers, *(dict(parts[f"sym_{kind}_values"].items()) for kind in ("bool", "float"))):
@@ -280,6 +282,7 @@ class _Reader:
             for size in (*meta["sizes"].list(), *meta["strides"].list(), meta["storage_offset"]):
                 _check_number(size)
         inputs: list[Any] = []
+        # Inputs first: calls may only refer to values that are defined before them.
         for argument in parts["inputs"].list():
             kind, told = argument.one_of(_INPUTS)
             value: Any
@@ -401,6 +404,7 @@ class _Reader:
         nodes = self.graph.find_nodes(op="placeholder")
         specs, returned = parts["input_specs"].list(), self.graph.output_node().args[0]
         assert isinstance(returned, tuple)
+        # The signature repeats the graph's inputs and outputs. A difference would give them another meaning.
         if len(specs) != len(nodes):
             raise parts["input_specs"].wrong(f"{len(nodes)}, as the graph has inputs")
         inputs = [self._input(spec, node) for spec, node in zip(specs, nodes, strict=True)]

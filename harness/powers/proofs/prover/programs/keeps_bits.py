@@ -155,6 +155,7 @@ class _Snapshot:
             if isinstance(side, RefusedError):
                 return PassProof(name, PairProof(REFUSED, reason=told(side)), changed)
         assert isinstance(self._before, Held) and isinstance(after, Held)
+        # The proof reads parameters as inputs, so a pass that changes their values must be refused separately.
         state = _digests(after)
         if written := [x for x in self._state if state.get(x, self._state[x]) != self._state[x]]:
             reason = f"the pass changes the values of {written[0]}, which is an input of the program"

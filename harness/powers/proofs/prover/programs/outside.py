@@ -192,6 +192,7 @@ def _opens_to_write(path: Any, mode: str | None, flags: int | None) -> bool:
 
 def process_state() -> Mapping[str, Any]:
     """Return state of the process that a call may change without any audit event, by its description."""
+    # A program may keep a count in an attribute of a thread.
     threads = [(x.ident, x.name, len(vars(x))) for x in threading.enumerate()]
     own = vars(threading.current_thread()).items()
     plain = {key: value for key, value in own if isinstance(value, int | float | str)}

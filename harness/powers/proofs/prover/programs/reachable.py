@@ -217,6 +217,7 @@ def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[st
         case Tensor():
             if (x.is_leaf or x.retains_grad) and x.grad is not None:
                 yield f"{GRADIENT}{place}", x.grad
+            # A fake tensor's attributes belong to torch, not to the user.
             if not isinstance(x, FakeTensor):
                 yield from ((f"{place}.{key}", value) for key, value in vars(x).items())
             return
@@ -265,6 +266,7 @@ def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[st
             yield from ((f"{place}[{i}]", y) for i, y in enumerate(x))
         case set() | frozenset():
             yield from ((f"{place} item {i}", y) for i, y in enumerate(x) if plain_token(y) is None)
+    # Attributes, in the dictionary or in slots. For objects with hidden state, pickle has the rest.
     own = getattr(x, "__dict__", None)
     slots = [key for kind in type(x).__mro__ for key in _slots(kind) if hasattr(x, key)]
     yield from ((f"{place}.{key}", value) for key, value in (own.items() if isinstance(own, dict) else ()))
@@ -488,6 +490,7 @@ def valued(roots: Mapping[str, Any]) -> dict[str, Any] | None:
     lacking = {id(x): x for x in Reached(roots).objects if isinstance(x, Tensor) and not has_values(x)}
     if not lacking or sum(x.untyped_storage().nbytes() for x in lacking.values()) > MOST_BYTES:
         return None
+    # Tensors that share memory stay views of one storage.
     memories: dict[object, Tensor] = {}
 
     def tensor(x: Tensor) -> Tensor:
@@ -533,6 +536,7 @@ class Around:
 
     def refuse_changes(self) -> None:
         """Raise RefusedError for the first part of the state that has changed since the snapshot."""
+        # A variable is compared by identity here; the content of the user's own variables is in `now`, below.
         added = (
             f"the variable {name}{key}"
             for name, space, before in self._variables

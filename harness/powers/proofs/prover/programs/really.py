@@ -184,6 +184,7 @@ class _Real:
             reason = str(error).splitlines()[0] if str(error) else ""
             raise FailsError(f"it fails when it really runs: {type(error).__name__}: {reason}", where="it") from error
         generator = torch.get_rng_state()
+        # torch's generator is exempt: its state is compared with the graph's afterwards.
         told = [x for x in switches.changes() if x != "the state of torch's random number generator"]
         if told:
             raise RefusedError(f"it changes what holds for the whole process: {'; '.join(told)}", where="it")
@@ -214,6 +215,7 @@ def _unlike(
 
     `outputs`, `memory` and `generator` are the graph's: outputs by name, final values of inputs, generator state.
     """
+    # Returned values: the same number, equal numbers and texts, and then equal tensors.
     told = {name for name, _ in held.program.others} | {*outputs}
     returned = {name for name in told if name.startswith(OUTPUT)}
     if returned != {*real.outputs}:
@@ -229,9 +231,11 @@ def _unlike(
         x = x.detach() if isinstance(x, Tensor) else x
         if not same_value(x, outputs[name]):
             return f"{name} has other bits: {witness_of(x, outputs[name])} in its graph"
+    # Inputs that no output represents must have the same bits on both sides, too.
     for name, x in runs.named.items():
         if name in memory and f"{WRITTEN}{name}" not in outputs and not same_value(x.detach(), memory[name]):
             return f"{name} is left with other bits: {witness_of(x.detach(), memory[name])} in its graph"
+    # Changes of anything else, such as a counter, must be those seen while tracing.
     for place in dict.fromkeys([*real.changes, *held.effects]):
         x = real.changes.get(place)
         if not isinstance(x, Tensor) and (place not in held.effects or held.effects[place] != x):

@@ -104,6 +104,7 @@ class _Machine:
         raise SampleError("its sample inputs do not end")
 
     def _step(self, name: str, argument: Any) -> None:
+        # Each instruction pops its operands from the stack and pushes its result, as in pickle's own machine.
         stack = self.stack
         if name in _PLAIN:
             stack.append(argument)

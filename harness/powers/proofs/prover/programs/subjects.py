@@ -185,6 +185,7 @@ def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None
     An input must start at a multiple of 64 bytes, and two inputs must not share memory that a program writes. Tensors
     over NumPy arrays may violate both. A file that is mapped twice is one memory at two addresses.
     """
+    # By input: an identity of its memory, and the addresses at which that begins and ends.
     spans: dict[str, tuple[object, int, int]] = {}
     for name, x in values.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided or has_open_sizes(x):

@@ -841,10 +841,10 @@ WORDS_TAKE = {
 
 
 def fits(op: str, names: Iterable[str]) -> bool:
-    """Return whether an operator has all of these arguments and needs no others, such as `self` and `dim` for
-    `aten.sum.dim_IntList`.
+    """Return whether an operator has all of these arguments and needs no others.
 
-    True for an operator without a signature if its namespace is not in TORCHS, or if line 1 refuses it.
+    For example, `aten.sum.dim_IntList` needs `self` and `dim`. True for an operator without a signature if its
+    namespace is not in TORCHS, or if line 1 refuses it.
     """
     if op not in TAKES and op.startswith("python."):
         return [*names] in (["0"], ["0", "1"])

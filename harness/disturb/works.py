@@ -45,10 +45,10 @@ class Works:
     def held(
         self, function: Any, result: Any, written: Sequence[Tensor], index: int, arrived: Callable[[], None]
     ) -> Any:
-        """Return a collective's result with our handles in it. The collective is complete, unless it is a message to
-        one rank.
+        """Return a collective's result with our handles in it.
 
-        Such a message is waited for when the caller waits; then `arrived` is called.
+        The collective is complete, unless it is a message to one rank. Such a message is waited for when the caller
+        waits; then `arrived` is called.
         """
 
         def hold(work: Any) -> Any:
@@ -83,6 +83,7 @@ def late(function: Any, args: Any, kwargs: Any, made: list[HeldWork]) -> Any:
 
     def hold(work: Any) -> Any:
         theirs(work.wait)
+        # The results are taken away, and the old values put back, until the system waits.
         values = [tensor.clone() for tensor in written]
         _copy(before, written)
         made.append(HeldWork(written, lambda: _copy(values, written)))

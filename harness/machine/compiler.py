@@ -19,7 +19,7 @@ def compiler() -> str:
 
 
 def compiled_for() -> list[str]:
-    """Return the facts that decide code compiled here, besides torch: compiler, its version, the processor's
+    """Return the facts besides torch that decide code compiled here: compiler, its version, the processor's
     instructions.
 
     Inductor lets the compiler use all of the processor's instructions, whether torch itself uses them or not.

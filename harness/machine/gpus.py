@@ -138,6 +138,7 @@ def agreed_facts(by_rank: Sequence[Mapping[str, str | int | list[str] | None] | 
     agreed: MachineFacts = {}
     for name in dict.fromkeys(name for _, facts in told for name in facts):
         said = {rank: facts[name] for rank, facts in told if facts.get(name) is not None}
+        # By their text, since a list has no hash.
         distinct = list({repr(value): value for value in said.values()}.values())
         one = distinct[0] if distinct else None
         agreed[name] = one if len(distinct) < 2 else [f"rank {rank}: {value}" for rank, value in said.items()]

@@ -96,12 +96,11 @@ class RowFlow(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A property of operators that return before their work is done: it fills their results and reads their tensor
-    arguments.
+    """A property of operators that return before their work is done.
 
-    `takes` is the verb for reading the arguments. With `holds_source` the caller must keep the memory of the arguments
-    until the wait; otherwise the runtime keeps it. With `awaited_by_source` the work fills no result, and a wait for an
-    argument ends it.
+    The work fills their results and reads their tensor arguments. `takes` is the verb for reading the arguments. With
+    `holds_source` the caller must keep the memory of the arguments until the wait; otherwise the runtime keeps it. With
+    `awaited_by_source` the work fills no result, and a wait for an argument ends it.
     """
 
     work: Work

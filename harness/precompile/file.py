@@ -49,12 +49,11 @@ class Read(NamedTuple):
 
 
 def begin(folder: Path, what: str) -> None:
-    """Create the folder, and write a note in place of the step, so that a stopped precompilation leaves no old step
-    behind.
+    """Create the folder, and write a note in place of the step.
 
-    A step and compiled code that are already there are deleted. `what` names the case. Raises ArtifactError if the
-    folder cannot be written, or if a file called `step.bitproof` or `compiled.bitproof` is of another kind; then both
-    files stay.
+    If precompiling is stopped, no old step is left behind. A step and compiled code that are already there are deleted.
+    `what` names the case. Raises ArtifactError if the folder cannot be written, or if a file called `step.bitproof` or
+    `compiled.bitproof` is of another kind; then both files stay.
     """
     file = folder / NAME
     try:

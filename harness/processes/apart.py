@@ -29,10 +29,10 @@ class Lost:
 def answers_apart(
     module: str, task: Any, answer: type[A], count: int, log: Path, timeout: float
 ) -> Generator[A | Lost]:
-    """Start a module with a task, and yield `count` answers. An answer that takes longer than `timeout` seconds is
-    `Lost`.
+    """Start a module with a task, and yield `count` answers.
 
-    After a time-out, later answers are lost, too. Closing the iterator ends the process.
+    An answer that takes longer than `timeout` seconds is `Lost`. After a time-out, later answers are lost, too. Closing
+    the iterator ends the process.
     """
     process = Started(module, (), log=log)
     lost = None

@@ -122,6 +122,7 @@ def _live(
 ) -> NoReturn:
     status = 1
     try:
+        # The parent's handler is for the command, not for its children.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with_parent(parent)
         close_private()

@@ -88,6 +88,7 @@ def cpu_of_descendants() -> float:
 
 def end_children(*, but: set[int]) -> None:
     """End every child except `but`, and then their orphans, which this process adopts."""
+    # Children of a killed child become this process's own, so look again until none is left.
     while found := children() - but:
         for pid in found:
             with contextlib.suppress(ProcessLookupError):

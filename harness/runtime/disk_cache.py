@@ -165,6 +165,7 @@ def _make_room(folder: Path) -> None:
             with contextlib.suppress(FileNotFoundError):  # another process has removed it
                 if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                     files.append((entry.stat(follow_symlinks=False), entry.path))
+    # `read_cached` sets the time of a file that it uses, so this is the order of last uses.
     files.sort(key=lambda found: found[0].st_mtime, reverse=True)
     size = 0
     for number, (told, path) in enumerate(files):

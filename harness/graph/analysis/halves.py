@@ -44,11 +44,11 @@ def put_in(node: Node, half: Half) -> None:
 
 @dataclass(frozen=True)
 class Halves:
-    """A step as two graphs. `saved` names forward's values that backward reads; `read_again` has the indices of the
-    graph inputs that backward reads.
+    """A step as two graphs.
 
-    forward   graph inputs -> the loss, then the saved values
-    backward  the saved values, then the graph inputs that it reads again -> gradients
+    `saved` names forward's values that backward reads; `read_again` has the indices of the graph inputs that it reads.
+    forward   graph inputs -> the loss, then the saved values backward  the saved values, then the graph inputs that it
+    reads again -> gradients
     """
 
     forward: GraphModule

@@ -114,6 +114,7 @@ def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None
     messages between single ranks if `rank`, this rank's number, is unknown.
     """
     found: list[RankTurn] = []
+    # By launch, its index in the result: a wait refers to it.
     launched: dict[At, int] = {}
     joined: Node | None = None  # the call whose messages follow
     for turn in turns:

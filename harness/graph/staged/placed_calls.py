@@ -140,6 +140,7 @@ class PlacedCalls:
             else:
                 parts.append(node)
         found = {self.stages[node]: node for node in parts}
+        # Each stage that reads the parameter must have exactly one gradient, and at most two stages may.
         if self._readers(parameter) - found.keys() or len(found) < len(parts) or len(found) > 2:
             raise PassError(
                 f"stages {', '.join(map(str, sorted({*self._readers(parameter), *found})))} share the parameter "

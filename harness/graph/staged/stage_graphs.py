@@ -81,6 +81,7 @@ class StageGraphs:
         """The context for the passes of a stage: the case's context without modules that run only in other stages."""
         if len(self.graphs) == 1:
             return context
+        # A pass may refuse a chosen module that never runs, so modules of other stages are left out.
         elsewhere = frozenset().union(*(other.modules for other in self.graphs)) - graph.modules
         own = {name: calls for name, calls in context.module_calls.items() if name not in elsewhere}
         chunking = context.chunking

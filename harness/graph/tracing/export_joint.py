@@ -236,6 +236,7 @@ def _as_step(
     if tangent in ends.outputs.values() and tangent not in env:
         assert tangent is not None
         env[tangent] = _seed(graph, env[loss], tangent, gradient_seed)
+    # At the end, as torch's graph has new values of buffers instead of writes: all readers see the old values.
     for buffer, value in writes:
         write_back(graph, env[buffer], env[value])
     gradients = [env[ends.output(Role("gradient", name))] for name in parameter_names]

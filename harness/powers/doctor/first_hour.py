@@ -112,6 +112,7 @@ def earlier(folder: Path | None, about: Mapping[str, str]) -> tuple[Tried, ...]:
         found = None if value is None else read(FirstHour, value, KIND, RecordingError)
     except (ValueError, RecursionError, RecordingError):
         return ()
+    # A call that ended is not continued: a new one checks everything again.
     if found is None or found.is_over or found.about != about:
         return ()
     return tuple(x for x in found.tried if x.outcome == "pass" and x.name in FIRST_HOUR)

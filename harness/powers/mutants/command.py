@@ -121,6 +121,7 @@ def faults(
                     if not mine:
                         continue
                     placement = client.place(case)
+                    # All faults of a case run in turn on the same GPUs.
                     with lease_gpus(placement, case.parallelism.world_size):
                         runs = FaultRuns(case, placement, client, options, progress.on_event)
                         results.append(runs.begin())

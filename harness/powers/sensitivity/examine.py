@@ -30,12 +30,12 @@ Answer = Literal["seen", "same", "lost"]
 
 @dataclass(frozen=True, kw_only=True)
 class CallFinding:
-    """The result of examining a call. `shown` is the kind of the compared tensor that showed an error of 1 ULP, or
-    None.
+    """The result of examining a call.
 
-    `tries` counts the elements that were changed. If no error was seen, `lost` has the indices of the calls that
-    absorbed the last error (-1: no call read it). `is_blind` means that even gross errors in all elements on all ranks
-    did not show; `lost` then has the calls that absorbed the gross errors.
+    `shown` is the kind of the compared tensor that showed an error of 1 ULP, or None. `tries` counts the elements that
+    were changed. If no error was seen, `lost` has the indices of the calls that absorbed the last error (-1: no call
+    read it). `is_blind` means that even gross errors in all elements on all ranks did not show; `lost` then has the
+    calls that absorbed the gross errors.
     """
 
     call: int
@@ -96,6 +96,7 @@ class Examiner:
             fate = self._one_ulp(call, turn)
             if fate.shown:
                 return CallFinding(call=index, shown=fate.shown, tries=turn + 1, neighbours=answers)
+        # Only for unseen calls: an error of 1 ULP that shows proves that the call is not blind.
         gross = self._is_blind(call, targets) if may_be_blind else None
         lost = fate.lost if gross is None else gross.lost
         return CallFinding(call=index, tries=TRIES, lost=lost, is_blind=gross is not None, neighbours=answers)

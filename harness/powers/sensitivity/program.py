@@ -186,10 +186,10 @@ def add_graph(
     returned: Sequence[tuple[Kind, str]],
     partitions: Mapping[str, Partition],
 ) -> None:
-    """Add a graph's calls to a program. `sources` are the graph's inputs in order; `returned` the records of its
-    outputs.
+    """Add a graph's calls to a program.
 
-    Raises PassError for a collective on an unknown group.
+    `sources` are the graph's inputs in order; `returned` the records of its outputs. Raises PassError for a collective
+    on an unknown group.
     """
     variables = Variables(program)
     names = iter(sources)

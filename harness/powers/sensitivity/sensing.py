@@ -104,6 +104,7 @@ class _Search:
         self._began = began
         self._order = [call.index for call in steps.program.calls if call.counts]
         random.Random(f"{task.case.seed} calls").shuffle(self._order)
+        # The first calls of a shuffled list are a random sample; None keeps all.
         self._order = self._order[: task.effort.sample]
         self._found: dict[int, CallFinding] = {}
         self._at_once: set[int] = set()

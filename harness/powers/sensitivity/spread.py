@@ -140,6 +140,7 @@ class _Wrong:
             return
         gets = [functools.partial(self._get, rank) for rank in range(len(self._ranks))]
         for group in call.partition:
+            # A collective is repeated for each whole group with a wrong input, as all its ranks may get a wrong result.
             if wrong_on & set(group):
                 values = run_collective(call, group, gets)
                 differ = [self._differs(call.result, rank, x) for rank, x in zip(group, values, strict=True)]

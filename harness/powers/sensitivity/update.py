@@ -66,6 +66,7 @@ def held(trainer: TrainerLike) -> dict[Source, Tensor]:
 
 def begin_state(trainer: TrainerLike) -> None:
     """Let the trainer create its optimizer state, as its first update would, and fill it with zeros."""
+    # An update with zero gradients still changes parameters: weight decay does.
     before = [(x, x.detach().clone()) for x in held(trainer).values()]
     with _Tape(Program(), {}, runs_only=True):
         trainer.update(_zeros(trainer))
@@ -84,6 +85,7 @@ def add_update(program: Program, trainer: TrainerLike, partitions: Mapping[str, 
     """
     gradients = _zeros(trainer)
     known = held(trainer)
+    # The update below changes the rank's real state, so it is restored afterwards.
     before = [(x, x.clone()) for x in known.values()]
     tape = _Tape(program, partitions)
     for source, x in known.items():

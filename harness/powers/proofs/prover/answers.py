@@ -189,6 +189,7 @@ def _answer(
     if isinstance(terms, RefusedError):
         return OutputAnswer(name, REFUSED, reason=f"{terms.what}, in {terms.where}")
     assert pair[0] is not None and pair[1] is not None
+    # The rules may be too weak to make equal values one term, so this is NOT PROVED rather than DIFFERENT.
     if terms[0] != terms[1]:
         return OutputAnswer(name, NOT_PROVED, terms, finding=explain(*sides, pair[0], pair[1]))
     for bit, kind in enumerate(must_read):
@@ -217,10 +218,10 @@ def _layout(x: Any) -> str:
 
 
 def answer_lines(proof: Proof, *, all_in: str) -> list[str]:
-    """Return lines about the outputs that are not simply PROVED. Outputs that first differ at the same calls share a
-    line.
+    """Return lines about the outputs that are not simply PROVED.
 
-    If there are too many to print, a line says that `all_in` has the complete list.
+    Outputs that first differ at the same calls share a line. If there are too many to print, a line says that `all_in`
+    has the complete list.
     """
     lines = []
     if otherwise := [answer for answer in proof.answers if answer.output in proof.laid_out_otherwise]:

@@ -117,6 +117,7 @@ class Canonicalizer:
     def _value(self, index: int, call: Call) -> Any:
         args = dict(call.args)
         awaited = args[known_operators.WAITS[call.op]][1] if call.op in known_operators.WAITS else None
+        # Refusals first: a call with unknown inputs must not become a term.
         for read in call.reads:
             self._refuse_unreadable(read, call)
         self.memory.refuse_flying(call)
@@ -241,6 +242,7 @@ class Canonicalizer:
         """
         own, tensors = call.value, [self.graph.calls[read].value for read in call.reads]
         name = known_operators.EXACT.get(call.op, "cast")
+        # A division by a power of 2 and a square become products, so that either form is proved equal to the other.
         if call.op in known_operators.DIVISIONS:
             name, args = "mul", {**args, "other": known_operators.inverse(args["other"], own.dtype)}
         if call.op == known_operators.POWER:

@@ -81,6 +81,7 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
     """Return the first difference of an output: call `wanted` of the reference, call `other` of the candidate."""
     sides = reference, candidate
     known = [side.computed for side in sides]
+    # For each side, the calls behind the output that have no partner on the other side.
     alone = [
         [i for i in _behind(side, root) if not _has_partner(side.table, side.values[i], known[1 - place])]
         for place, (side, root) in enumerate(zip(sides, (wanted, other), strict=True))
@@ -125,6 +126,7 @@ def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]
     """
     calls = side.graph.calls
     lonely = {i for i in alone if calls[i].op != "input" and not calls[i].writes}
+    # A start is lonely itself, but reads no lonely call.
     starts = [i for i in alone if calls[i].op != "input" and not lonely.intersection(side.reads[i])]
     moves: set[int] = set()
     stack, seen = list(starts), set(starts)

@@ -18,10 +18,10 @@ class InFlight:
         self._order = Order(_last_uses(graph))
 
     def races(self, call: Call) -> list[Race]:
-        """Return the races of a call's reads with collectives in flight, e.g. `mm` of an all-gather's result before its
-        wait.
+        """Return the races of a call's reads with collectives in flight.
 
-        Waits, views, fills and uninitialized allocations read no elements, so they have none.
+        For example, `mm` reads the result of an all-gather before its wait. Waits, views, fills and uninitialized
+        allocations read no elements, so they have none.
         """
         read = set(self._storages(call.reads))
         is_shown = not call.writes and bool(read) and {x.storage for x in call.results} == read

@@ -56,11 +56,10 @@ def expanded(shape: tuple[int, ...], to: tuple[int, ...]) -> Window:
 
 
 def shows(call: Call, calls: Sequence[Call]) -> bool:
-    """Return whether a call only selects elements of its first argument, as a view or a copy: `transpose`, `split`,
-    `reshape`.
+    """Return whether a call only selects elements of its first argument: `transpose`, `split`, `reshape`.
 
-    A view between complex numbers and pairs of real numbers does not count, as its elements are others. A view as any
-    other dtype counts here, and is refused later.
+    The result may be a view or a copy. A view between complex numbers and pairs of real numbers does not count, as its
+    elements are others. A view as any other dtype counts here, and is refused later.
     """
     if call.writes or call.op == "getitem" or not call.results or not call.reads:
         return False
@@ -93,6 +92,7 @@ def told_once(call: Call, calls: Sequence[Call]) -> Call:
     elif call.op in known.FILLS and known.number_filled(call) is not None:
         kept = {name: x for name, x in call.args if name in (*call.writes, known.FILLS[call.op])}
     elif shows(call, calls) and call.op not in known.WAITS and all(x.is_closed for x in tensors):
+        # The layouts already state which elements a view selects: `dim`, `start` and the like say it a second time.
         kept = {name: x for name, x in call.args if nodes_in(x) or (name == "dim" and call.op == known.SPLIT)}
         if tensors[0].storage == call.results[0].storage:
             shown, *others = (("node", read) for read in call.reads)
@@ -120,11 +120,11 @@ def windows_of(call: Call, x: Tensor) -> list[Window | None]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _seen(shape: tuple[int, ...], strides: tuple[int, ...], memory: Window) -> Window | None:
-    """Convert a window on memory into a window on a tensor in it; None if it shows memory outside of the tensor's
-    elements.
+    """Convert a window on memory into a window on a tensor in it.
 
-    `shape` and `strides` are the tensor's; `memory` counts from its first element. An address in the tensor is a number
-    in digits, a digit per dim with the stride as its weight, so this works like `composed`.
+    None if it shows memory outside of the tensor's elements. `shape` and `strides` are the tensor's; `memory` counts
+    from its first element. An address in the tensor is a number in digits, a digit per dim with the stride as its
+    weight, so this works like `composed`.
     """
     if 0 in memory.shape:
         return memory

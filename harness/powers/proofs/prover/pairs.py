@@ -122,8 +122,8 @@ class PairProof:
         return "\n".join(self.lines(all_in="`answers`"))
 
     def lines(self, *, all_in: str) -> list[str]:
-        """Return the verdict, and for each output that is not PROVED its first differing calls or the reason of its
-        refusal.
+        """Return the verdict, then the outputs that are not PROVED: their first differing calls, or why they are
+        REFUSED.
 
         If outputs are left out, the lines refer to `all_in`.
         """

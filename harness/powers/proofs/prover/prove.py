@@ -92,6 +92,7 @@ def prove_case(
     """
     if (reason := why_not(case)) is not None:
         return CaseProof(NOT_TRIED, reason=reason, case=case)
+    # Before tracing: torch chooses operators by these switches.
     set_determinism(case.seed)
     case = placed_case(case)
     device = device or torch.device("cpu")
@@ -104,6 +105,7 @@ def prove_case(
             candidate, candidate_groups = precompiled_step(case, case.candidate, device, precompiled)
         laps.lap("candidate")
         reference = traced()
+    # With a forked process, this is only the time that the candidate's trace did not cover.
     if not in_turn:
         laps.lap("rest of the reference")
     try:
@@ -153,8 +155,7 @@ def _sets_of_inputs(case: Case, reference: Reference) -> list[list[list[Tensor]]
 
 
 def random_inputs(case: Case, names: Sequence[str], like: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return each rank's inputs: small normal numbers for parameters and buffers, the case's own tokens, zeros for
-    counts.
+    """Return each rank's inputs: small normal numbers for state, the case's own tokens, zeros for counts.
 
     Buffers are the same on all ranks, as in a model.
     """

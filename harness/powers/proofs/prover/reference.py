@@ -117,6 +117,7 @@ def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator
 
         def trace(_: Send) -> int:
             reference = traced_reference(case, device)
+            # Only the layouts of the fake inputs matter: `_read` makes them again.
             lies = [(tuple(x.shape), x.stride(), x.dtype) for x in reference.inputs]
             kept = reference.parameter_names, reference.buffer_names, lies, reference.groups, reference.program.exported
             file.write_bytes(pickle.dumps(kept))

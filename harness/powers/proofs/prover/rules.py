@@ -84,6 +84,7 @@ def view_of_cat(table: Table, term: Term) -> int | None:
     along, pieces = found
     shown = [table.view(parts[piece.part], piece.window) for piece in pieces]
     result = shown[0] if along is None else table.make(("cat", tuple(shown), along))
+    # The checker never searches, so it gets the pieces that `cut` found.
     hints = tuple((piece.part, tuple(piece.window)) for piece in pieces)
     table.hint = (hints,) if along is None else (hints, along)
     return result
@@ -313,6 +314,7 @@ def gather_of_view(table: Table, term: Term) -> int | None:
         return None
     _, base, shape, strides, offset = table[place]
     everywhere = table.make(("gather", base, ranks))
+    # A rank's elements follow each other in the gathered term, so ranks are `size` elements apart.
     size = math.prod(table.shape(base))
     return table.view(everywhere, Window((len(ranks[0]), *shape), (size, *strides), offset))
 

@@ -102,6 +102,7 @@ class _Updates:
             raise RefusedError(
                 f"{shared} lies in memory of an input, which the update writes", where="the step's outputs"
             )
+        # Gradients on both sides mostly have equal layouts; then the update is traced only once.
         key = tuple((name, x.dtype, x.shape, x.strides) for name, x in lie.items())
         if key not in self._traced:
             like = {name.removeprefix(GRADIENT): _on_meta(x) for name, x in lie.items()}
@@ -136,6 +137,7 @@ def join(step: Graph, update: Graph) -> Graph:
     """
     known = {call.name: index for index, call in enumerate(step.calls) if call.op == "input"} | dict(step.outputs)
     calls = [*step.calls]
+    # The update's own storages are numbered after those of the step.
     num_storages = 1 + max((x.storage for call in calls for x in call.results), default=-1)
     places: list[int] = []
     # By storage of the update, its storage in the joined graph, and the offset at which it begins there.
@@ -156,6 +158,7 @@ def join(step: Graph, update: Graph) -> Graph:
         if call.op == "input" and call.name in known:
             places.append(known[call.name])
             value = step.calls[places[-1]].value
+            # A gradient may begin within a larger storage of the step, e.g. that of a bucket.
             memory[call.value.storage] = value.storage, value.offset - call.value.offset
             if told(call.value) != value:
                 raise RefusedError(f"{call.name} has another layout after the step than before", where="the update")

@@ -154,6 +154,7 @@ def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | 
     first = bisect.bisect_right(bounds, start) - 1
     if start + sum(reach) < bounds[first + 1]:
         return None, [piece(first, outer.shape, start)]
+    # At most one dim may cross from part to part: those with longer steps are tried first.
     for along in sorted((d for d, step in enumerate(steps) if step), key=lambda d: -steps[d]):
         pieces = _cut_along(outer.shape[along], steps[along], start, sum(reach) - reach[along], bounds)
         if pieces is not None:

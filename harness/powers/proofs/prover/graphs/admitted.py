@@ -158,10 +158,9 @@ def _layout_of(x: Tensor) -> str:
 
 
 def is_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """Return whether torch regards a tensor as channels-last (dim 1 is the innermost in memory):
-    c10/core/MemoryFormat.h.
+    """Return whether torch regards a tensor as channels-last: dim 1 is the innermost in memory.
 
-    Data-dependent sizes count as more than 1.
+    See c10/core/MemoryFormat.h. Data-dependent sizes count as more than 1.
     """
     if len(shape) not in (4, 5) or strides[1] == 0:
         return False
@@ -181,6 +180,7 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
     if not isinstance(target, OpOverload):
         return None
     name, namespace = str(target), target.namespace
+    # The cheap checks by name come first, then those of the call's tensors.
     if namespace in UNKNOWN:
         return f"{name} is not understood: it has not been tested against its schema"
     is_known = name in known.DRAWS | known.REFUSED or name.split(".")[1] in known.UNINITIALIZED
@@ -207,6 +207,7 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
     mixed = [names(mixture)[name] for mixture in mixtures]
     if written_names(target):  # an in-place result keeps its layout
         mixed = [LOOSE if layout == ANY else layout for layout in mixed]
+    # The strictest layout of all lists that the operator must be on.
     allowed = min((allowed, *mixed), key=LAYOUTS.index)
     if LAYOUTS.index(layout_of(given)) <= LAYOUTS.index(allowed):
         return None

@@ -38,10 +38,9 @@ class SizeBounds:
 
 
 class OpenSizes:
-    """Replaces the tracer's symbols in the sizes of one graph's inputs by new symbols, and fills `bounds` with their
-    bounds.
+    """Replaces the tracer's symbols in the sizes of a graph's inputs by new symbols.
 
-    Use it within the fake mode of `shape_env`.
+    `bounds` is filled with their bounds. Use it within the fake mode of `shape_env`.
     """
 
     def __init__(self, shape_env: ShapeEnv, bounds: SizeBounds) -> None:

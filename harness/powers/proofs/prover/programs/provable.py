@@ -276,10 +276,9 @@ def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
 
 
 def _modules(subject: Any, leaves: Sequence[Any]) -> dict[str, nn.Module]:
-    """The modules of a program, by a prefix for the names of their parameters and buffers: itself, and those among its
-    inputs.
+    """The modules of a program: itself, and those among its inputs.
 
-    The prefix is empty for a single module.
+    Each has a prefix for the names of its parameters and buffers, which is empty for a single module.
     """
     modules = {"": subject} if isinstance(subject, nn.Module) else {}
     inner = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
@@ -336,9 +335,11 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
             raise RefusedError(f"{name} has hooks on its gradient, which no graph shows", where="the inputs")
     tracing = _Tracing(own["subject"], own["inputs"], leaves, rebuilt, modules, optimizers, values)
     fake_mode = step_fake_mode(ShapeEnv())
+    # Fixed sizes: code of the user's may branch on them, and the proof holds for these sizes only.
     fakes = [fixed_fake(fake_mode, x, x.device) for x in values.values()]
     before = Switches.now()
     try:
+        # One thread for backward, so that its calls have the same order in each trace.
         with torch.autograd.set_multithreading_enabled(False), lazily_compiled(), _failing_refused(why_not_run(values)):
             graph = symbolic_graph(lambda given: tracing.run(given), fake_mode, as_eager=True)(fakes)
     except RefusedError:

@@ -516,11 +516,11 @@ def has_values(x: Any) -> bool:
 
 
 class Around:
-    """A snapshot of the global state around a program: variables and class attributes that the user's code names,
-    loggers, and the state of the process.
+    """A snapshot of the global state around a program.
 
-    Copies of a program share this state with the original, so a call that changes any of it is refused. `in_place` is
-    false while tracing: then no values of tensors in such variables can change, and they are not compared.
+    It has the variables and class attributes that the user's code names, loggers, and the state of the process. Copies
+    of a program share this state with the original, so a call that changes any of it is refused. `in_place` is false
+    while tracing: then no values of tensors in such variables can change, and they are not compared.
     """
 
     def __init__(self, reached: Reached, *, in_place: bool = True) -> None:

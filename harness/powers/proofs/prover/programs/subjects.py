@@ -119,6 +119,7 @@ def really_run(found: PairProof, one: Held, other: Held) -> PairProof:
         return replace(found, not_run=not_runnable)
     like = dict(zip(one.program.names, one.program.inputs, strict=True))
     drawn = [random(like, one.values, seed) for seed in (range(NUM_SETS) if _all_closed(like) else ())]
+    # Only a second step shows whether the first left something that the next one reads.
     next_is_claimed = found.induction is not None and found.induction.holds
     for who, side in (("reference", one), ("candidate", other)):
         if side.subject is None:
@@ -239,10 +240,10 @@ def _is_closed(x: Tensor) -> bool:
 
 
 def random(like: Mapping[str, Tensor], values: Mapping[str, Any], seed: int) -> Sequence[Any]:
-    """Return random inputs of the layouts of `like`. Their magnitudes are far enough apart to expose a different
-    rounding.
+    """Return random inputs of the layouts of `like`.
 
-    Integers keep their values from `values`, since they may be indices; so does optimizer state, which may be counts.
+    Their magnitudes are far enough apart to expose a different rounding. Integers keep their values from `values`,
+    since they may be indices; so does optimizer state, which may be counts.
     """
     generator = torch.Generator().manual_seed(seed)
     found = []

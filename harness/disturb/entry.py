@@ -111,7 +111,8 @@ TamperCall = Callable[["TamperedCall"], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """An entry. `says` describes the defect in a sentence; `source` is where it occurred, or why it is plausible.
+    """An entry of the catalogue. `says` describes the defect in a sentence; `source` names its origin or why it is
+    plausible.
 
     A case must meet `needs` for the fault to apply, and `sees` to detect it: otherwise inputs or rounding hide the
     fault. For example, reading another chunk's positions stays hidden if all rows have the same positions. `kinds` are

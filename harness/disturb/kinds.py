@@ -43,7 +43,7 @@ class RankFault(Fault):
     step: int
 
     def is_on(self, rank: int) -> bool:
-        """Whether the fault occurs on this rank."""
+        """Return whether the fault occurs on this rank."""
         return rank == self.rank
 
 

@@ -38,9 +38,9 @@ class Regroup:
 class Across:
     """A request to one of two systems with different layouts: digest the cells into which `cuts` divide tensors.
 
-    A cell is a part of a logical tensor that neither layout divides. With `keeps_values` the run
-    also stores values, so errors can be measured. With `regroup` it takes its sums in other orders, and with
-    `in_float64` it computes everything in float64.
+    A cell is a part of a logical tensor that neither layout divides. With `keeps_values` the run also stores values, so
+    errors can be measured. With `regroup` it takes its sums in other orders, and with `in_float64` it computes
+    everything in float64.
     """
 
     cuts: dict[str, Cuts]

@@ -37,16 +37,19 @@ _SENT = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")
 
 @dataclass
 class Widened:
-    """`narrow` is the first call that read numbers that may be rounded: "aten.mul.Tensor (train.py:12)", or None."""
+    """The result of computing in wider dtypes.
+
+    `narrow` is the first call that read numbers that may be rounded, such as "aten.mul.Tensor (train.py:12)", or None.
+    """
 
     narrow: str | None = None
 
 
 @contextmanager
 def computed_in_float64(found: Widened | None) -> Iterator[None]:
-    """Context in which this thread computes in float64. `found` gets the first call for which that is not possible.
+    """Context in which this thread computes in float64; no effect if `found` is None.
 
-    No effect if `found` is None.
+    `found` gets the first call that reads numbers that may be rounded.
     """
     if found is None:
         yield

@@ -61,7 +61,7 @@ def observed(name: str, parts: list[Tensor], dim: int | None = None, piece: int 
 
 
 def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = None) -> Tensor:
-    """The chunks of an activation joined along `dim`, chunk 0 first; with `piece`, only half 0 or 1 of it."""
+    """Return the chunks of an activation joined along `dim`, chunk 0 first; with `piece`, only half 0 or 1 of it."""
     with disable_current_modes(), torch.no_grad():
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim if dim is not None else 0)
         if piece is None or dim is None:
@@ -72,7 +72,7 @@ def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = 
 
 @contextmanager
 def shown_to(observe: Observe) -> Iterator[None]:
-    """Within this context, call `observe` with each activation of a graph that runs."""
+    """Context in which `observe` is called with each activation of a graph that runs."""
     _observers.append(observe)
     try:
         yield
@@ -85,7 +85,7 @@ def shown_to(observe: Observe) -> Iterator[None]:
 
 @contextmanager
 def marking(model: nn.Module, patterns: Sequence[str], tracer: Any, symbol: Any) -> Iterator[None]:
-    """Within this context, mark the nodes of observed modules' outputs and of the outputs' gradients.
+    """Context in which the nodes of observed modules' outputs, and of these outputs' gradients, are marked.
 
     `patterns` choose the modules; `tracer` makes the nodes; `symbol` is the chunk symbol.
     """
@@ -140,7 +140,7 @@ class Marked(NamedTuple):
 
 
 def marked_nodes(graph: Graph) -> list[Marked]:
-    """All marked nodes and their readers. Called before a user's code changes the graph."""
+    """Return all marked nodes and their readers. Called before a user's code changes the graph."""
     found = []
     for node in graph.nodes:
         if MARKS_KEY in node.meta:

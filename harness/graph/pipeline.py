@@ -82,7 +82,7 @@ class PassRow:
 
 
 def build_pipeline(context: PassContext) -> list[PassRow]:
-    """The pass list of a case: the passes that it needs, in order. Settings that no case chooses are bound here."""
+    """Return the passes that a case needs, in order. Settings that no case chooses are bound here."""
     chunking, memory, options = context.chunking, context.memory, context.pipeline
     by_blocks = {"blocks": BLOCKS}
     pass_list = [

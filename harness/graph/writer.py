@@ -94,7 +94,7 @@ class GraphWriter:
         self.graph.output(args[0]).meta.update(source.meta)
 
     def module(self) -> GraphModule:
-        """The finished graph with its attributes.
+        """Return the finished graph with its attributes.
 
         Its code is generated only at the first use, as the next pass often writes the graph again.
         """
@@ -105,7 +105,9 @@ class GraphWriter:
         return LazyGraphModule(attributes, self.graph)
 
     def resolved(self, value: Any, extent: int) -> Any:
-        """A value of the source graph with `extent` in place of the chunk symbol; a tensor is a new fake tensor."""
+        """Return a value of the source graph with `extent` in place of the chunk symbol; a tensor becomes a new fake
+        one.
+        """
         if isinstance(value, (tuple, list)):
             return type(value)(self.resolved(item, extent) for item in value)
         if symbols.is_scalar_of(value, self._symbol):
@@ -199,7 +201,7 @@ def _shape_env_without(symbol: Any) -> ShapeEnv:
 
 
 def layout_key(value: Any) -> Any:
-    """A key that is equal for values with equal layouts: dtype, device, sizes, strides and offset of tensors.
+    """Return a key that is equal for values with equal layouts: dtype, device, sizes, strides and offset of tensors.
 
     The key of a number is its type and value.
     """

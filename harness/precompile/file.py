@@ -41,7 +41,7 @@ Json = Any
 
 
 class Read(NamedTuple):
-    """A file's value, the sha256 of its body, and its size in bytes."""
+    """The content of a file that was read: its value, the sha256 of its body, and its size in bytes."""
 
     value: Json
     content: str

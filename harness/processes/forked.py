@@ -37,36 +37,36 @@ class Child:
         self._requests = requests
 
     def tell(self, request: Any) -> None:
-        """Send it a request without waiting for the answer."""
+        """Send the child a request without waiting for the answer."""
         assert self._requests is not None, "it is asked"
         with contextlib.suppress(BrokenPipeError):
             send(self._requests, request)
 
     def hang_up(self) -> None:
-        """Close its requests, so that it ends."""
+        """Close the pipe of requests, so that the child ends."""
         if self._requests is not None:
             close_kept(self._requests)
 
     def has_ended(self) -> bool:
-        """Return whether it has ended; if so, it is reaped."""
+        """Return whether the child has ended; if so, it is reaped."""
         if self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.status = os.waitstatus_to_exitcode(status) if pid else None
         return self.status is not None
 
     def wait(self, seconds: float) -> None:
-        """Wait until it has ended, or time is up."""
+        """Wait until the child has ended, or time is up."""
         limit = time.monotonic() + seconds
         while not self.has_ended() and time.monotonic() < limit:
             time.sleep(0.005)
 
     def begin_to_end(self) -> None:
-        """Kill it without waiting."""
+        """Kill the child without waiting."""
         if not self.has_ended():
             os.kill(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End it now, and close its descriptors. A second call does nothing."""
+        """Kill the child, and close its descriptors. A second call does nothing."""
         if not self.has_ended():
             self.begin_to_end()
             self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])

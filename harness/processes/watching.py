@@ -35,7 +35,7 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """Whether all have ended, and all their messages were read."""
+        """Whether all processes have ended, and all their messages were read."""
         return all(child.status is not None for child in self._children)
 
     def look(self, seconds: float) -> Iterator[tuple[Child, bytes]]:
@@ -55,6 +55,7 @@ class Watch:
             raise SystemExit("nothing waits for this run any more")
         for child in children:
             inlet = child.inlet
+            # In this order: a child that had ended before the read cannot write anything after it.
             if not inlet.is_over and (child.has_ended() or inlet in ready):
                 inlet.read()
                 if inlet.is_over:

@@ -43,9 +43,10 @@ Stat = tuple[str, int, int, int, int]
 
 @dataclass(frozen=True)
 class Sources:
-    """`digest` covers every byte of our packages, and torch's files by path, size and time, as those are 60 MB.
+    """The files of our packages and of torch, as digests and facts.
 
-    `own` covers only our packages, in any folder: it is equal on machines with the same release.
+    `digest` covers every byte of our packages, and torch's files by path, size and time, as those are 60 MB. `own`
+    covers only our packages, in any folder: it is equal on machines with the same release.
     """
 
     digest: str
@@ -75,7 +76,7 @@ class Later:
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Later:
-        """Read it from JSON values. Raises KeyError, TypeError or ValueError if they have another form."""
+        """Read the modules from JSON values. Raises KeyError, TypeError or ValueError if they have another form."""
         return cls(tuple(cast(Stat, tuple(file)) for file in told["files"]), dict(told["code"]), dict(told["found"]))
 
     def would_load_again(self) -> bool:

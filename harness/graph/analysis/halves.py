@@ -26,13 +26,13 @@ HALF_KEY = "half"
 
 
 def half_of(node: Node) -> Half:
-    """The half in which a call runs; in an unpartitioned graph, this is the call's direction."""
+    """Return the half in which a call runs; in an unpartitioned graph, this is the call's direction."""
     half: Half = node.meta.get(HALF_KEY) or origin_of(node).direction
     return half
 
 
 def is_partitioned(graph: Graph) -> bool:
-    """Whether any call of the graph states its half."""
+    """Return whether any call of the graph states its half."""
     return any(HALF_KEY in node.meta for node in graph.nodes)
 
 

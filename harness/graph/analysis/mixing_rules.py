@@ -260,7 +260,10 @@ def _index_put(call: RuleCall) -> Answer:
 
 
 def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
-    """The rows after a permutation: in another order, or in the previous order if it undoes the last permutation."""
+    """Return the rows after a permutation, with the permutation added to their order.
+
+    If it undoes the last permutation, the rows have the previous order again.
+    """
     base, is_inverse = permutation
     if rows.order and rows.order[-1] == ("sort", base, not is_inverse):
         return replace(rows, order=rows.order[:-1])
@@ -339,14 +342,14 @@ RULES: dict[RowFlow, Rule] = {
 
 
 def rule_of(node: Node) -> Rule | None:
-    """The rule for a call, or None. Operators that torch tags as pointwise share a rule."""
+    """Return the rule for a call, or None. Operators that torch tags as pointwise share a rule."""
     if (flow := named(operators.operator_name(node)).rows) is not None:
         return RULES[flow]
     return elementwise if torch.Tag.pointwise in getattr(node.target, "tags", ()) else None
 
 
 def follow(rule: Rule, call: RuleCall) -> Answer:
-    """The rows of a call's result, by the operator's `rule`; None if the call mixes rows.
+    """Return the rows of a call's result, by the operator's `rule`; None if the call mixes rows.
 
     While rows are divided between ranks, only a few operators may read them.
     """

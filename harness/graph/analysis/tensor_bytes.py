@@ -33,7 +33,7 @@ class TensorBytes:
                 self._balance(node.args[0], node.args[1], dim=(*node.args[2:], 0)[0])
 
     def of(self, value: torch.Tensor) -> int | None:
-        """The number of bytes from a tensor's first to its last element; None if a size or stride has no number."""
+        """Return the bytes from a tensor's first to its last element; None if a size or stride has no number."""
         sizes, strides = [self._number(n) for n in value.shape], [self._number(n) for n in value.stride()]
         extent = 1
         for size, stride in zip(sizes, strides, strict=True):

@@ -67,7 +67,7 @@ class Obstacle:
 
 
 def obstacles(module: GraphModule) -> list[Obstacle]:
-    """The calls of a finished graph and its nested graphs that cannot be captured, in order."""
+    """Return the calls of a finished graph and its nested graphs that cannot be captured, in order."""
     for_cuda = is_for_cuda(module)
     found = []
     for graph in (each.graph for each in module.modules() if isinstance(each, GraphModule)):

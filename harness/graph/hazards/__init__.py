@@ -76,7 +76,7 @@ def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = N
 
 
 def turns_of(module: GraphModule, ranks_in: RanksIn, rank: int | None = None) -> list[RankTurn]:
-    """The launches of collectives and messages in a rank's graph, and the waits for them, in order.
+    """Return the launches of collectives and messages in a rank's graph, and the waits for them, in order.
 
     `ranks_in` takes a group's name and returns the ranks of this rank's instance of the group, or None for an unknown
     group. `rank` is this rank's own number; without it, messages are left out.

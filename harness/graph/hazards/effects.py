@@ -99,7 +99,7 @@ def effects_of(node: Node) -> Effects:
 
 
 def submodule_of(node: Node) -> nn.Module | None:
-    """The module that a call names."""
+    """Return the module that a call names."""
     owner = node.graph.owning_module
     try:
         return owner.get_submodule(str(node.target)) if owner is not None else None
@@ -282,7 +282,7 @@ _TORCHBIND = "higher_order.call_torchbind"
 
 
 def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """The effects of a call that sends to or receives from single ranks."""
+    """Return the effects of a call that sends to or receives from single ranks."""
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     if "op_list" in given:
         rows = zip(given["op_list"], given["tensors"], given["peer_list"], given["tag_list"], strict=True)

@@ -46,9 +46,10 @@ def name_of_call(call: At) -> str:
 
 
 def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> list[Deadlock]:
-    """The possible deadlocks if all ranks run the same graph: a rank may not reach a collective that others launch.
+    """Return the possible deadlocks of ranks that all run the same graph.
 
-    The three conditions at the top of this file are checked; `groups` is None if the groups are unknown.
+    In each, a rank may not reach a collective that others launch. The three conditions at the top of this file are
+    checked; `groups` is None if the groups are unknown.
     """
     found = []
     for turn in turns:

@@ -78,7 +78,7 @@ class StageGraphs:
         return StageGraphs(module, graphs, placed)
 
     def context_of(self, graph: StageGraph, context: PassContext) -> PassContext:
-        """The context for the passes of a stage: the case's context without modules that run only in other stages."""
+        """Return the context for the passes of a stage: the case's, without modules that run only in other stages."""
         if len(self.graphs) == 1:
             return context
         # A pass may refuse a chosen module that never runs, so modules of other stages are left out.

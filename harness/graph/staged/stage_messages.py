@@ -36,7 +36,7 @@ A key is a rank and whether messages go up.
 
 
 def goes_up(sender: int, receiver: int) -> bool:
-    """Whether a message uses the group for messages to higher ranks; `sender` and `receiver` are ranks."""
+    """Return whether a message uses the group for messages to higher ranks; `sender` and `receiver` are ranks."""
     return sender < receiver
 
 

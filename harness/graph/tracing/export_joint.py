@@ -174,11 +174,11 @@ class _Ends:
         return _Ends(inputs, outputs)
 
     def input(self, role: Role) -> Node | None:
-        """The input with a role; None if the step does not read it."""
+        """Return the input with a role; None if the step does not read it."""
         return self.inputs.get(role)
 
     def output(self, role: Role) -> Node:
-        """The output with a role. Raises TraceError if there is none."""
+        """Return the output with a role. Raises TraceError if there is none."""
         found = self.outputs.get(role)
         if found is None:
             raise TraceError(

@@ -37,7 +37,7 @@ _NO_MESSAGE = "expected the condition to be true, but it is false"
 
 @contextmanager
 def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[None]:
-    """Within this context, a trace records each `torch._check` of data in the user's code.
+    """Context in which a trace records each `torch._check` of data in the user's code.
 
     Raises TraceError if a number from data is asserted to equal an expression of the chunked dim: the number could no
     longer be distinguished from that dim, and would be halved.

@@ -333,7 +333,7 @@ def keeping_state(model: nn.Module) -> Iterator[None]:
 
 
 def fixed_fake(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> Tensor:
-    """A fake tensor on `device` with the sizes, strides and dtype of `x`."""
+    """Return a fake tensor on `device` with the sizes, strides and dtype of `x`."""
     with fake_mode:
         fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
     return fake.requires_grad_(x.requires_grad)

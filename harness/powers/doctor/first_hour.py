@@ -32,7 +32,7 @@ Outcome = Literal["pass", "FAIL", "NOT RUN"]
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """The result of a GPU check.
+    """The result of a GPU check as a row of the saved page.
 
     `means` and `then` are the meaning of a failure, and the first thing to do after it.
     """
@@ -49,7 +49,7 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstHour:
-    """The results so far; a later call reuses them only if `about` (machine, libraries, settings, code) is the same."""
+    """The saved results; a later call reuses them only if `about` (machine, libraries, settings, code) is the same."""
 
     __pydantic_config__ = GROWING
 

@@ -13,7 +13,7 @@ Kind = Literal["alone", "together", "rank", "case"]
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A planned check.
+    """A planned GPU check.
 
     `kind`: a single device, all ranks together, a rank that fails on purpose, or a case named like the check. `seconds`
     is a generous estimate, far above the time on one H100. `then` is the first thing to do after a failure.

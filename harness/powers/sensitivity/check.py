@@ -14,7 +14,7 @@ from bitproof.harness.settings import CHECKS, option, settings
 
 @dataclass(frozen=True)
 class SensitivityOptions:
-    """`sensitivity` is the effort of the measurement; None for no measurement."""
+    """The effort of the measurement, `sensitivity`; None for no measurement."""
 
     sensitivity: Effort | None = settings(
         None,
@@ -38,7 +38,7 @@ class SensitivityCheck(Check):
 
     @classmethod
     def of(cls, options: SensitivityOptions) -> Self | None:
-        """The check, or None if it was not requested."""
+        """Return the check, or None if it was not requested."""
         return None if options.sensitivity is None else cls(options)
 
     def refuse(self, options: RunOptions) -> None:

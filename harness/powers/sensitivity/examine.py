@@ -30,7 +30,7 @@ Answer = Literal["seen", "same", "lost"]
 
 @dataclass(frozen=True, kw_only=True)
 class CallFinding:
-    """The result of examining a call.
+    """The finding about a call: whether the compared tensors showed errors in its output.
 
     `shown` is the kind of the compared tensor that showed an error of 1 ULP, or None. `tries` counts the elements that
     were changed. If no error was seen, `lost` has the indices of the calls that absorbed the last error (-1: no call
@@ -71,7 +71,7 @@ class Examiner:
         formulas: Sequence[str] | None = None,
         needs_ulp: bool = True,
     ) -> CallFinding:
-        """Return whether the compared tensors show errors in a call's output.
+        """Return a finding: whether the compared tensors show errors in a call's output.
 
         The errors are 1 ULP in an element, gross errors, and the differences of neighbouring formulas, such as `1 /
         sqrt(x)` for `rsqrt`. Gross errors are tried only if no error of 1 ULP showed.

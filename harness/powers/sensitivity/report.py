@@ -58,7 +58,7 @@ def _row(row: SensitivityRow) -> tuple[str, ...]:
 
 
 def formula_rows(found: Sensitivity) -> list[tuple[str, ...]]:
-    """A row for each operator's neighbouring formula."""
+    """Return a row for each operator's neighbouring formula."""
     return [(x.operator, x.formula, *map(str, (x.tried, x.seen, x.same, x.lost))) for x in found.formulas]
 
 
@@ -83,17 +83,17 @@ def tables(found: Sensitivity) -> Iterator[tuple[str, Sequence[str], list[tuple[
 
 
 def finding_of(found: Sensitivity) -> Finding:
-    """The finding of the check `sensitivity`."""
+    """Return the finding of the check `sensitivity`."""
     parts = [Table(title, tuple(headers), tuple(rows)) for title, headers, rows in tables(found)] if found.rows else []
     return Finding(brief=clause(found), blocks=(Sentence(headline(found)), *parts), data=asdict(found))
 
 
 def measured(result: CaseResult) -> Sensitivity | None:
-    """A case's sensitivity; None if it was not asked for, or the case was not as expected."""
+    """Return a case's sensitivity; None if it was not asked for, or the case was not as expected."""
     finding = result.checks.get("sensitivity")
     return None if finding is None else read_data(finding.data)
 
 
 def read_data(data: dict[str, Any]) -> Sensitivity:
-    """The sensitivity in a finding's data. Raises RecordingError if the data is damaged."""
+    """Return the sensitivity in a finding's data. Raises RecordingError if the data is damaged."""
     return read(Sensitivity, data, "checks.sensitivity.data", RecordingError, damaged="is damaged")

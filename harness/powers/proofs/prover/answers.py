@@ -23,7 +23,7 @@ from bitproof.harness.powers.proofs.prover.terms import Rule, Table
 PROVED, NOT_PROVED, REFUSED = "PROVED", "NOT PROVED", "REFUSED"
 
 DIFFERS, NO_RULE = "differs on an input tried", "no rule proves them equal"
-"""Meanings of NOT PROVED: the two sides had different bits on some input, or on none that was tried."""
+"""The two meanings of NOT PROVED: some tried input gave the two sides different bits, or none did."""
 
 PARAMETER, BUFFER, INPUT = "parameter ", "buffer ", "input "
 """Prefixes of the names of a graph's inputs."""

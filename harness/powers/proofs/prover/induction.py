@@ -35,7 +35,7 @@ class Induction:
 
 
 def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_less: Sequence[str | None]) -> Induction:
-    """Whether a proof of one step, with this verdict, extends to any number of steps.
+    """Return whether a proof of one step, with this verdict, extends to any number of steps.
 
     `keeps_less` has for each side the reason why its next call would depend on changes other than values of inputs, or
     None.

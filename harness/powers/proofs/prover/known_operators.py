@@ -165,7 +165,7 @@ CAST = "aten._to_copy.default"
 """The cast. It is exact between two dtypes of FLOATS, opaque from or to an integer, and a copy to the same dtype."""
 
 LIFTS, CLONE = "aten.lift_fresh_copy.default", "aten.clone.default"
-"""`torch.tensor(1.0)` is traced as a copy of a constant, and recorded as such."""
+"""Copies. `torch.tensor(1.0)` is traced as LIFTS of a constant, and recorded as CLONE."""
 
 CONVERTS = "prims.convert_element_type.default"
 """The cast in decompositions, with an argument `a`; recorded as CAST."""
@@ -275,8 +275,8 @@ SAME_BATCH = {
     for name in ("_adaptive_avg_pool", "avg_pool", "reflection_pad", "replication_pad")
     for dims in (1, 2, 3)
 }
-"""Operators whose tensors must have equal shapes except in the last dims, which they do not check; and the number of
-these last dims."""
+"""Operators that do not check whether their tensors have equal shapes except in the last dims, and the number of these
+dims: 2 for `avg_pool2d_backward`."""
 
 LIES_BY_SHAPE = {"aten._scaled_dot_product_flash_attention_for_cpu_backward.default"}
 """Operators whose tensors may have several real dtypes and different layouts.

@@ -147,7 +147,7 @@ def _lie_alike(*sides: Sequence[Any]) -> bool:
 
 
 def _sets_of_inputs(case: Case, reference: Reference) -> list[list[list[Tensor]]]:
-    """One set of inputs to compute a case on, without values if the step or the number of ranks is too large."""
+    """The sets of inputs to compute a case on: one, without values if the step or the number of ranks is too large."""
     world_size = case.parallelism.world_size
     if sum(x.numel() for x in reference.inputs) > MOST_ELEMENTS or world_size > MOST_RANKS:
         return [[reference.inputs] * world_size]  # `evaluated` takes the reason from their number and sizes

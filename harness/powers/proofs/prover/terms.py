@@ -91,7 +91,7 @@ class Table:
         return None
 
     def view(self, place: int, w: Window) -> int:
-        """The term of a window on the term `place`."""
+        """Return the term of a window on the term `place`."""
         return self.make(("view", place, *window(*w)))
 
     def as_window(self, place: int) -> tuple[int, Window]:
@@ -102,7 +102,7 @@ class Table:
         return place, whole(self.shape(place))
 
     def dtype(self, place: int) -> str:
-        """The dtype of a term that is a tensor."""
+        """Return the dtype of a term that is a tensor."""
         match self[place]:
             case ("view" | "gather" | "reduce", below, *_) | ("cat", (below, *_), _):
                 return self.dtype(below)

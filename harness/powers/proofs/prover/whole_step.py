@@ -90,7 +90,7 @@ class _Updates:
         self._written: dict[Any, Graph] = {}
 
     def of(self, step: Graph, groups: GroupTable) -> Graph:
-        """The graph of the update that follows a step, for the layouts of the step's gradients. Raises RefusedError."""
+        """Return the graph of the update after a step, for the layouts of the step's gradients. Raises RefusedError."""
         lie = {name: step.calls[index].value for name, index in step.outputs if name.startswith(GRADIENT)}
         if not all(isinstance(x, data.Tensor) and x.is_closed for x in lie.values()):
             raise RefusedError("a gradient whose layout depends on data", where="the step's outputs")

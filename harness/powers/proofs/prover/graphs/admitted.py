@@ -31,10 +31,9 @@ from bitproof.harness.torch_operators import schema_of, storage_key
 ROWS, INNER, ANY, LOOSE = LAYOUTS = ("rows", "inner-rows", "any-layout", "any-strides")
 """Layouts of an operator's tensor arguments, from strict to loose.
 
-`rows`: row-major. `inner-rows`: contiguous in the last dim. `any-layout`: any other strides, except those that are only
-`any-strides`: a dim of size 1 has a stride that decides whether torch regards the tensor as channels-last. No element
-is reached by such a stride, but a convolution chooses its layout by it, and many fakes have another stride there than
-the kernel.
+`rows`: row-major. `inner-rows`: contiguous in the last dim. `any-layout`: any other strides but the following.
+`any-strides`: also tensors with a dim of size 1 whose stride decides whether torch regards them as channels-last. This
+stride reaches no element, but a convolution chooses its layout by it, and many fakes have another one than the kernel.
 """
 
 SCANNED = ("aten", "prims")

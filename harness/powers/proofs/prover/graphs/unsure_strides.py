@@ -25,7 +25,7 @@ backwards, with 1 and 3 heads, 1 and 33 rows.
 
 
 def unsure_product(calls: Sequence[Call]) -> Call | None:
-    """The first call that multiplies matrices and reads a tensor with an unsure stride; None if there is none."""
+    """Return the first call that multiplies matrices and reads a tensor with an unsure stride, or None."""
     unsure: set[int] = set()  # the storages of results with an unsure stride
     for call in calls:
         read = [x for place in call.reads for x in calls[place].results]

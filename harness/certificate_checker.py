@@ -1068,6 +1068,7 @@ def _exact(g: State, place: int, call: State) -> Json:
         dtype = call["own"]["tensor"][0]
         if dtype not in REAL or _number(args["exponent"], dtype) != 2:
             return NEXT
+        # x ** 2 is x * x.
         op, args, given = "aten.mul.Tensor", {"self": args["self"], "other": args["self"]}, given * 2
     if (op not in EXACT and op not in DIVISIONS) or [*args] not in ORDERS or not given:
         return NEXT
@@ -1077,6 +1078,7 @@ def _exact(g: State, place: int, call: State) -> Json:
     dtypes_of_all = dtypes * 2 if len(dtypes) < count == 2 else dtypes
     if len(args) != count or not takes(name, own[0], dtypes_of_all) or any(x[1] != own[1] for x in read):
         return NEXT
+    # Only sizes that are numbers can be broadcast: whether an open size is 1 is unknown.
     if not all(x[2] == shape or is_closed((*x[2], *shape)) for x in read):
         return NEXT
     if any(x[2] != shape for x in read):
@@ -1091,6 +1093,7 @@ def _exact(g: State, place: int, call: State) -> Json:
             continue
         number = _number(value, dtypes[0]) if type(value) is int or dtypes[0] in REAL else None
         if op in DIVISIONS and number is not None:
+            # Dividing by a power of 2 is multiplying by its inverse.
             number = 1 / number if abs(frexp(number)[0]) == 0.5 and has(dtypes[0], 1 / number) else None
         if number is None or not is_closed(shape):
             return NEXT

@@ -135,6 +135,7 @@ class _Writer:
 
         The object has a single key, the container's kind. For example, (1, 2) becomes {"tuple": [1, 2]}.
         """
+        # Exact types: a subclass would come back as its base class.
         if value is None or type(value) in (bool, int, float, str):
             return value
         if isinstance(value, Node):

@@ -150,6 +150,7 @@ class Order:
         """Return a call's races with unfinished launches on the same memory, one per launch and kind of access."""
         found: dict[tuple[float, str], Race] = {}
         late = "before anything waits for it"
+        # A call that reads and writes the same memory has one race there, as a write.
         for key in (*writes, *(key for key in reads if key not in writes)):
             is_write = key in writes
             for work in self.open.get(key, ()):
@@ -163,6 +164,7 @@ class Order:
                     found.setdefault((work.launched, told), Race(work.name, told, key, work.rule))
             if (who := self.freed.get(key)) is not None:
                 told = f"{{who}} uses memory that `{who}` has let go of"
+                # Before all launches in the sorted result.
                 found.setdefault((-1, told), Race(who, told, key))
         return [found[place] for place in sorted(found)]
 
@@ -225,6 +227,7 @@ class Order:
             if uses is None or self._is_single:
                 continue
             clock = self._clock(COMPUTE)
+            # What follows the step is called on COMPUTE, so only work on other streams may still run.
             last = [(stream, *read, "reads", "write") for stream, read in uses.reads.items()]
             last += [(*uses.write, "writes", "read")] if uses.write else []
             for stream, at, first, did, may in last:

@@ -244,6 +244,7 @@ def trace_fixed_step(
 
     fake_state = [fixed_fake(fake_mode, x, device) for x in state.values()]
     fake_inputs = [fixed_fake(fake_mode, x, device) for x in inputs]
+    # On a single thread, as in `trace_joint_step`.
     with torch.autograd.set_multithreading_enabled(False), lazily_compiled():
         module = symbolic_graph(step, fake_mode)(fake_state, fake_inputs)
     return StepGraph(module, names, list(state)[len(names) :], len(inputs))

@@ -166,6 +166,7 @@ def run_checks(device: str, ranks: int, names: Iterable[str], *, shared_gpus: in
                 yield CheckLine(name=found.name, outcome="pass" if found.is_ok else "FAIL", found=found.found)
         finally:
             process.kill()
+        # The last line of a traceback is the error.
         last = (log.read_text(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
     for name in left:
         yield CheckLine(name=name, outcome="FAIL", found=f"the process that checks ended before: {last}")

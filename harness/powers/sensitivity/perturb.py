@@ -77,6 +77,7 @@ def by_one_ulp(value: Any, chance: random.Random) -> Any:
     if x.is_floating_point() and not bool(x.any()):
         wrong[where] = torch.finfo(x.dtype).eps
         return replaced(value, x, wrong)
+    # As integers, neighbouring floats of one sign differ by 1.
     bits = as_integers(wrong)
     place = (*where, chance.randrange(2)) if x.is_complex() else where
     bits[place] = _off_by_one(x, bits[place].item(), chance)

@@ -200,6 +200,7 @@ class Evaluator:
 
     def _argument(self, value: Any, rank: int) -> Any:
         match value:
+            # A Python number, which is recorded as a tensor without dims.
             case ("tensor", place, *_) if self._is_number(place):
                 return self._known[place][rank].item()
             case ("tensor", place, _, _, shape, strides, alignment):

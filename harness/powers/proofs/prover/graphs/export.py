@@ -344,6 +344,7 @@ class _Exporter:
         found = []
         for name in known_first:
             value = given[name]
+            # Two sides may have other names for a group of the same ranks.
             if name == "group_name" and isinstance(value, str) and value in self.partitions:
                 found.append((name, ("ranks", self.partitions[value])))
             else:
@@ -356,6 +357,7 @@ class _Exporter:
                 held = self.values[x]
                 if isinstance(held, GraphModule):
                     return ("graph", _nested(node, held))
+                # An integer is compared by its expression, a float by the call that computed it.
                 is_call = x in self.index and (not symbols.is_number(held) or isinstance(held, torch.SymFloat))
                 return ("node", self.index[x]) if is_call else self._argument(node, held)
             case list() | tuple():
@@ -374,6 +376,7 @@ class _Exporter:
             case torch.dtype():
                 return ("dtype", str(x).removeprefix("torch."))
             case torch.device():
+                # Without its index: each rank has another.
                 return ("device", x.type)
             case torch.memory_format() | torch.layout():
                 return ("enum", str(x))

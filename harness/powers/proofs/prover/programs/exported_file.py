@@ -547,6 +547,7 @@ def _constant(kind: str, field: Field) -> Any:
             return [tuple(x.integer() for x in own.list()) for own in field.list()]
         case "as_float_lists":
             return [[x.real() for x in own.list()] for own in field.list()]
+    # The other kinds are lists of the kinds above: `as_ints` of `as_int`.
     return [_constant(kind.removesuffix("s"), x) for x in field.list()]
 
 

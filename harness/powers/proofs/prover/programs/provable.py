@@ -538,6 +538,7 @@ class _Named(Interpreter):
             made: Node = create_node(*args, **kwargs)
             own = made.meta.get(META_KEY)
             if own is not None:
+                # A call without a line of user code is identified by the node that runs.
                 made.meta[META_KEY] = Origin(own.module, own.direction, own.source or f"`{n.name}`")
             return made
 

@@ -476,6 +476,7 @@ class Memories:
         made = torch.empty(0, dtype=x.dtype, device=x.device)
         with torch.no_grad():
             made.set_(self._copies[memory], x.storage_offset(), x.shape, x.stride())
+            # Autograd refuses some in-place writes to views, so the copy of a view must be a view.
             made = made.view_as(made) if is_view(x) else made
         made = nn.Parameter(made, x.requires_grad) if isinstance(x, nn.Parameter) else made
         self.made[id(x)] = made.requires_grad_(x.requires_grad)

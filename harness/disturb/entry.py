@@ -225,10 +225,7 @@ class Named(Fault):
 
 
 def catalogue() -> Mapping[str, Entry]:
-    """Return all entries by name.
-
-    Imported only when a run has a fault: the modules have 4,000 lines, and most runs have no fault.
-    """
+    """Return all entries by name. Imported only when a run has a fault: the modules have 4,000 lines."""
     from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 
     return CATALOGUE

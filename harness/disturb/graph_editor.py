@@ -168,10 +168,7 @@ class GraphEditor:
         self.graph.erase_node(node)
 
     def still_there(self, shows: Sequence[Show]) -> list[Show]:
-        """Return the observations, each moved to the nodes that replaced the observed nodes.
-
-        Observations of erased nodes are dropped.
-        """
+        """Return the observations, moved to nodes that replaced the observed ones, without those of erased nodes."""
 
         def now(node: Node) -> Node:
             while node in self._stand_ins:

@@ -63,9 +63,7 @@ class GroupTable:
 
 
 def derived_name(source: str, purpose: str) -> str:
-    """Return the name of a new group over the ranks of `source`, the same on every rank: for example,
-    ep.expert_only.
-    """
+    """Return the name of a new group over the ranks of `source`, the same on every rank: ep.expert_only."""
     return f"{source}.{purpose}"
 
 

@@ -160,10 +160,7 @@ def attends_backward(node: Node) -> bool:
 
 
 def is_compute_heavy(node: Node) -> bool:
-    """Return whether a call is attention or a matrix product.
-
-    Their work grows faster than the bytes that they read and write.
-    """
+    """Return whether a call is attention or a matrix product: its work grows faster than the bytes it accesses."""
     return attends(node) or named(operator_name(node)).factors_from is not None
 
 
@@ -179,9 +176,7 @@ def is_random(node: Node) -> bool:
 
 
 def reads_data(target: Any) -> bool:
-    """Return whether an operator's result has sizes or scalars that depend on data; a trace has new symbols for
-    them.
-    """
+    """Return whether an operator's result has sizes or scalars that depend on data: new symbols in a trace."""
     tags = getattr(target, "tags", ())
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 

@@ -110,10 +110,7 @@ def remainder(size: Any, known: Mapping[Any, Any], total: Any) -> dict[sympy.Sym
 
 
 def require_chunk_dim(node: Node, value: torch.Tensor, symbol: sympy.Symbol, action: str) -> int:
-    """Return the `chunk_dim` of a node's value.
-
-    Raises ChunkError if there is none; the error names the node and its source.
-    """
+    """Return the `chunk_dim` of a node's value. Raises ChunkError, which names node and source, if there is none."""
     dim = chunk_dim(value, symbol)
     if dim is None:
         raise ChunkError(

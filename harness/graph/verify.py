@@ -101,10 +101,7 @@ def verify_order(graph: Graph, of: str = "") -> None:
 
 
 def has_metadata(change: PassEffect) -> None:
-    """Check that every call has a `val` and an origin.
-
-    Calls in nested graphs need no origin: their operator has one.
-    """
+    """Check that every call has a `val` and an origin. Calls in nested graphs need no origin of their own."""
     for of, graph in change.graphs:
         needed = ("val",) if of else ("val", META_KEY)
         for node in graph.nodes:

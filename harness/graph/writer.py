@@ -105,9 +105,7 @@ class GraphWriter:
         return LazyGraphModule(attributes, self.graph)
 
     def resolved(self, value: Any, extent: int) -> Any:
-        """Return a value of the source graph with `extent` in place of the chunk symbol; a tensor becomes a new fake
-        one.
-        """
+        """Return a value of the source graph with `extent` in place of the chunk symbol; tensors become new fakes."""
         if isinstance(value, (tuple, list)):
             return type(value)(self.resolved(item, extent) for item in value)
         if symbols.is_scalar_of(value, self._symbol):
@@ -172,10 +170,7 @@ class GraphWriter:
         return (type(argument), argument)
 
     def _layout(self, value: Any) -> int:
-        """The number of a value's layout: equal layouts have the same number.
-
-        Sizes that depend on data are equal if their symbols are.
-        """
+        """The number of a value's layout: the same for equal layouts. Open sizes are equal if their symbols are."""
         return self._layouts.setdefault(layout_key(value), len(self._layouts))
 
 

@@ -29,10 +29,7 @@ _OF_ONE_RUN = ("NCCL_HOSTID",)
 
 
 def num_gpus() -> int:
-    """Return the number of GPUs that torch can use.
-
-    Never starts CUDA in this process, since ranks are forked from it.
-    """
+    """Return the number of GPUs that torch can use, without starting CUDA: ranks are forked from this process."""
     import torch
 
     from bitproof.harness.torch_compat import count_gpus_by_driver

@@ -111,10 +111,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """A property of operators after which the work that fills `argument` is done.
-
-    They read no element of any argument.
-    """
+    """A property of operators after which the work that fills `argument` is done. They read no elements."""
 
     work: Work
     argument: str

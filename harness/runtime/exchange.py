@@ -17,10 +17,7 @@ UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errn
 
 
 def exchange(left: Path, right: Path) -> None:
-    """Exchange the folders at two paths.
-
-    Raises OSError; its number is in `UNSUPPORTED` if the system cannot exchange.
-    """
+    """Exchange the folders at two paths. Raises OSError, with a number in `UNSUPPORTED` if the system cannot."""
     libc = ctypes.CDLL(None, use_errno=True)
     paths = os.fsencode(left), os.fsencode(right)
     try:

@@ -123,10 +123,7 @@ def _take(call: RuleCall) -> Answer:
 
 
 def _join(call: RuleCall) -> Answer:
-    """Concatenation along another dim keeps the rows.
-
-    Along the rows' dim, it must join all parts of a split, in order.
-    """
+    """Concatenation along another dim keeps the rows; along theirs, it must join all parts of a split, in order."""
     dim = call.given["dim"] % call.result_rank
     parts = [call.of(x) for x in call.given["tensors"]]
     first = parts[0]

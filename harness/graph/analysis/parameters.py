@@ -15,9 +15,7 @@ _TO_GATHER = operators.VIEWS | {aten._to_copy.default, aten.constant_pad_nd.defa
 
 
 def parameters_of(graph: Graph) -> dict[Node, int]:
-    """Return the graph inputs that are parameters, with their indices: the first inputs, one for each gradient
-    output.
-    """
+    """Return the graph inputs that are parameters, with their indices: the first, one for each gradient output."""
     outputs: Any = graph.output_node().args[0]
     # A stage's last output is a tuple of the values that it sends.
     gradients = [x for x in outputs[1:] if isinstance(x, Node)]

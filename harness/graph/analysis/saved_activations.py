@@ -49,10 +49,7 @@ def is_recomputed(node: Node) -> bool:
 
 
 def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, Node]:
-    """Return the backward call that first needs each activation.
-
-    `recomputed` returns whether an activation is recomputed.
-    """
+    """Return the backward call that first needs each activation, given which activations are recomputed."""
     needs: dict[Node, Node] = {}
     for reader in filter(is_backward, graph.nodes):
         # A recomputed activation is computed for its first reader, so that reader also needs the activation's inputs.

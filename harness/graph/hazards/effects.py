@@ -314,10 +314,7 @@ def _value(x: Any) -> Any:
 
 
 def _copied(node: Node, source: Node) -> bool:
-    """Whether a call that returns a view if possible, such as `reshape`, copies its argument `source`.
-
-    It is True if a fake value is missing, so that their storages cannot be compared.
-    """
+    """Whether a call such as `reshape` copies its argument `source`; True if a missing fake value leaves that open."""
     own, shown = node.meta.get("val"), source.meta.get("val")
     if not (isinstance(own, Tensor) and isinstance(shown, Tensor)):
         return True

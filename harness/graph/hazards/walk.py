@@ -315,10 +315,7 @@ class GraphWalk:
         return found
 
     def _sync(self, node: Node, sync: Sync, held: Mapping[Node, Held]) -> None:
-        """Follow a call about streams and events: a switch of streams, a record, or a wait.
-
-        The call's arguments are the numbers of streams and events.
-        """
+        """Follow a call about streams and events, whose arguments are their numbers: a switch, a record, or a wait."""
         schema = schema_of(node.target)
         given = dict(zip([argument.name for argument in schema.arguments], node.args, strict=False)) | node.kwargs
         first, *others = given.values()
@@ -392,10 +389,7 @@ def _body(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
 
 
 def _operands(node: Node, body: GraphModule) -> list[Any] | None:
-    """The operands for the inputs of the nested graph `body`: the arguments of `node` after its graphs.
-
-    It is None if the number of operands is not that of the inputs.
-    """
+    """The operands for the inputs of `body`: the arguments of `node` after its graphs; None if their numbers differ."""
     places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and operators.graph_of(x) is not None]
     if not places:
         return None

@@ -82,10 +82,7 @@ class PlacedCalls:
         return self._own.get((stage, half), [])
 
     def given(self, own: Iterable[Node]) -> list[Node]:
-        """Return the values that the calls `own` read from elsewhere.
-
-        They are graph inputs, and results of other calls in stages.
-        """
+        """Return the values that the calls `own` read from elsewhere: graph inputs, or results in any stage."""
         return [node for node in self._needed(own) if node.op == "placeholder" or node in self.stages]
 
     def with_numbers(self, own: Iterable[Node]) -> list[Node]:

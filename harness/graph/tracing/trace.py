@@ -355,10 +355,7 @@ def _fake_input(
 
 
 def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: int, guards: list[Guard]) -> None:
-    """Raise TraceError if the trace fixed the size of the symbolic dim: nothing could be chunked.
-
-    `guards` may name the line that fixed it.
-    """
+    """Raise TraceError if the trace fixed the size of the symbolic dim; `guards` may name the line that did."""
     assert shape_env is not None
     fixed = shape_env.replacements.get(symbol)
     if fixed is None:

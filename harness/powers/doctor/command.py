@@ -265,10 +265,7 @@ def available_gib() -> float | None:
 
 
 def _check_gpus(gpus: list[str], *, has_nccl: bool, is_required: bool) -> MachineCheck:
-    """Check that there is a GPU per rank, and NCCL.
-
-    Both are required if runs will use GPUs; sharing GPUs or gloo is not equivalent.
-    """
+    """Check that there is a GPU per rank, and NCCL: sharing GPUs or gloo is not equivalent."""
     if not gpus:
         found = "none, or none that this torch can use; cases run on the CPU with gloo"
         fix = "install the GPUs' driver and a build of torch for CUDA" if is_required else None

@@ -34,10 +34,7 @@ def gpus_of(setting: Setting) -> list[Gpu]:
 
 
 def check_topology(setting: Setting) -> Answer:
-    """Check that all GPUs are of one kind.
-
-    Pairs that cannot read each other's memory are listed: slow, but not wrong.
-    """
+    """Check that all GPUs are of one kind. Lists pairs that cannot read each other's memory: slow, but not wrong."""
     gpus = gpus_of(setting)
     kinds = [f"{gpu.name}, {gpu.capability}, {gpu.multiprocessors} multiprocessors" for gpu in gpus]
     unlike = [index for index, kind in enumerate(kinds) if kind != kinds[0]]

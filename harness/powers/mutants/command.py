@@ -54,10 +54,7 @@ Plan = Mapping[str, Sequence[Entry]]
 
 
 def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
-    """Return the catalogue's entries with these names or families, all if neither is given.
-
-    Raises UsageError for an unknown name.
-    """
+    """Return the entries with these names or families; all without any. Raises UsageError for an unknown name."""
     known = {*CATALOGUE, *(entry.family for entry in CATALOGUE.values())}
     if unknown := [name for name in (*wanted, *families) if name not in known]:
         raise UsageError(

@@ -161,10 +161,7 @@ class FaultRuns:
         return _checked(replace(outcome, first=at, call=first.call), entry, first, list(entry.sites), place_of(key))
 
     def _outcome_of_first_step(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome | None:
-        """The outcome of a fault that the first step shows; None if that step agrees or fails.
-
-        In that case a whole run judges the fault.
-        """
+        """The outcome of a fault that the first step shows; None if a whole run must judge the fault."""
         if not self._shows_nothing_where_nothing_is_wrong():
             return None
         run, folder = self._run_with(entry), self._folder / "first-step"

@@ -80,9 +80,7 @@ class ProofCheck(Check):
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """Return a contradiction in a proof's data: its path, expected, found. None unless it is PROVED with unproved
-        outputs.
-        """
+        """Return (path, expected, found) of a contradiction: a proof that is PROVED with unproved outputs; or None."""
         from bitproof.harness.powers.proofs.report import read_data
 
         found = read_data(data)

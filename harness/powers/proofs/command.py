@@ -162,7 +162,6 @@ def _table_head() -> list[str]:
 
 
 def _row(result: CaseProof) -> str:
-    """A case's row in the table, with the columns of `_table_head`."""
     case, proof = result.case, result.proof
     numbers = [proof.count(verdict) if proof else "" for verdict in (PROVED, NOT_PROVED, REFUSED)]
     # the PROVED outputs that were also computed on values

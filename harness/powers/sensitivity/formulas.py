@@ -43,13 +43,11 @@ def _wide(function: Formula) -> Formula:
 
 
 def _sum_backwards(x: Tensor, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
-    """A sum in reverse order: from the last index to the first."""
     dims = list(range(x.dim())) if not dims else list(dims)
     return aten.sum.dim_IntList(x.flip(dims), dims, keepdim, **kwargs)
 
 
 def _mean_backwards(x: Tensor, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
-    """A mean in reverse order: from the last index to the first."""
     dims = list(range(x.dim())) if not dims else list(dims)
     return aten.mean.dim(x.flip(dims), dims, keepdim, **kwargs)
 
@@ -68,7 +66,6 @@ def _mm_in_halves(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _mm_backwards(x: Tensor, y: Tensor) -> Tensor:
-    """x @ y with the inner dim reversed."""
     return torch.matmul(x.flip(-1), y.flip(-2))
 
 

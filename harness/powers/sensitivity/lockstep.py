@@ -26,10 +26,7 @@ Ranks = Sequence[Sequence[Any]]
 
 
 def run_call(call: ReplayedCall, get: Get) -> list[tuple[int, Any]]:
-    """Run a call other than a collective.
-
-    Returns (slot, value) for each slot that it fills; inputs are not modified.
-    """
+    """Run a call other than a collective; returns (slot, value) for each slot that it fills. Inputs stay unmodified."""
     if call.is_wait:
         return [(call.result, get(call.args[0].number))]
     if not call.writes:

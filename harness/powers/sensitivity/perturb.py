@@ -51,10 +51,7 @@ def replaced(value: Any, old: Tensor, new: Tensor) -> Any:
 
 
 def is_safe(value: Any) -> bool:
-    """Return whether wrong elements cannot lead a kernel to invalid memory.
-
-    Integers are unsafe: they may be indices or sizes.
-    """
+    """Return whether wrong elements cannot lead a kernel to invalid memory, as wrong indices or sizes could."""
     return all(x.is_floating_point() or x.is_complex() for x in tensors_of(value)) and bool(tensors_of(value))
 
 

@@ -119,10 +119,7 @@ class Program:
         return {slot: kind for (kind, _), slot in reversed(self.compared.items())}
 
     def targets(self, call: ReplayedCall) -> list[int]:
-        """Return the slots of a call's results that are read or compared.
-
-        A tuple counts as the slots of its elements.
-        """
+        """Return the slots of a call's results that are read or compared; of a tuple, the slots of its elements."""
         found: list[int] = []
         for slot in call.gives:
             readers = [self.calls[index] for index in self.readers[slot]]

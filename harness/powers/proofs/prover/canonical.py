@@ -53,10 +53,7 @@ class Canonicalizer:
         )
 
     def run(self) -> None:
-        """Compute every call's term, in order.
-
-        A call's refusal is kept; calls that read its result are refused, too.
-        """
+        """Compute every call's term, in order. A refusal is kept; calls that read the result are refused, too."""
         # A refused call does not end the proof: outputs that do not depend on it can still be proved.
         for index, call in enumerate(self.graph.calls):
             self.values.append(None)
@@ -274,9 +271,8 @@ class Canonicalizer:
         return self._filled(known_operators.number_filled(call), call.value.dtype, call.value.shape)
 
     def _padded(self, call: Call, args: Arguments) -> int | None:
-        """The term of a tensor padded with a number: a concatenation for each dim, from the last dim on.
-
-        None for negative or data-dependent padding.
+        """The term of a padded tensor: concatenations, the last dim first; None for negative or data-dependent
+        padding.
         """
         read, pads = args["self"][1], args["pad"][1:]
         source, place = self.graph.calls[read].value, self.values[read]

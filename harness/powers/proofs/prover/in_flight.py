@@ -61,10 +61,7 @@ def _row(call: Call) -> Operator:
 
 
 def _last_uses(graph: Graph) -> dict[Hashable, float]:
-    """For each storage, the index of the last call that reads it.
-
-    It is NEVER_FREED for inputs, constants and outputs, which the caller keeps alive.
-    """
+    """The index of the last call that reads each storage; NEVER_FREED for inputs, constants and outputs."""
     calls, found = graph.calls, dict[Hashable, float]()
     for index, call in enumerate(calls):
         for read in call.reads:

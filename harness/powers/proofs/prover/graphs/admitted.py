@@ -172,10 +172,7 @@ def is_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
 
 
 def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str | None:
-    """Return the reason why a proof does not admit a call; None if it does.
-
-    `given` are its arguments by name, as fake values.
-    """
+    """Return why a proof does not admit a call with these arguments by name, as fake values; None if it does."""
     if not isinstance(target, OpOverload):
         return None
     name, namespace = str(target), target.namespace

@@ -248,10 +248,7 @@ class _Exporter:
         self.values[node] = [*add_updates(self.calls, call, given, written, functools.partial(self._layout, node))]
 
     def _choose(self, node: Node, arguments: Sequence[tuple[str, Any]]) -> None:
-        """Record a masked fill as `where`.
-
-        If the fill is in place, also record a copy of the result of `where` into the filled tensor.
-        """
+        """Record a masked fill as `where`; in place, followed by a copy of the result into the filled tensor."""
         given, own = dict(arguments), self._layout(node, self.values[node])
         other = given["value"]
         if not (isinstance(other, tuple) and other[0] == "node"):

@@ -215,10 +215,7 @@ def put_in(graph: Graph, shows: Sequence[Show]) -> None:
 
 
 def take_out(graph: Graph) -> list[Show]:
-    """Remove the observing calls, and return what `put_in` needs to write them again.
-
-    Code that reads or changes the other calls can run in between.
-    """
+    """Remove the observing calls, so that code can change the others; returns what `put_in` needs."""
     shows: list[Show] = []
     for node in graph.find_nodes(op="call_function", target=observed):
         name, parts, dim, piece = node.args

@@ -236,10 +236,7 @@ def storage_owners(nodes: Any) -> dict[Node, Node]:
 
 
 def sharing_arguments(node: Node) -> list[Node]:
-    """Return the arguments whose storage the call's result shares.
-
-    The operator's row in the table decides, if it states this; otherwise the operator's schema.
-    """
+    """Return the arguments whose storage the call's result shares, by its row in the table or else its schema."""
     if node.target is operator.getitem:
         return node.all_input_nodes[:1]
     if (returned := row_of(node.target).returns) is not None:

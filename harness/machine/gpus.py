@@ -100,10 +100,7 @@ def read_gpu_facts(device: torch.device) -> MachineFacts | None:
 
 
 def read_gpu_of_keys(device: torch.device) -> MachineFacts:
-    """Return facts about a rank's GPU that may decide its trace, by name.
-
-    torch chooses operators by them, and the trace contains the device's index.
-    """
+    """Return facts about a rank's GPU, by name, that choose torch's operators or appear in the trace."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)

@@ -236,10 +236,7 @@ class Order:
         return list(found.values())
 
     def overdue(self, last_use: Mapping[Key, float]) -> list[tuple[float, Hashable, Race]]:
-        """Return memory that was freed before the wait for a launch that still read it.
-
-        For each: the time and call of the wait, and the race.
-        """
+        """Return memory freed before the wait for a launch that read it: each wait's time and call, and the race."""
         return [(time, name, race) for work, time, name in self._held for race in _let_go(work, time, last_use)]
 
     def filling(self, keys: Iterable[Key]) -> list[Hashable]:

@@ -23,10 +23,7 @@ def known(name: str) -> Operator:
 
 @functools.cache
 def named(name: str) -> Operator:
-    """Return a row for operators of this name, such as `empty_like`, in any namespace.
-
-    Each column has the first value that a row states.
-    """
+    """Return a row for all operators of this name, such as `empty_like`: of each column, the first stated value."""
     rows = [row for row in ROWS.values() if row.name.partition(".")[2] == name]
     columns = [field.name for field in fields(Operator)][1:]
     # Reversed, so that the value of the first row that states the column is kept.

@@ -257,10 +257,7 @@ def _index_put(call: RuleCall) -> Answer:
 
 
 def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
-    """Return the rows after a permutation, with the permutation added to their order.
-
-    If it undoes the last permutation, the rows have the previous order again.
-    """
+    """Return the rows with a permutation added to their order, or with the last one undone by its inverse."""
     base, is_inverse = permutation
     if rows.order and rows.order[-1] == ("sort", base, not is_inverse):
         return replace(rows, order=rows.order[:-1])

@@ -24,10 +24,7 @@ class Cuts:
     num_layers: int = 1
 
     def stage_of(self, node: Node) -> int | None:
-        """Return the number of a call's stage, or None.
-
-        The call's metadata has it; otherwise it is the stage of the layer that contains the call's module.
-        """
+        """Return the number of a call's stage, from its metadata or by its module's layer; None without either."""
         stage: int | None = node.meta.get(STAGE_KEY)
         return self.stage_of_module(origin_of(node).module or "") if stage is None else stage
 

@@ -1,1 +1,1 @@
-"""`bitproof doctor`: what this machine can run; with `--gpu`, checks that GPUs must pass before a case runs on them."""
+"""`bitproof doctor`: can cases run on this machine? With `--gpu`, checks that GPUs must pass first."""

@@ -1,4 +1,4 @@
-"""`bitproof doctor`: what this machine can run."""
+"""`bitproof doctor`: checks whether this machine can run cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bitproof doctor`: checks of Python, torch, memory, compiler and GPUs, and what a failed one needs.
+"""`bitproof doctor`: checks of Python, torch, memory, compiler and GPUs, with a fix for each failed one.
 
 torch is probed in a separate process, as this one never imports it. Last, small cases are run.
 """

@@ -32,10 +32,7 @@ Outcome = Literal["pass", "FAIL", "NOT RUN"]
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """The result of a GPU check as a row of the saved page.
-
-    `means` and `then` are the meaning of a failure, and the first thing to do after it.
-    """
+    """A row of the saved page: a GPU check's result, what a failure means, and the first thing to do then."""
 
     __pydantic_config__ = GROWING
 

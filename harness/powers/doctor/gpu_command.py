@@ -202,10 +202,7 @@ def run_cases_on(
 
 
 def on_ranks(case: Case, ranks: int, *, is_for_all: bool) -> Case:
-    """Return a case with at most this many ranks; with exactly this many if it is for all.
-
-    Raises CaseError if the case cannot have this many ranks.
-    """
+    """Return a case with at most, or if it `is_for_all` exactly, this many ranks. Raises CaseError if it cannot."""
     count = ranks if is_for_all else min(ranks, case.parallelism.world_size)
     return replace(case, parallelism=replace(case.parallelism, world_size=count))
 

@@ -44,10 +44,7 @@ def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, 
 
 
 def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> Certificate:
-    """Return the certificate of a case's proof, with only the steps that the checker needs.
-
-    Raises RejectedError if the checker would not accept it.
-    """
+    """Return a case's proof as a certificate of the needed steps. Raises RejectedError if the checker rejects it."""
     graphs = proof.sides[0].graph, proof.sides[1].graph
     whole = Certificate(
         case=case,

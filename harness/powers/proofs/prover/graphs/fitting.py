@@ -21,10 +21,7 @@ from bitproof.harness.powers.proofs.prover import known_operators as known
 
 
 def misfits(name: str, given: Mapping[str, Any]) -> bool:
-    """Return whether a call's operator does not check shapes and its shapes mismatch.
-
-    `given` has the call's arguments by name, as fake values.
-    """
+    """Return whether shapes mismatch that a call's operator does not check; `given` has fakes by argument."""
     if not given:
         return False
     if names := known.SAME_SHAPE.get(name):

@@ -126,10 +126,7 @@ _READABLE = (OpOverload, HigherOrderOperator)
 
 
 def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
-    """Return the program of a graph in its current state, unaffected by later changes of the graph.
-
-    Constant tensors are part of the program.
-    """
+    """Return a graph in its current state as a program, with its constant tensors, unaffected by later changes."""
     placeholders = module.graph.find_nodes(op="placeholder")
     leaves = flattened(tuple(inputs))[0]
     if len(leaves) != len(placeholders):

@@ -46,7 +46,7 @@ class RejectedError(Exception):
 
 
 class UnknownError(Exception):
-    """A call has no term: the page calls it refused. Outputs that depend on it are REFUSED."""
+    """A call has no term: docs/reference/certificate.md calls it refused. Outputs that depend on it are REFUSED."""
 
 
 def hold(holds: object, otherwise: str) -> None:
@@ -186,7 +186,10 @@ GRAMMAR = {
 
 
 def terms_named(term: Json) -> list[int]:
-    """The indices of the terms that a term refers to. Raises RejectedError for an invalid term."""
+    """Return the indices of the terms that a term refers to: [3, 5] for ["cat", [3, 5], 0].
+
+    Raises RejectedError for an invalid term.
+    """
     if type(term) is list and term and type(term[0]) is str and term[0] in GRAMMAR:
         words, named = GRAMMAR[term[0]], list[int]()
         fit = [WORDS[word](x, named) for word, x in zip(words, term[1:], strict=True)]
@@ -200,14 +203,13 @@ def terms_named(term: Json) -> list[int]:
 
 
 def _tensor(types: list[Json], t: int) -> list[Json]:
-    """The type of a term that must be a tensor."""
     if type(types[t]) is not list:
         raise RejectedError(f"term {t} is a {types[t]} and no tensor")
     return list(types[t])
 
 
 def _closed(types: list[Json], t: int) -> list[int]:
-    """The shape of a term that must be a tensor without open sizes."""
+    """The shape of a term that must be a tensor without open sizes, which depend on data."""
     _, shape = _tensor(types, t)
     hold(None not in shape, f"a size of term {t} is open")
     return list(shape)
@@ -241,7 +243,7 @@ TWO = ("add", "sub", "mul", *COMPARE, "bitwise_and", "bitwise_or", "bitwise_xor"
 
 
 def takes(operator: str, own: str, dtypes: list[str]) -> bool:
-    """Whether an exact operator takes operands of these dtypes and returns dtype `own`."""
+    """Return whether an exact operator takes operands of these dtypes and returns dtype `own`."""
     if operator == "cast":
         return len(dtypes) == 1 and own in REAL and dtypes[0] in REAL
     if operator == "where":
@@ -259,7 +261,7 @@ def _type_of_number(types: list[Json], dtype: str, text: str) -> Json:
 
 
 def has(dtype: str, value: float) -> bool:
-    """Whether a dtype can represent a number."""
+    """Return whether a dtype can represent a number: float32 has 0.5 but not 0.1, and int64 no -0.0."""
     if dtype in REAL:
         return isfinite(value) and rounded(value, dtype) == value
     if not isfinite(value):
@@ -270,7 +272,7 @@ def has(dtype: str, value: float) -> bool:
 
 
 def rounded(value: float, dtype: str) -> float:
-    """A number rounded to a dtype (truncated for bfloat16); infinity if it is too large.
+    """Return a number rounded to a dtype (truncated for bfloat16); infinity if it is too large.
 
     Truncating is enough to see whether bfloat16 has the number.
     """
@@ -382,19 +384,19 @@ TYPES: dict[str, Callable[..., Json]] = {
 
 
 def put(values: list[int], place: int, value: int) -> list[int]:
-    """A copy of the values with the one at `place` replaced."""
+    """Return a copy of the values with the value at `place` replaced."""
     return [*values[:place], value, *values[place + 1 :]]
 
 
 def normal(shape: list[int], strides: list[int], offset: int) -> Json:
-    """A window in normal form: without elements it has only zeros, and a dim of size 1 has stride 0."""
+    """Return a window in normal form: without elements it has only zeros, and a dim of size 1 has stride 0."""
     if 0 in shape:
         return [shape, [0] * len(shape), 0]
     return [shape, [0 if n == 1 else s for n, s in zip(shape, strides, strict=True)], offset]
 
 
 def row_major(shape: list[int]) -> list[int]:
-    """The strides of a row-major tensor of this shape."""
+    """Return the strides of a row-major tensor: [12, 4, 1] for shape [2, 3, 4]."""
     strides = [1] * len(shape)
     for k in range(len(shape) - 2, -1, -1):
         strides[k] = strides[k + 1] * shape[k + 1]
@@ -402,12 +404,12 @@ def row_major(shape: list[int]) -> list[int]:
 
 
 def full(shape: list[int]) -> Json:
-    """The window that selects all elements of a tensor of this shape, in order."""
+    """Return the window that selects all elements of a tensor of this shape, in order."""
     return normal(shape, row_major(shape), 0)
 
 
 def parts_of(w: Json, dim: int, sizes: list[int]) -> Json:
-    """The windows on consecutive parts of a window along a dim, with these sizes. None if they do not add up."""
+    """Return the windows on consecutive parts of a window along a dim, with these sizes. None if they do not add up."""
     (shape, strides, offset), found = w, []
     for size in sizes:
         found.append(normal(put(shape, dim, size), strides, offset))
@@ -416,8 +418,11 @@ def parts_of(w: Json, dim: int, sizes: list[int]) -> Json:
 
 
 def merged(dims: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Dims (size, stride, other stride) without those of size 1. Neighbours are merged if they are like a single dim by
-    both strides: (2, 3, 30) and (3, 1, 10) become (6, 1, 10)."""
+    """Return dims (size, stride, other stride) without those of size 1, and with neighbours merged if possible.
+
+    Two neighbours are merged if they are like a single dim by both strides: (2, 3, 30) and (3, 1, 10) become (6, 1,
+    10).
+    """
     found: list[tuple[int, int, int]] = []
     for n, a, b in dims:
         if n == 1:
@@ -429,7 +434,7 @@ def merged(dims: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def flat(w: Json) -> Json:
-    """The window with as few dims as possible that selects the same elements in the same order."""
+    """Return the window with as few dims as possible that selects the same elements in the same order."""
     if 0 in w[0]:
         return [[0], [0], 0]
     dims = merged(zip(w[0], w[1], w[1], strict=True))
@@ -465,12 +470,12 @@ def translate(w: Json, shape: list[int], weights: list[int], others: list[int], 
 
 
 def after(v: Json, u: Json) -> Json:
-    """The window that selects the same as window v on top of window u. None if there is none."""
+    """Return the window that selects the same as window v on top of window u. None if there is none."""
     return translate(v, u[0], row_major(u[0]), u[1], u[2])
 
 
 def repeated(shape: list[int], to: list[int]) -> Json:
-    """The window that broadcasts a tensor of a shape to the shape `to`."""
+    """Return the window that broadcasts a tensor of a shape to the shape `to`."""
     new = len(to) - len(shape)
     hold(new >= 0 and all(n in (1, m) for n, m in zip(shape, to[new:], strict=True)), f"{shape} is no {to}")
     return normal(to, [0] * new + full(shape)[1], 0)
@@ -483,7 +488,7 @@ def repeated(shape: list[int], to: list[int]) -> Json:
 
 
 def new_state() -> State:
-    """The state before the first step."""
+    """Return the state before the first step."""
     return {"terms": [], "last": [], "types": [], "roots": [], "at": {}}
 
 
@@ -520,7 +525,7 @@ ROOTS = ("parameter ", "input ")
 
 
 def find(state: State, *term: Json) -> int:
-    """The index of a term's last form. Raises RejectedError if no step has the term."""
+    """Return the index of a term's last form. Raises RejectedError if no step has the term."""
     place = state["at"].get(line_of([*term]))
     if place is None:
         raise RejectedError(f"no step has the term {str(term)[:200]}")
@@ -528,30 +533,30 @@ def find(state: State, *term: Json) -> int:
 
 
 def view(state: State, t: int, w: Json) -> int:
-    """The last form of the view of term `t` by window `w`."""
+    """Return the last form of the view of term `t` by window `w`."""
     return find(state, "view", t, *w)
 
 
 def shape_of(state: State, t: int) -> list[int]:
-    """The shape of a term without open sizes."""
+    """Return the shape of a term without open sizes."""
     return _closed(state["types"], t)
 
 
 def number_of(state: State, t: int) -> float | None:
-    """The number that all elements of a term have; None unless the term is a number or a view of one."""
+    """Return the number that all elements of a term have; None unless the term is a number or a view of one."""
     term = state["terms"][t]
     term = state["terms"][term[1]] if term[0] == "view" else term
     return float.fromhex(term[2]) if term[0] == "number" else None
 
 
 def filled(state: State, shape: list[int], dtype: str, value: float) -> int:
-    """The term of a number that is broadcast to a shape."""
+    """Return the term of a number that is broadcast to a shape."""
     t = find(state, "number", dtype, value.hex())
     return view(state, t, [shape, [0] * len(shape), 0]) if shape else t
 
 
 def positive_of(state: State, t: int) -> int | None:
-    """For a negation its operand, for a negative number its opposite; None for any other term."""
+    """Return a negation's operand, or a negative number's opposite; None for any other term."""
     term, value = state["terms"][t], number_of(state, t)
     if term[:2] == ["exact", "neg"]:
         return int(term[4][0])
@@ -561,7 +566,6 @@ def positive_of(state: State, t: int) -> int | None:
 
 
 def _inner(state: State, term: Json, kind: str) -> Json:
-    """The first operand of a term. It must be a term of this kind."""
     inner = state["terms"][term[1]]
     hold(inner[0] == kind, f"{term[0]} of {inner[0]}, not of {kind}")
     return inner
@@ -581,8 +585,10 @@ def view_of_view(s: State, term: Json) -> int | None:
 
 
 def view_of_same_order(s: State, term: Json) -> int | None:
-    """Rule: a view of a view is a view of the inner one in as few dims as possible, since only the order of its
-    elements matters."""
+    """Rule: a view of a view is a view of the inner view in as few dims as possible.
+
+    Only the order of the inner view's elements matters.
+    """
     _, x, *u = _inner(s, term, "view")
     return view(s, view(s, x, flat(u)), term[2:])
 
@@ -596,8 +602,8 @@ def of_exact(s: State, term: Json) -> int | None:
 def view_of_cat(s: State, term: Json, pieces: Json, dim: int | None = None) -> int | None:
     """Rule: a view of a cat is a view of one part, or a cat of views of several parts.
 
-    The hint has the pieces, each a part's index and a window on the part; and the dim along which they follow each
-    other, for several.
+    The hint has the pieces, each a part's index and a window on the part; and, for several pieces, the dim along which
+    they follow each other.
     """
     parts, places = _inner(s, term, "cat")[1], _places(s, term[1])
     hold(pieces and all(_is_count(k) and k < len(parts) for k, _ in pieces), "no part")
@@ -835,10 +841,10 @@ WORDS_TAKE = {
 
 
 def fits(op: str, names: Iterable[str]) -> bool:
-    """Whether an operator has all of these arguments and needs no others, such as `self` and `dim` for
-    `aten.sum.dim_IntList`.
+    """Return whether an operator has all of these arguments and needs no others.
 
-    True for an operator without a signature if its namespace is not in TORCHS, or if line 1 refuses it.
+    For example, `aten.sum.dim_IntList` needs `self` and `dim`. True for an operator without a signature if its
+    namespace is not in TORCHS, or if line 1 refuses it.
     """
     if op not in TAKES and op.startswith("python."):
         return [*names] in (["0"], ["0", "1"])
@@ -849,7 +855,7 @@ def fits(op: str, names: Iterable[str]) -> bool:
 
 
 def nodes(argument: Json) -> list[int]:
-    """The indices of the calls that an argument refers to."""
+    """Return the indices of the calls that an argument refers to."""
     if type(argument) is not list or not argument:
         return []
     if argument[0] == "node":
@@ -859,28 +865,28 @@ def nodes(argument: Json) -> list[int]:
 
 
 def tensors(value: Json) -> list[Json]:
-    """The tensors in a call's value, each as [dtype, device, shape, strides, offset, storage]."""
+    """Return the tensors in a call's value, each as [dtype, device, shape, strides, offset, storage]."""
     several = value["several"] if type(value) is dict and "several" in value else [value]
     return [x["tensor"] for x in several if type(x) is dict and "tensor" in x]
 
 
 def is_tensor(value: Json) -> bool:
-    """Whether a call's value is a single tensor."""
+    """Return whether a call's value is a single tensor."""
     return type(value) is dict and "tensor" in value
 
 
 def is_closed(sizes: Iterable[Json]) -> bool:
-    """Whether all sizes are numbers: none depends on data."""
+    """Return whether all sizes are numbers: none depends on data."""
     return {*map(type, sizes)} <= {int}
 
 
 def lies_closed(x: Json) -> bool:
-    """Whether the sizes, strides and offset of a tensor are all closed."""
+    """Return whether the sizes, strides and offset of a tensor are all closed."""
     return is_closed((*x[2], *x[3], x[4]))
 
 
 def opened(shape: Json) -> Json:
-    """A shape with None in place of each open size."""
+    """Return a shape with None in place of each open size."""
     return [n if type(n) is int else None for n in shape]
 
 
@@ -893,7 +899,7 @@ def walk(state: State, graph: Json, side: str) -> State:
 
 
 def new_walk(state: State, graph: Json, side: str) -> State:
-    """The state before a graph's first call.
+    """Return the state before a graph's first call.
 
     `values` has a term for each call so far, a list for several results, None if the call is refused. `stale` has calls
     whose value was overwritten, `lying` the calls by storage, `inputs` the call and term of each input and constant,
@@ -911,7 +917,7 @@ def new_walk(state: State, graph: Json, side: str) -> State:
 
 
 def take_call(g: State) -> None:
-    """Derive the term of the next call, and note what it writes."""
+    """Derive the term of the next call, and record the memory that it writes."""
     place, value = len(g["values"]), None
     call = g["calls"][place]
     try:
@@ -955,7 +961,7 @@ def _last_uses(graph: Json, calls: list[State]) -> dict[int, float]:
 
 
 def known(g: State, n: int) -> Json:
-    """The term of an earlier call; None if the call is refused or its value stale."""
+    """Return the term of an earlier call; None if the call is refused or its value stale."""
     hold(_is_count(n) and n < len(g["values"]), f"call {n} is read before it runs")
     return None if n in g["stale"] else g["values"][n]
 
@@ -992,8 +998,10 @@ def _value(g: State, place: int, call: State) -> Json:
 
 
 def _source(call: State) -> int:
-    """The index, among the calls that a call reads, of the argument that SOURCES names. For an operator that is not in
-    SOURCES, it must read a single call."""
+    """The index, among the calls that a call reads, of the argument that SOURCES names.
+
+    An operator that is not in SOURCES must read a single call.
+    """
     if call["op"] not in SOURCES:
         if len(call["reads"]) != 1:
             raise UnknownError
@@ -1060,6 +1068,7 @@ def _exact(g: State, place: int, call: State) -> Json:
         dtype = call["own"]["tensor"][0]
         if dtype not in REAL or _number(args["exponent"], dtype) != 2:
             return NEXT
+        # x ** 2 is x * x.
         op, args, given = "aten.mul.Tensor", {"self": args["self"], "other": args["self"]}, given * 2
     if (op not in EXACT and op not in DIVISIONS) or [*args] not in ORDERS or not given:
         return NEXT
@@ -1069,6 +1078,7 @@ def _exact(g: State, place: int, call: State) -> Json:
     dtypes_of_all = dtypes * 2 if len(dtypes) < count == 2 else dtypes
     if len(args) != count or not takes(name, own[0], dtypes_of_all) or any(x[1] != own[1] for x in read):
         return NEXT
+    # Only sizes that are numbers can be broadcast: whether an open size is 1 is unknown.
     if not all(x[2] == shape or is_closed((*x[2], *shape)) for x in read):
         return NEXT
     if any(x[2] != shape for x in read):
@@ -1083,6 +1093,7 @@ def _exact(g: State, place: int, call: State) -> Json:
             continue
         number = _number(value, dtypes[0]) if type(value) is int or dtypes[0] in REAL else None
         if op in DIVISIONS and number is not None:
+            # Dividing by a power of 2 is multiplying by its inverse.
             number = 1 / number if abs(frexp(number)[0]) == 0.5 and has(dtypes[0], 1 / number) else None
         if number is None or not is_closed(shape):
             return NEXT
@@ -1091,7 +1102,7 @@ def _exact(g: State, place: int, call: State) -> Json:
 
 
 def _common(shapes: list[list[int]]) -> list[int]:
-    """The shape to which tensors of these shapes are broadcast together."""
+    """The shape to which tensors of these shapes are broadcast together: [2, 3] for [3] and [2, 1]."""
     rank = max(map(len, shapes))
     sizes = zip(*([1] * (rank - len(shape)) + shape for shape in shapes), strict=True)
     return [next((n for n in dim if n != 1), 1) for dim in sizes]
@@ -1136,6 +1147,7 @@ def _pad(g: State, place: int, call: State) -> Json:
     if not is_closed((*shape, *pads)) or min(pads, default=0) < 0 or number is None:
         return NEXT
     hold(len(pads) % 2 == 0, f"{call['name']} pads one side")
+    # torch lists paddings in pairs, for the last dim first.
     for dim, before, behind in zip(range(len(shape) - 1, -1, -1), pads[::2], pads[1::2], strict=False):
         ends = [filled(g["s"], put(shape, dim, n), dtype, number) for n in (before, behind)]
         t, shape = find(g["s"], "cat", [ends[0], t, ends[1]], dim), put(shape, dim, before + shape[dim] + behind)
@@ -1185,6 +1197,7 @@ def _collect(g: State, place: int, call: State) -> Json:
     if call["op"] == REDUCE:
         hold(args["reduce_op"][0] == "str", "a reduction by no name")
         t = _whole(state, t, [size, prod(shape) // size])
+        # The dtype and device belong to the operation: the same sum in bfloat16 rounds differently.
         t = find(state, "reduce", t, f"{args['reduce_op'][1]} in {dtype} on {device}", groups)
     else:
         t = find(state, "gather", t, groups)
@@ -1192,13 +1205,15 @@ def _collect(g: State, place: int, call: State) -> Json:
 
 
 def is_unwritten(op: str) -> bool:
-    """Whether an operator, of any namespace and overload, returns uninitialized memory."""
+    """Return whether an operator, of any namespace and overload, returns uninitialized memory."""
     return op.split(".")[-2:][0].startswith(UNWRITTEN)
 
 
 def _unwritten(g: State, place: int, call: State) -> Json:
-    """Line 10: uninitialized memory. Its term names the graph and the call, so it equals no other term. Empty tensors
-    have no memory, and are all equal."""
+    """Line 10: uninitialized memory. Its term names the graph and the call, so it equals no other term.
+
+    Empty tensors have no memory, and are all equal.
+    """
     if not is_unwritten(call["op"]):
         return NEXT
     own = call["own"]["tensor"]
@@ -1330,7 +1345,7 @@ def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
 
 
 def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
-    """Define the new symbol in the number of rows that an all-to-all delivers.
+    """Define the new symbol in the number of rows that an all-to-all receives.
 
     `rows` is the first split plus the symbol, so the symbol is the sum of the other splits.
     """
@@ -1347,8 +1362,7 @@ def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
 
 
 def _check_write(g: State, call: State) -> None:
-    """Raise UnknownError for a write whose result may depend on the order of reads, writes and launches, or is of an
-    unknown kind."""
+    """Raise UnknownError for an unknown kind of write, and if its result may depend on the order of other accesses."""
     target = call["args"].get("self")
     if call["writes"] != ["self"] or not call["op"].split(".")[1].endswith("_") or target[:1] != ["node"]:
         raise UnknownError
@@ -1364,12 +1378,11 @@ def _check_write(g: State, call: State) -> None:
 
 
 def _own(g: State, n: int) -> list[Json]:
-    """The tensors that call `n` returns."""
     return list(g["calls"][n]["results"])
 
 
 def overlaps(x: Json) -> bool:
-    """Whether two indices of a tensor may refer to the same element.
+    """Return whether two indices of a tensor may refer to the same element.
 
     None do if, sorted by stride, each dim's stride exceeds the distance that the dims before it span.
     """
@@ -1400,9 +1413,9 @@ def _overwrite(g: State, call: State, value: Json) -> None:
 
 
 def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: set[int]) -> None:
-    """Note a launch: it fills its results' storages and reads the storages `takes` until its wait.
+    """Record a launch: it fills its results' storages and reads the storages `takes` until its wait.
 
-    `holds`: the graph must keep what it reads alive until then, as for an offload.
+    `holds`: the graph must keep the memory that the launch reads until then, as for an offload.
     """
     for x in call["results"]:
         g["filling"].setdefault(x[5], {})[place] = kind, takes, holds
@@ -1412,9 +1425,10 @@ def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: se
 
 
 def _wait(g: State, place: int, kind: str, storages: set[int]) -> None:
-    """Note a wait: it ends the launches of its kind that fill these storages.
+    """Record a wait: it ends the launches of its kind that fill these storages.
 
-    Refused if a launch that needs its source alive read memory whose last use is before this wait: it may be freed.
+    Raises UnknownError if such a launch holds its source, and the source's last use is before this wait: it may be
+    freed.
     """
     is_late = False
     for storage in storages:
@@ -1874,12 +1888,12 @@ def _outputs(g: State, graph: Json) -> dict[str, tuple[Json, Json]]:
 
 
 def is_whole_step(graph: Json) -> bool:
-    """Whether an optimizer's state is among a graph's inputs."""
+    """Return whether an optimizer's state is among a graph's inputs."""
     return any(call[1] == "input" and call[0].startswith("optimizer ") for call in graph["calls"])
 
 
 def answers_of(state: State, sides: list[State], graphs: list[Json]) -> list[list[str]]:
-    """The name and answer of each output. Inputs that neither side changes are no outputs."""
+    """Return the name and answer of each output. Inputs that neither side changes are no outputs."""
     one, other = (_outputs(g, graph) for g, graph in zip(sides, graphs, strict=True))
     is_whole, found = is_whole_step(graphs[0]), []
     for name in {**one, **other}:
@@ -1898,7 +1912,7 @@ def answers_of(state: State, sides: list[State], graphs: list[Json]) -> list[lis
 
 
 def assumed(operators: Iterable[str], rules: Iterable[str]) -> list[str]:
-    """The assumptions of a proof with these operators and rules."""
+    """Return the assumptions of a proof with these operators and rules."""
     used = {"", *rules, *(name for operator in {*operators} for name in operator.split(".")[:2])}
     return [text for name, text in ASSUMPTIONS if name in used]
 
@@ -1965,7 +1979,7 @@ def check_subject(main: Json, graphs: list[Json]) -> None:
 
 
 def parse(content: bytes) -> Json:
-    """Parse JSON.
+    """Parse JSON that contains only objects, arrays, strings, integers and null.
 
     Raises RejectedError for a number with a fraction or exponent, NaN, an infinity, a truth value, or a name that
     occurs twice in an object.
@@ -2035,7 +2049,10 @@ def _is_size(x: Json) -> bool:
 
 
 def read(folder: Path) -> tuple[Json, list[Json], Json]:
-    """The contents of a certificate's files: main file, graphs, steps. Raises RejectedError for wrong digests."""
+    """Return the contents of a certificate's files: main file, graphs, steps.
+
+    Raises RejectedError for wrong digests.
+    """
     main, *graphs, steps = (parse(content) for content in _sealed(folder).values())
     return main, graphs, steps
 
@@ -2060,13 +2077,14 @@ def _content(file: Path) -> bytes:
     # Opening a named pipe would wait for a writer; O_NONBLOCK prevents that.
     with open(file, "rb", opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NONBLOCK", 0))) as opened:
         hold(stat.S_ISREG(os.fstat(opened.fileno()).st_mode), f"{file.name} is no regular file")
+        # One byte more than allowed: a longer file is noticed without reading all of it.
         content = opened.read(MOST_BYTES + 1)
     hold(len(content) <= MOST_BYTES, f"{file.name} has more than {MOST_BYTES} bytes")
     return content
 
 
 def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = True) -> Counter[str]:
-    """The number of answers by verdict. Raises RejectedError if the certificate claims more than it proves.
+    """Return the number of answers by verdict. Raises RejectedError if the certificate claims more than it proves.
 
     `with_subject` is false only in tests, for two graphs without a case.
     """
@@ -2085,8 +2103,10 @@ def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = T
 
 
 def covers_any_number(main: Json, graphs: list[Json]) -> bool:
-    """Whether a checked certificate covers any number of steps: it proves every output of a whole step, and the step
-    draws no random numbers."""
+    """Return whether a checked certificate covers any number of steps.
+
+    It does if it proves every output of a whole step, and the step draws no random numbers.
+    """
     calls = [call for graph in graphs for call in graph["calls"]]
     return (
         is_whole_step(graphs[0])
@@ -2096,12 +2116,15 @@ def covers_any_number(main: Json, graphs: list[Json]) -> bool:
 
 
 def check_folder(folder: Path) -> Counter[str]:
-    """The number of answers of the certificate in a folder, by verdict. Raises RejectedError as `check` does."""
+    """Return the number of answers of the certificate in a folder, by verdict. Raises RejectedError as `check` does."""
     return check(*load(folder))
 
 
 def load(folder: Path) -> tuple[Json, list[Json], Json]:
-    """The contents of a certificate's files: main file, graphs, steps. Raises RejectedError if they are damaged."""
+    """Return the contents of a certificate's files: main file, graphs, steps.
+
+    Raises RejectedError if they are damaged.
+    """
     with rejecting():
         return read(folder)
 

@@ -1,9 +1,9 @@
-"""A row of the catalogue: a defect or an equivalent rewrite, with its properties. Imports no torch.
+"""An entry of the fault catalogue: a defect or an equivalent rewrite, with its properties. Imports no torch.
 
-A row is a function with `@row` in the module of its family. The row's name is the function's name with hyphens, e.g.
-`chunk-0-joined-twice`; the first line of the docstring describes the defect.
+An entry is a function with `@row` in the module of its family. The entry's name is the function's name with hyphens,
+e.g. `chunk-0-joined-twice`; the first line of the docstring describes the defect.
 
-There are four kinds of faults; each row has exactly one:
+There are four kinds of faults; each entry has exactly one:
 
     edit     changes the candidate's finished graph, before ranks are forked, like a wrong pass
     call     replaces calls of some operators, in every system that is not compiled
@@ -58,11 +58,11 @@ class Site(NamedTuple):
     operator: str
 
     def is_at(self, module: str | None, direction: str | None) -> bool:
-        """Whether the site has this module and direction."""
+        """Return whether the site has this module and direction."""
         return self.module in (ANY, module) and self.direction in (ANY, direction)
 
     def is_of(self, operator: str) -> bool:
-        """Whether the site has this operator, with or without its overload."""
+        """Return whether the site has this operator, with or without its overload."""
         return self.operator in (ANY, operator.partition(".")[0])
 
 
@@ -92,12 +92,12 @@ PIPELINED = Need(lambda case: case.candidate == "graph" and case.parallelism.pp 
 
 
 def ranks(number: int) -> Need:
-    """The condition that a case has at least this many ranks; in a pipeline, that each stage has."""
+    """Return the condition that a case has at least this many ranks; in a pipeline, that each stage has."""
     return Need(lambda case: case.parallelism.stage_ranks >= number, f"{number} ranks or more")
 
 
 def steps(number: int) -> Need:
-    """The condition that a case has at least this many steps."""
+    """Return the condition that a case has at least this many steps."""
     return Need(lambda case: case.steps >= number, f"{number} steps or more")
 
 
@@ -111,7 +111,8 @@ TamperCall = Callable[["TamperedCall"], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A row. `says` describes the defect in a sentence; `source` is where it occurred, or why it is plausible.
+    """An entry of the catalogue. `says` describes the defect in a sentence; `source` names its origin or why it is
+    plausible.
 
     A case must meet `needs` for the fault to apply, and `sees` to detect it: otherwise inputs or rounding hide the
     fault. For example, reading another chunk's positions stays hidden if all rows have the same positions. `kinds` are
@@ -141,7 +142,7 @@ class Entry:
 
     @property
     def is_fault(self) -> bool:
-        """Whether a run with this row must differ."""
+        """Whether a run with this fault must differ."""
         return self.family != "equivalent"
 
     @property
@@ -152,15 +153,15 @@ class Entry:
         return (GRAPH, PLAIN, *of_one_rank, *self.needs) if self.edit else self.needs
 
     def unmet(self, case: Case) -> list[str]:
-        """The unmet conditions for the fault to apply, in words; empty if the case meets all."""
+        """Return the unmet conditions for the fault to apply, in words; empty if the case meets all."""
         return [need.says for need in self.all_needs if not need.holds(case)]
 
     def hidden(self, case: Case) -> list[str]:
-        """The unmet conditions for the fault to be detected, in words; empty if the case meets all."""
+        """Return the unmet conditions for the fault to be detected, in words; empty if the case meets all."""
         return [need.says for need in self.sees if not need.holds(case)]
 
     def rank_of(self, world_size: int) -> int | None:
-        """The wrong rank, or None if all are wrong."""
+        """Return the wrong rank, or None if all are wrong."""
         return None if self.rank is None else self.rank % world_size
 
 
@@ -177,7 +178,7 @@ def row(
     rank: int | None = None,
     family: Family | None = None,
 ) -> Callable[[Callable[..., Any]], Entry]:
-    """Turn a function into a row.
+    """Decorator that turns a function into an entry of the catalogue.
 
     The function edits a graph. With `runner` it changes the runner of a staged graph or of a built-in loop; with
     `operators` it replaces calls of these operators in the update; with `order` only its name and docstring count. The
@@ -216,7 +217,7 @@ class Named(Fault):
 
     @property
     def row(self) -> Entry:
-        """The catalogue's row of this name."""
+        """The catalogue's entry of this name."""
         return catalogue()[self.name]
 
     def __str__(self) -> str:
@@ -224,10 +225,7 @@ class Named(Fault):
 
 
 def catalogue() -> Mapping[str, Entry]:
-    """All rows by name.
-
-    Imported only when a run has a fault: the modules have 4,000 lines, and most runs have no fault.
-    """
+    """Return all entries by name. Imported only when a run has a fault: the modules have 4,000 lines."""
     from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 
     return CATALOGUE

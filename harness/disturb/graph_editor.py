@@ -1,4 +1,4 @@
-"""Find nodes of a finished graph and change them, for the edits of the catalogue.
+"""Finds nodes of a finished graph and changes them, for the edits of the fault catalogue.
 
 Calls that an edit inserts have no known origin, like those of a wrong pass.
 """
@@ -57,10 +57,10 @@ class GraphEditor:
         chunk: int | None = None,
         where: Where = lambda node: True,
     ) -> list[Call]:
-        """Calls of an operator in modules whose names match `at`; "" matches nodes without an owner.
+        """Return the calls of an operator in modules whose names match `at`; "" matches nodes without a module.
 
         Without `chunk`, only calls of chunk 1 are returned if there are any. Raises NoPlaceError if there is no such
-        call.
+        call. For example, `all("mm", r".*router")` returns the products of all routers' forwards.
         """
         found = [
             node
@@ -82,18 +82,18 @@ class GraphEditor:
         return found
 
     def find(self, name: str | None = None, at: str = ".*", turn: int = 0, **options: Any) -> Call:
-        """The call of `all` with index `turn`, or the last if there are fewer."""
+        """Return the call of `all` with index `turn`, or the last if there are fewer."""
         found = self.all(name, at, **options)
         return found[min(turn, len(found) - 1)]
 
     def require(self, found: Sequence[Any], what: str) -> Any:
-        """The first node found. Raises NoPlaceError, which names the missing `what`, if there is none."""
+        """Return the first node found. Raises NoPlaceError, which names the missing `what`, if there is none."""
         if not found:
             raise NoPlaceError(f"there is nothing to strike in case {self.case.name}", expected=f"a graph with {what}")
         return found[0]
 
     def twin(self, node: Node) -> Call:
-        """The other chunk's copy of a node, if it comes before the node. Raises NoPlaceError otherwise."""
+        """Return the other chunk's copy of a node, if it comes before the node. Raises NoPlaceError otherwise."""
         ends = {0: "chunk0", 1: "chunk1"}
         mine = node.meta.get(CHUNK_KEY)
         if mine in ends and ends[mine] in node.name:
@@ -109,15 +109,14 @@ class GraphEditor:
         return order[node] > order[other]
 
     def op(self, name: str) -> Any:
-        """An operator by its name, e.g. `aten.neg.default`."""
+        """Return an operator by its name, e.g. `aten.neg.default`."""
         found: Any = torch.ops
         for part in name.split("."):
             found = getattr(found, part)
         return found
 
     def after(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Insert a call of `target` on a node and `args`. All readers of the node read the new call, which is
-        returned."""
+        """Insert a call of `target` on a node and `args`; all readers of the node read it. Returns the call."""
         with self.graph.inserting_after(node):
             made = self._make(target, (node, *args), options)
         node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
@@ -125,15 +124,14 @@ class GraphEditor:
         return made
 
     def before(self, node: Node, read: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Insert a call of `target` on `read` and `args`. The node reads the new call, which is returned, in place of
-        `read`."""
+        """Insert a call of `target` on `read` and `args`; the node reads it in place of `read`. Returns the call."""
         with self.graph.inserting_before(node):
             made = self._make(target, (read, *args), options)
         node.replace_input_with(read, made)
         return made
 
     def instead(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Replace a node by a call of `target` on `args`, which is returned."""
+        """Replace a node by a call of `target` on `args`. Returns the new call."""
         with self.graph.inserting_before(node):
             made = self._make(target, args, options)
         node.replace_all_uses_with(made)
@@ -142,7 +140,7 @@ class GraphEditor:
         return made
 
     def make_before(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Insert a call without readers before a node."""
+        """Insert a call without readers before a node. Returns the new call."""
         with self.graph.inserting_before(node):
             return self._make(target, args, options)
 
@@ -153,12 +151,12 @@ class GraphEditor:
         return made
 
     def kernel(self, name: str) -> Callable[..., Any]:
-        """The function with this name in `kernels`."""
+        """Return the function with this name in `kernels`."""
         found: Callable[..., Any] = getattr(kernels, name)
         return found
 
     def dtype(self, name: str) -> torch.dtype:
-        """A dtype by its name."""
+        """Return a dtype by its name."""
         found = getattr(torch, name)
         assert isinstance(found, torch.dtype)
         return found
@@ -170,8 +168,7 @@ class GraphEditor:
         self.graph.erase_node(node)
 
     def still_there(self, shows: Sequence[Show]) -> list[Show]:
-        """The observations, each moved to the nodes that replaced the observed nodes. Observations of erased nodes are
-        dropped."""
+        """Return the observations, moved to nodes that replaced the observed ones, without those of erased nodes."""
 
         def now(node: Node) -> Node:
             while node in self._stand_ins:
@@ -183,17 +180,17 @@ class GraphEditor:
         return [show for show in found if nodes.issuperset(show[1])]
 
     def value(self, node: Any) -> Any:
-        """A node's value as a fake tensor; None if its value is not a tensor."""
+        """Return a node's value as a fake tensor; None if its value is not a tensor."""
         value = node.meta.get("val") if isinstance(node, Node) else None
         return value if isinstance(value, Tensor) else None
 
     def is_floating(self, node: Any) -> bool:
-        """Whether a node computes a tensor of floating-point numbers."""
+        """Return whether a node computes a tensor of floating-point numbers."""
         value = self.value(node)
         return value is not None and value.is_floating_point()
 
     def alike(self, one: Node, other: Node) -> bool:
-        """Whether two nodes compute tensors of the same shape and dtype."""
+        """Return whether two nodes compute tensors of the same shape and dtype."""
         values = self.value(one), self.value(other)
         return all(x is not None for x in values) and (
             (str(values[0].shape), values[0].dtype) == (str(values[1].shape), values[1].dtype)
@@ -211,7 +208,7 @@ class GraphEditor:
         return self.outputs[1:]
 
     def sums_of_chunks(self) -> list[Call]:
-        """Gradients that are sums of both chunks' gradients."""
+        """Return the gradients that are sums of both chunks' gradients."""
         return [
             node
             for node in dict.fromkeys(self.gradients)
@@ -221,7 +218,7 @@ class GraphEditor:
         ]
 
     def joins(self, direction: str = "forward") -> list[Call]:
-        """Calls that join both chunks' outputs."""
+        """Return the calls that join both chunks' outputs."""
         return [
             node
             for node in self.calls
@@ -231,7 +228,7 @@ class GraphEditor:
         ]
 
     def halves(self, chunk: int, direction: str = "forward") -> list[Call]:
-        """Calls that take a chunk's half of a floating-point tensor."""
+        """Return the calls that take a chunk's half of a floating-point tensor."""
         return [
             node
             for node in self.calls
@@ -243,25 +240,25 @@ class GraphEditor:
         ]
 
     def launches(self, name: str, direction: str = "forward", at: str = ".*") -> list[Call]:
-        """The launches of collectives with this operator name."""
+        """Return the launches of collectives with this operator name."""
         return [node for node in self.all(name, at, direction=direction) if is_collective(node)]
 
     def wait_of(self, launch: Node) -> Call:
-        """The wait for a collective of a single tensor."""
+        """Return the wait for a collective of a single tensor."""
         return next(user for user in launch.users if is_wait(user))
 
     def recomputed(self, name: str | None = None) -> list[Call]:
-        """Calls in backward that repeat calls of forward."""
+        """Return the calls in backward that repeat calls of forward."""
         return [node for node in self.calls if node.meta.get(RECOMPUTED_KEY) and name in (None, operator_name(node))]
 
     def site(self, node: Node, *operators: str) -> Site:
-        """The site of a node, or of another operator in the same place."""
+        """Return the site of a node, or of another operator in the same place."""
         origin = origin_of(node)
         name = operators[0] if operators else "getitem" if node.target is operator.getitem else operator_name(node)
         return Site(origin.module, origin.direction, node.meta.get(CHUNK_KEY), name)
 
     def sites(self, node: Node, *operators: str) -> list[Site]:
-        """The site of a node, and those of operators that an edit inserts there.
+        """Return the site of a node, and those of operators that an edit inserts there.
 
         Inserted calls have no known origin, so blame may also name them at the origin of the first input.
         """
@@ -269,11 +266,11 @@ class GraphEditor:
         return [self.site(node), *(self.site(place, name) for place in places for name in operators)]
 
     def readers(self, node: Node) -> list[Site]:
-        """The sites of a node's readers."""
+        """Return the sites of a node's readers."""
         return [self.site(user) for user in node.users if user.op == "call_function"]
 
     def chunk_root(self, node: Node, *operators: str) -> list[Site]:
-        """Sites of these operators in the chunked module around a node, where eager code splits and joins chunks."""
+        """Return the sites of these operators in the chunked module around a node, as eager code splits there."""
         chunking, origin = self.case.chunking, origin_of(node)
         root = chunking.root_of(origin.module) if chunking and origin.module else None
         return [Site(root, origin.direction, node.meta.get(CHUNK_KEY), name) for name in operators] if root else []

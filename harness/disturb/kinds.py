@@ -17,7 +17,7 @@ FLIPPED = ("grad", "param", "buffer", "optimizer")
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A defect at a step."""
+    """A defect at a step of a run."""
 
     kind: ClassVar[str]
     if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Fault:
         """Apply the fault at the start of its step; faults of values do nothing here."""
 
     def is_on(self, rank: int) -> bool:
-        """Whether the fault occurs on this rank."""
+        """Return whether the fault occurs on this rank."""
         return True
 
 
@@ -43,7 +43,7 @@ class RankFault(Fault):
     step: int
 
     def is_on(self, rank: int) -> bool:
-        """Whether the fault occurs on this rank."""
+        """Return whether the fault occurs on this rank."""
         return rank == self.rank
 
 

@@ -1,4 +1,4 @@
-"""Apply a row's edit to a copy of a finished graph, and return the changed places."""
+"""Applies a fault's edit to a copy of a finished graph, and returns the changed call sites."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MutatedGraph(NamedTuple):
 
 
 def mutate(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> MutatedGraph:
-    """A copy of a rank's finished graph, edited by the entry; `module` is not modified.
+    """Return a copy of a rank's finished graph, edited by the entry; `module` is not modified.
 
     All ranks of a run get rank 0's copy. Raises UsageError if the graph has no call that the fault could change.
     """

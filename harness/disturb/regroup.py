@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Regroup:
-    """Sums in this many parts, in an order drawn from the seed, from `first_step` on."""
+    """Settings of a regrouped run: sums in `parts` parts, in an order drawn from the seed, from `first_step` on."""
 
     seed: int
     parts: int
@@ -36,9 +36,12 @@ class Regroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Across:
-    """A request to a run of one of two systems with different layouts: digest the cells into which `cuts` divide
-    tensors. With `keeps_values` the run also stores values, so errors can be measured. With `regroup` it takes its sums
-    in other orders, and with `in_float64` it computes everything in float64."""
+    """A request to one of two systems with different layouts: digest the cells into which `cuts` divide tensors.
+
+    A cell is a part of a logical tensor that neither layout divides. With `keeps_values` the run also stores values, so
+    errors can be measured. With `regroup` it takes its sums in other orders, and with `in_float64` it computes
+    everything in float64.
+    """
 
     cuts: dict[str, Cuts]
     keeps_values: bool = False
@@ -121,6 +124,7 @@ def _sum(function: Any, args: Sequence[Any], kwargs: Any, parts: int, generator:
         return theirs(function, *args, **kwargs)
     pieces = [x.index_select(dim, terms) for terms in _terms(x.shape[dim], parts, generator, x.device)]
     keep = bool(args[2] if len(args) > 2 else kwargs.get("keepdim", False))
+    # A mean is a sum of parts, divided once at the end.
     total = torch.ops.aten.sum.dim_IntList(pieces[0], dims, keep)
     for piece in pieces[1:]:
         total = total + torch.ops.aten.sum.dim_IntList(piece, dims, keep)

@@ -8,7 +8,6 @@ before it reads it:
    Before a copy to host memory or back, the copy stream sleeps.
 2. Memory that a system allocates and does not write holds zeros; memory that kernels allocate is uninitialized. In a
    plain run both hold NaN, or the largest integer (`determinism.set_determinism`).
-
 3. On a CPU, the results of a c10d collective arrive at the wait for its work, and never without a wait.
 
 A fourth change is made only on request, as it also changes bits of correct kernels: operators run on several threads.
@@ -77,9 +76,9 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
 
 
 def _zero_grown(function: Any, args: Any, kwargs: Any) -> Any:
-    """Resize, and fill the added memory with zeros."""
     import torch
 
+    # Read before the call, which may resize its argument in place.
     is_strided = args[0].layout is torch.strided
     held, room = args[0].nbytes if is_strided else 0, args[0].untyped_storage().nbytes() if is_strided else 0
     result = theirs(function, *args, **kwargs)
@@ -92,7 +91,6 @@ def _zero_grown(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _sleep(seconds: float, device: torch.device | None) -> None:
-    """Sleep on the computing side: on the host, or on CUDA's current stream."""
     if device is None or device.type != "cuda":
         time.sleep(seconds)
         return

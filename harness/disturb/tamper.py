@@ -1,4 +1,4 @@
-"""Replace calls of some operators by wrong calls, in any system.
+"""Replaces calls of some operators by wrong calls, in any system.
 
 A mode below autograd sees each call, like `stress`. Blame's recorder is entered after this mode, so the recorder sees a
 call's real inputs and the tampered output, as if the kernel were wrong.
@@ -35,14 +35,14 @@ class TamperedCall:
         return self.function(*self.args, **self.kwargs)
 
     def with_(this, **changes: Any) -> Any:  # noqa: N805 (an argument of an operator may be named self)
-        """Run the call with other arguments, by name, and note that the fault fired."""
+        """Run the call with other arguments, by name, and record that the fault fired."""
         this.fire()
         names = [argument.name for argument in schema_of(this.function).arguments]
         args = [changes.pop(name, value) for name, value in zip(names, this.args, strict=False)]
         return this.function(*args, **{**this.kwargs, **changes})
 
     def given(self, name: str) -> Any:
-        """An argument by name; None if it was omitted."""
+        """Return an argument by name; None if it was omitted."""
         names = [argument.name for argument in schema_of(self.function).arguments]
         return {**dict(zip(names, self.args, strict=False)), **self.kwargs}.get(name)
 
@@ -78,7 +78,7 @@ def tampered(entry: Entry | None, clock: Clock, fire: Callable[[], None]) -> Ite
 
 
 def untampered(observe: Callable[..., None]) -> Callable[..., None]:
-    """`observe`, with its own calls hidden from dispatch modes: they are not the system's."""
+    """Return `observe` with its own calls hidden from dispatch modes: they are not the system's."""
 
     def observed(*args: Any) -> None:
         with disable_current_modes():

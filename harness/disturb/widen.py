@@ -1,4 +1,4 @@
-"""Computes a system's run in float64, to separate a small defect from rounding.
+"""Runs a system in float64, to separate a small defect from rounding.
 
 Rounding in float64 is 2^29 times smaller than in float32. A candidate that computes something else, such as a norm with
 another eps, differs from the reference by as much as before. So a difference that remains in float64 is no rounding,
@@ -37,8 +37,9 @@ _SENT = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")
 
 @dataclass
 class Widened:
-    """`narrow` is the first call that read or returned a float tensor of fewer bits, such as "aten.mul.Tensor
-    (train.py:12)"; None if there was none.
+    """The result of computing in wider dtypes.
+
+    `narrow` is the first call that read numbers that may be rounded, such as "aten.mul.Tensor (train.py:12)", or None.
     """
 
     narrow: str | None = None
@@ -46,10 +47,9 @@ class Widened:
 
 @contextmanager
 def computed_in_float64(found: Widened | None) -> Iterator[None]:
-    """Within this context, this thread computes in float64. `found` gets the first call for which that is not
-    possible.
+    """Context in which this thread computes in float64; no effect if `found` is None.
 
-    No effect if `found` is None.
+    `found` gets the first call that reads numbers that may be rounded.
     """
     if found is None:
         yield
@@ -102,7 +102,6 @@ def _again(mode: Any, function: Any, asked: tuple[Any, Any]) -> Any:
 
 
 def _wide_dtype(x: torch.dtype) -> torch.dtype:
-    """The dtype to compute in if a call asks for `x`."""
     import torch
 
     if x in (torch.float32, torch.float16, torch.bfloat16):
@@ -133,6 +132,7 @@ def _read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
     from bitproof.harness.torch_compat import tree_leaves, tree_map_only
 
+    # A widened copy of an argument that the call writes would lose the write.
     aliases = {argument.name: argument.alias_info for argument in schema_of(function).arguments}
     given = dict(zip(aliases, args, strict=False)) | kwargs
     found = {

@@ -1,4 +1,4 @@
-"""Async handles (c10d `Work`) that a log or stress passes to the system in place of the backend's.
+"""Async handles (c10d `Work`) that a call log or stress gives the system in place of the backend's handles.
 
 1. No dispatch mode sees a caller wait. Our handle notes that it was waited for.
 2. A log waits for each collective when it is launched, since gloo runs part of its work inside `wait`, with operators
@@ -45,10 +45,10 @@ class Works:
     def held(
         self, function: Any, result: Any, written: Sequence[Tensor], index: int, arrived: Callable[[], None]
     ) -> Any:
-        """A collective's result with our handles in it. The collective is complete, unless it is a point-to-point
-        message.
+        """Return a collective's result with our handles in it.
 
-        Such a message is waited for when the caller waits; then `arrived` is called.
+        The collective is complete, unless it is a message to one rank. Such a message is waited for when the caller
+        waits; then `arrived` is called.
         """
 
         def hold(work: Any) -> Any:
@@ -68,7 +68,7 @@ class Works:
         return tree_map_only(torch.ScriptObject, hold, result)
 
     def abandoned(self) -> list[int]:
-        """The indices of calls whose handles were never waited for."""
+        """Return the indices of calls whose handles were never waited for."""
         return [index for work, index in self._made if not work.is_asked]
 
 
@@ -83,6 +83,7 @@ def late(function: Any, args: Any, kwargs: Any, made: list[HeldWork]) -> Any:
 
     def hold(work: Any) -> Any:
         theirs(work.wait)
+        # The results are taken away, and the old values put back, until the system waits.
         values = [tensor.clone() for tensor in written]
         _copy(before, written)
         made.append(HeldWork(written, lambda: _copy(values, written)))
@@ -99,7 +100,7 @@ def _copy(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
 
 
 def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that a c10d collective writes."""
+    """Return the arguments that a c10d collective writes."""
     names = (argument.name for argument in schema_of(function).arguments)
     given = dict(zip(names, args, strict=False)) | kwargs
     return [given.get(name) for name in in_place_results(function)]
@@ -107,7 +108,7 @@ def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
 
 @functools.cache
 def in_place_results(function: Any) -> tuple[str, ...]:
-    """The names of the arguments that a c10d collective writes. Its schema does not mark them, so names decide."""
+    """Return the names of the arguments that a c10d collective writes. Its schema does not mark them."""
     if getattr(function, "namespace", None) != IN_PLACE_COLLECTIVES or name_of(function) == "send":
         return ()
     # Results are `tensors` or begin with `output`; `output_split_sizes` are numbers.
@@ -151,12 +152,12 @@ class HeldWork(Work):
         return self.wait()
 
     def result(self) -> list[Tensor]:
-        """The tensors that the collective wrote."""
+        """Return the tensors that the collective wrote."""
         self.wait()
         return [tensor for known in self._results if (tensor := known()) is not None]
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """A completed future with the results."""
+        """Return a completed future with the results."""
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         future.set_result(self.result())
         return future

@@ -129,7 +129,6 @@ def _text(argument: Any) -> str:
 
 
 def _value(node: Node) -> str:
-    """The text of a node's value, for example ` -> float32[4, 8]`; empty for no value and for a nested graph."""
     value = node.meta.get("val")
     return "" if value is None or isinstance(value, GraphModule) else f" -> {_tell_value(value)}"
 
@@ -171,7 +170,6 @@ def _any_number(size: Any) -> int:
 
 @contextmanager
 def _attached(handler: logging.Handler) -> Iterator[None]:
-    """Send torch's structured trace to `handler`, in addition to TORCH_TRACE's target."""
     trace_log.addHandler(handler)
     try:
         yield

@@ -54,6 +54,7 @@ class ExtraPass:
 
     def __call__(self, module: GraphModule, context: PassContext) -> GraphModule:
         """Run the function, then update metadata and generated code."""
+        # As text, since the function may change nodes in place, or return a copy of the graph.
         before, marked = _calls(module), marked_nodes(module.graph)
         result = self._function(module, context) if self._takes_context else self._function(module)
         result = module if result is None else result
@@ -129,7 +130,7 @@ def _stands_at(run_pass: Callable[..., Any], spec: PassSpec) -> bool:
 
 
 def _calls(module: GraphModule) -> dict[str, str]:
-    """The target and arguments of each node as text, by the node's name. A copy of a graph has the same texts."""
+    """Each node's target and arguments as text, by the node's name."""
     return {node.name: f"{node.target}{node.args}{node.kwargs}" for node in module.graph.nodes}
 
 
@@ -159,8 +160,6 @@ def _mode_of(module: GraphModule) -> FakeTensorMode:
 
 
 def _evaluate(node: Node, module: GraphModule, mode: FakeTensorMode) -> Any:
-    """Run the call on the fake values of its inputs and return its result. Raises PassError if the call fails."""
-
     def value_of(read: Node) -> Any:
         value = read.meta["val"] if "val" in read.meta else getattr(module, str(read.target))
         # Passes may have used another fake mode.

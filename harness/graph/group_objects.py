@@ -1,4 +1,4 @@
-"""Finds collectives that share a process-group object, and so wait for each other."""
+"""Finds collectives that share a process-group object, and so run one after the other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bitproof.harness.graph.groups import GroupTable, Partition
 
 
 def collectives_by_object(graph: Graph, groups: GroupTable) -> list[list[Node]]:
-    """The graph's collectives, in order and grouped: a list for each process-group object.
+    """Return the graph's collectives, in order and grouped: a list for each process-group object.
 
     Raises PassError for a group missing from the table, and for an object with two rank sets.
     """

@@ -54,16 +54,16 @@ class GroupTable:
         return name
 
     def partitions(self) -> dict[str, Partition]:
-        """The ranks of every instance of each group, by name."""
+        """Return the ranks of every instance of each group, by name."""
         return {name: group.partition for name, group in self.groups.items()}
 
     def made(self) -> Mapping[str, Group]:
-        """The groups that ranks must make, by name, in the order in which ranks must make them."""
+        """Return the groups that ranks must make, by name, in the order in which ranks must make them."""
         return {name: self.groups[name] for name in self.derived}
 
 
 def derived_name(source: str, purpose: str) -> str:
-    """The name of a new group over the ranks of `source`, for example ep.expert_only. It is the same on every rank."""
+    """Return the name of a new group over the ranks of `source`, the same on every rank: ep.expert_only."""
     return f"{source}.{purpose}"
 
 

@@ -16,11 +16,11 @@ from bitproof.harness.graph.groups import Partition
 
 
 class NotEvaluatedError(Exception):
-    """A call that cannot be computed for all ranks: a random draw, a higher-order operator, an unknown collective."""
+    """A call that cannot be computed for all ranks in one process: a random draw, an unknown collective."""
 
 
 def collective(op: str, partition: Partition, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-    """The results of the collective `op`, one for each rank.
+    """Return the results of the collective `op`, one for each rank.
 
     `arguments[rank]` has the rank's arguments: its tensor first, without the group. `partition` has the ranks of each
     instance of the group.
@@ -47,7 +47,7 @@ def _delivered(name: str, xs: list[Tensor], rest: list[Sequence[Any]], place: in
 
 
 def reduced(xs: Sequence[Tensor], operation: str) -> Tensor:
-    """The sum or the average of `xs`, which are added in their order; `operation` is "sum" or "avg"."""
+    """Return the sum or the average of `xs`, which are added in their order; `operation` is "sum" or "avg"."""
     if operation not in ("sum", "avg"):
         raise NotEvaluatedError(f"a reduction by {operation}")
     total = functools.reduce(torch.add, xs).clone()

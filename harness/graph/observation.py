@@ -61,7 +61,7 @@ def observed(name: str, parts: list[Tensor], dim: int | None = None, piece: int 
 
 
 def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = None) -> Tensor:
-    """The chunks of an activation joined along `dim`, chunk 0 first; with `piece`, only half 0 or 1 of it."""
+    """Return the chunks of an activation joined along `dim`, chunk 0 first; with `piece`, only half 0 or 1 of it."""
     with disable_current_modes(), torch.no_grad():
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim if dim is not None else 0)
         if piece is None or dim is None:
@@ -72,7 +72,7 @@ def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = 
 
 @contextmanager
 def shown_to(observe: Observe) -> Iterator[None]:
-    """Within this context, call `observe` with each activation of a graph that runs."""
+    """Context in which `observe` is called with each activation of a graph that runs."""
     _observers.append(observe)
     try:
         yield
@@ -85,7 +85,7 @@ def shown_to(observe: Observe) -> Iterator[None]:
 
 @contextmanager
 def marking(model: nn.Module, patterns: Sequence[str], tracer: Any, symbol: Any) -> Iterator[None]:
-    """Within this context, mark the nodes of observed modules' outputs and of the outputs' gradients.
+    """Context in which the nodes of observed modules' outputs, and of these outputs' gradients, are marked.
 
     `patterns` choose the modules; `tracer` makes the nodes; `symbol` is the chunk symbol.
     """
@@ -140,7 +140,7 @@ class Marked(NamedTuple):
 
 
 def marked_nodes(graph: Graph) -> list[Marked]:
-    """All marked nodes and their readers. Called before a user's code changes the graph."""
+    """Return all marked nodes and their readers. Called before a user's code changes the graph."""
     found = []
     for node in graph.nodes:
         if MARKS_KEY in node.meta:
@@ -152,7 +152,8 @@ def marked_nodes(graph: Graph) -> list[Marked]:
 def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
     """Move the marks of each removed node to the node that its readers read now.
 
-    `before` is from `marked_nodes`. A new node also gets the chunk of the removed node.
+    `before` is from `marked_nodes`. A new node also gets the chunk of the removed node. For example, a user's pass
+    replaces the marked `mm_3`, which `add_4` read as its first input, by `mm_9`: then `mm_9` gets the marks.
     """
     nodes = {node.name: node for node in graph.nodes}
     for node, readers in before:
@@ -214,10 +215,7 @@ def put_in(graph: Graph, shows: Sequence[Show]) -> None:
 
 
 def take_out(graph: Graph) -> list[Show]:
-    """Remove the observing calls, and return what `put_in` needs to write them again.
-
-    Code that reads or changes the other calls can run in between.
-    """
+    """Remove the observing calls, so that code can change the others; returns what `put_in` needs."""
     shows: list[Show] = []
     for node in graph.find_nodes(op="call_function", target=observed):
         name, parts, dim, piece = node.args

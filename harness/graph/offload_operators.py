@@ -39,18 +39,18 @@ WAITS = (WAIT_OFFLOAD, WAIT_RELOAD)
 
 
 def is_host_copy(node: Node) -> bool:
-    """Whether a call copies a tensor to host memory, so that its result is there."""
+    """Return whether a call copies a tensor to host memory, so that its result is there."""
     return node.target is OFFLOAD
 
 
 @functools.cache
 def copy_stream(device: torch.device) -> Any:
-    """The stream for copies from and to a device; the same for each call."""
+    """Return the stream for copies from and to a device; the same for each call."""
     return torch.cuda.Stream(device)
 
 
 def empty_like(x: Tensor, device: torch.device | str, pin: bool = False) -> Tensor:
-    """An uninitialized tensor on `device` with the sizes, strides and dtype of `x`; with `pin`, in pinned memory."""
+    """Return an uninitialized tensor on `device` with the layout and dtype of `x`; with `pin`, in pinned memory."""
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device, pin_memory=pin)
 
 

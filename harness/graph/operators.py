@@ -1,4 +1,4 @@
-"""Properties of operators for the passes."""
+"""Properties of operators and calls that passes ask for: writes, views, collectives, random draws, symbols."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from bitproof.harness.torch_operators import is_composed, schema_of
 
 
 def _targets(names: Iterable[str]) -> frozenset[OpOverload]:
-    """The operators with these full names, such as aten.view.default."""
     return frozenset(functools.reduce(getattr, name.split("."), torch.ops) for name in names)  # type: ignore[arg-type]
 
 
@@ -45,12 +44,12 @@ COLLECTIVE_NAMESPACES = COMMUNICATES
 
 
 def operator_name(node: Node) -> str:
-    """A call's operator, as `name_of` names it."""
+    """Return a call's operator, as `name_of` names it."""
     return name_of(node.target)
 
 
 def name_of(target: Any) -> str:
-    """An operator's name without overload: mm for aten.mm.default, flex_attention for the higher-order operator."""
+    """Return an operator's name without overload: mm for aten.mm.default, flex_attention for the higher-order one."""
     packet = getattr(target, "overloadpacket", target)
     name = getattr(packet, "__name__", None)
     return str(packet) if name is None else name
@@ -58,7 +57,7 @@ def name_of(target: Any) -> str:
 
 @functools.cache
 def row_of(target: Any) -> Operator:
-    """The row of an operator, function or method in the table of operators; a method is given by its name."""
+    """Return the row of an operator, function or method in the table of operators; a method is given by its name."""
     packet = getattr(target, "overloadpacket", target)
     if isinstance(packet, OpOverloadPacket):
         return known(str(packet))
@@ -66,7 +65,7 @@ def row_of(target: Any) -> Operator:
 
 
 def nested_call(node: Node) -> tuple[GraphModule, list[Any]] | None:
-    """The graph that a higher-order call runs, and the operands for the graph's placeholders, in order.
+    """Return the graph that a higher-order call runs, and the operands for the graph's placeholders, in order.
 
     It is None for any other call, and for a call that runs several graphs or passes operands in another way.
     """
@@ -85,7 +84,7 @@ def nested_call(node: Node) -> tuple[GraphModule, list[Any]] | None:
 
 
 def graph_of(node: Node) -> GraphModule | None:
-    """The nested graph to which a node refers; None for any other node."""
+    """Return the nested graph to which a node refers; None for any other node."""
     owner = node.graph.owning_module
     if node.op != "get_attr" or owner is None:
         return None
@@ -97,7 +96,7 @@ def graph_of(node: Node) -> GraphModule | None:
 
 
 def called(node: Node) -> tuple[Any, tuple[Any, ...]]:
-    """The operator that a call runs, and the operator's arguments.
+    """Return the operator that a call runs, and the operator's arguments.
 
     A call of `with_effects` wraps an operator: the result is the wrapped operator and its arguments.
     """
@@ -107,28 +106,28 @@ def called(node: Node) -> tuple[Any, tuple[Any, ...]]:
 
 
 def launches_collective(node: Node) -> bool:
-    """Whether a call launches a collective, directly or in a call with effects."""
+    """Return whether a call launches a collective, directly or in a call with effects."""
     target, _ = called(node)
     return getattr(target, "namespace", None) in COLLECTIVE_NAMESPACES and name_of(target) != "wait_tensor"
 
 
 def is_collective(node: Node) -> bool:
-    """Whether the node launches a collective (waits are not collectives)."""
+    """Return whether the node launches a collective (waits are not collectives)."""
     return getattr(node.target, "namespace", None) in COLLECTIVE_NAMESPACES and not is_wait(node)
 
 
 def is_wait(node: Node) -> bool:
-    """Whether the node waits for a functional collective."""
+    """Return whether the node waits for a functional collective."""
     return getattr(node.target, "namespace", None) == _FUNCTIONAL and operator_name(node) == "wait_tensor"
 
 
 def joins_ranks(node: Node) -> bool:
-    """Whether a call concatenates the ranks' tensors, or divides a tensor among them."""
+    """Return whether a call concatenates the ranks' tensors, or divides a tensor among them."""
     return named(operator_name(node)).rows in (RowFlow.ALL_GATHER, RowFlow.REDUCE_SCATTER)
 
 
 def launch_of(wait: Node) -> Node:
-    """The collective that a wait waits for. The wait may be for a single tensor of a coalesced collective."""
+    """Return the collective that a wait waits for. The wait may be for a single tensor of a coalesced collective."""
     launch = wait.all_input_nodes[0]
     while launch.target is operator.getitem:
         launch = launch.all_input_nodes[0]
@@ -136,7 +135,7 @@ def launch_of(wait: Node) -> Node:
 
 
 def group_name(node: Node) -> str:
-    """The name of a collective's process group.
+    """Return the name of a collective's process group.
 
     A functional collective takes the name as its last argument. One of torch's own collectives (c10d) takes a group
     object: the result is the object's name, or "" if the name is unknown.
@@ -150,23 +149,23 @@ def group_name(node: Node) -> str:
 
 
 def attends(node: Node) -> bool:
-    """Whether a call is attention in forward, which mixes the positions of a sequence."""
+    """Return whether a call is attention in forward, which mixes the positions of a sequence."""
     return named(operator_name(node)).attends
 
 
 def attends_backward(node: Node) -> bool:
-    """Whether a call is the backward of an operator that mixes the positions of a sequence."""
+    """Return whether a call is the backward of an operator that mixes the positions of a sequence."""
     name = operator_name(node)
     return name.endswith("_backward") and named(name.removesuffix("_backward")).attends
 
 
 def is_compute_heavy(node: Node) -> bool:
-    """Whether a call is attention or a matrix product: its work grows faster than the bytes it reads and writes."""
+    """Return whether a call is attention or a matrix product: its work grows faster than the bytes it accesses."""
     return attends(node) or named(operator_name(node)).factors_from is not None
 
 
 def is_random(node: Node) -> bool:
-    """Whether a call draws random numbers, so that its values depend on its order among such calls.
+    """Return whether a call draws random numbers, so that its values depend on its order among such calls.
 
     Attention operators are tagged as random because of dropout; without dropout they draw nothing.
     """
@@ -177,34 +176,34 @@ def is_random(node: Node) -> bool:
 
 
 def reads_data(target: Any) -> bool:
-    """Whether an operator's result has sizes or scalars that depend on data; in a trace these are new symbols."""
+    """Return whether an operator's result has sizes or scalars that depend on data: new symbols in a trace."""
     tags = getattr(target, "tags", ())
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
 
 def makes_symbols(node: Node) -> bool:
-    """Whether a call's result may carry new symbols."""
+    """Return whether a call's result may carry new symbols."""
     return reads_data(node.target) or (is_collective(node) and operator_name(node) == "all_to_all_single")
 
 
 def written_arguments(node: Node) -> list[Node]:
-    """The arguments that a call writes in place, by its schema."""
+    """Return the arguments that a call writes in place, by its schema."""
     return _arguments(node, _aliased_names(node.target, True))
 
 
 def written_names(target: Any) -> tuple[str, ...]:
-    """The names of the arguments that an operator writes in place."""
+    """Return the names of the arguments that an operator writes in place."""
     return _aliased_names(target, True)
 
 
 def aliased_names(target: Any) -> tuple[str, ...]:
-    """The names of the arguments whose storage an operator's result may share, or that it writes."""
+    """Return the names of the arguments whose storage an operator's result may share, or that it writes."""
     return _aliased_names(target)
 
 
 @functools.cache
 def may_return_argument(target: OpOverload) -> bool:
-    """Whether an operator may return an argument itself although its schema denies it, as `dropout` in evaluation.
+    """Return whether an operator may return an argument itself although its schema denies it: `dropout` in evaluation.
 
     The result is True for all operators that are composed of other operators, and for all random ones.
     """
@@ -212,12 +211,12 @@ def may_return_argument(target: OpOverload) -> bool:
 
 
 def is_view(target: Any) -> bool:
-    """Whether an operator is a view: its result shares an argument's storage."""
+    """Return whether an operator is a view: its result shares an argument's storage."""
     return bool(_aliased_names(target)) and not _aliased_names(target, True)
 
 
 def storage_owners(nodes: Any) -> dict[Node, Node]:
-    """The owner of each node's storage: the first node whose value has that storage.
+    """Return the owner of each node's storage: the first node whose value has that storage.
 
     A view, or a call that returns a written argument, has the owner of that argument; any other node owns its storage.
     All results of a call count as a single storage.
@@ -237,10 +236,7 @@ def storage_owners(nodes: Any) -> dict[Node, Node]:
 
 
 def sharing_arguments(node: Node) -> list[Node]:
-    """The arguments whose storage the call's result shares.
-
-    The operator's row in the table decides, if it states this; otherwise the operator's schema.
-    """
+    """Return the arguments whose storage the call's result shares, by its row in the table or else its schema."""
     if node.target is operator.getitem:
         return node.all_input_nodes[:1]
     if (returned := row_of(node.target).returns) is not None:
@@ -249,7 +245,6 @@ def sharing_arguments(node: Node) -> list[Node]:
 
 
 def _arguments(node: Node, names: tuple[str, ...]) -> list[Node]:
-    """The nodes among the arguments with these names, including nodes in lists."""
     if not names:
         return []
     declared = (argument.name for argument in schema_of(node.target).arguments)
@@ -268,7 +263,7 @@ def _aliased_names(target: Callable[..., Any] | str, written: bool = False) -> t
 
 
 def has_effects(node: Node) -> bool:
-    """Whether a call has effects besides its result, so that it must stay even without readers.
+    """Return whether a call has effects besides its result, so that it must stay even without readers.
 
     A collective without a wait has no effect: all ranks run the same graph, so all drop it.
     """
@@ -276,7 +271,7 @@ def has_effects(node: Node) -> bool:
 
 
 def is_check(node: Node) -> bool:
-    """Whether a call's only purpose is to raise an error for some values of its arguments.
+    """Return whether a call's only purpose is to raise an error for some values of its arguments.
 
     Such operators return and write nothing, like `_assert_async` and `sym_constrain_range`, or are asserts that return
     a token.
@@ -288,7 +283,7 @@ def is_check(node: Node) -> bool:
 
 
 def hidden_effect(node: Node) -> str | None:
-    """A text that names an effect of a node in a nested graph, such as a random draw; None if it has none.
+    """Return a text that names an effect of a node in a nested graph, such as a random draw; None if it has none.
 
     Computing from the nested graph's inputs is no effect.
     """

@@ -95,23 +95,23 @@ class ModuleCall(NamedTuple):
 
 
 def origin_of(node: Node) -> Origin:
-    """A node's origin from the trace, or UNKNOWN. Passes copy the origin to nodes that they write."""
+    """Return a node's origin from the trace, or UNKNOWN. Passes copy the origin to nodes that they write."""
     return node.meta.get(META_KEY, UNKNOWN)
 
 
 def part_in(annotations: Mapping[str, Any]) -> Part | None:
-    """The part of a mixture of experts that torch's annotations name; None if they name none."""
+    """Return the part of a mixture of experts that torch's annotations name; None if they name none."""
     part = annotations.get(_PART_ANNOTATION)
     return part if isinstance(part, str) and part in _PARTS else None  # type: ignore[return-value]
 
 
 def running_part() -> Part | None:
-    """The part of a mixture of experts that runs now, if annotated."""
+    """Return the part of a mixture of experts that runs now, if annotated."""
     return part_in(running_annotations())
 
 
 def calls_of(node: Node) -> tuple[ModuleCall, ...]:
-    """The module calls around a forward node, outermost first; empty for other nodes."""
+    """Return the module calls around a forward node, outermost first; empty for other nodes."""
     calls: tuple[ModuleCall, ...] = node.meta.get(CALLS_KEY, ())
     return calls
 
@@ -137,7 +137,7 @@ class OriginRecorder:
 
     @contextmanager
     def recording(self, tracer: Any) -> Iterator[None]:
-        """Within this context, stamp every node that `tracer` makes."""
+        """Context in which every call that `tracer` makes gets its origin as metadata."""
         create_node = tracer.create_node
         hooks = [
             register_module_forward_pre_hook(self._enter),
@@ -164,7 +164,7 @@ class OriginRecorder:
         self._in_backward = False
 
     def module_of(self, error: BaseException) -> str | None:
-        """The innermost of the model's modules whose forward raised `error`; None if none did."""
+        """Return the innermost of the model's modules whose forward raised `error`; None if none did."""
         frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
         names = [self._names.get(module) for module in frames if isinstance(module, nn.Module)]
         return next((name for name in reversed(names) if name is not None), None)
@@ -234,7 +234,7 @@ def _reachable(root: Any) -> list[Any]:
 
 
 def innermost_user_line(frame: FrameType | None) -> str | None:
-    """The innermost line of user code in the stack that ends in `frame`, or None."""
+    """Return the innermost line of user code in the stack that ends in `frame`, or None."""
     while frame is not None:
         if _user_file(frame.f_code.co_filename):
             return user_line(frame.f_code.co_filename, frame.f_lineno)
@@ -243,7 +243,8 @@ def innermost_user_line(frame: FrameType | None) -> str | None:
 
 
 def user_line(path: str, line: int) -> str | None:
-    """A line outside torch, this package, the standard library and generated code, as folder/folder/file.py:line.
+    """Return a line outside torch, this package, the standard library and generated code, as
+    folder/folder/file.py:line.
 
     None for other lines, such as those of `contextlib`, which call a fault that is injected at the end of a step.
     """

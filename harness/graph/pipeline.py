@@ -82,7 +82,7 @@ class PassRow:
 
 
 def build_pipeline(context: PassContext) -> list[PassRow]:
-    """The pass list of a case: the passes that it needs, in order. Settings that no case chooses are bound here."""
+    """Return the passes that a case needs, in order. Settings that no case chooses are bound here."""
     chunking, memory, options = context.chunking, context.memory, context.pipeline
     by_blocks = {"blocks": BLOCKS}
     pass_list = [
@@ -103,7 +103,7 @@ def build_pipeline(context: PassContext) -> list[PassRow]:
 
 
 def apply_until(pass_list: Sequence[Pass], until: str | None) -> list[Pass]:
-    """The pass list up to and including the pass `until`: the whole list for None, an empty list for "".
+    """Return the pass list up to and including the pass `until`: the whole list for None, an empty list for "".
 
     After any prefix of the pass list, the graph can run. Raises CaseError for a name that is not in the list; the error
     names the passes.
@@ -177,6 +177,7 @@ class _StageRun:
         name, num_nodes = run_pass.__name__, len(self.graph.module.graph.nodes)
         self.context.facts.clear()
         self.idle = None
+        # A pass that set a global switch would change later passes and the ranks forked from this process.
         with _blaming(name), keeping_switches(f"{'extra ' * isinstance(run_pass, ExtraPass)}pass {name}"):
             start = time.perf_counter()
             try:
@@ -212,7 +213,6 @@ def _refuse_idle(name: str, runs: Sequence[_StageRun]) -> None:
 
 
 def _of_all_stages(each: Sequence[PassReport]) -> PassReport:
-    """Join the reports of a pass's runs on all pipeline stages in a single report."""
     if len(each) == 1:
         return each[0]
     return replace(
@@ -226,7 +226,6 @@ def _of_all_stages(each: Sequence[PassReport]) -> PassReport:
 
 @contextmanager
 def _blaming(name: str) -> Iterator[None]:
-    """Within this context, errors name the pass."""
     try:
         yield
     except BitproofError as error:

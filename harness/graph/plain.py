@@ -135,6 +135,7 @@ class _Writer:
 
         The object has a single key, the container's kind. For example, (1, 2) becomes {"tuple": [1, 2]}.
         """
+        # Exact types: a subclass would come back as its base class.
         if value is None or type(value) in (bool, int, float, str):
             return value
         if isinstance(value, Node):
@@ -215,7 +216,6 @@ def _is_name(text: str) -> bool:
 
 
 def _operator(name: str) -> Any:
-    """The operator or function with a name. Raises UnkeptError or AttributeError if there is none."""
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
     found: Any = torch.ops

@@ -24,10 +24,7 @@ class GraphStage:
     rules: tuple[Rule, ...]
 
     def check(self, module: GraphModule, before: Facts, chunk_symbol: ChunkSymbol) -> Facts:
-        """Check a graph after a pass, and return its facts; `before` are its facts before the pass.
-
-        Raises PassError for the first violated rule.
-        """
+        """Check a graph after a pass against the facts `before` it; return its new facts. Raises PassError."""
         change = PassEffect(module, before, Facts.of(module), chunk_symbol.symbol)
         for rule in self.rules:
             rule(change)

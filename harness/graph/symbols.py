@@ -18,17 +18,17 @@ SYMBOLIC_SCALARS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a number, known or symbolic."""
+    """Return whether a value is a number, known or symbolic."""
     return isinstance(value, (int, float, bool, *SYMBOLIC_SCALARS))
 
 
 def expression(size: Any) -> sympy.Basic | int:
-    """The sympy expression of a symbolic size; any other size unchanged, as an int."""
+    """Return the sympy expression of a symbolic size; any other size unchanged, as an int."""
     return size.node.expr if isinstance(size, SYMBOLIC_SCALARS) else size
 
 
 def free_symbols(value: Any) -> set[sympy.Symbol]:
-    """The symbols in a value: in a scalar, in a tensor's sizes and strides, or in the items of a tuple or list."""
+    """Return the symbols in a scalar, in a tensor's sizes and strides, or in the items of a tuple or list."""
     if isinstance(value, SYMBOLIC_SCALARS):
         return set(value.node.expr.free_symbols)
     if isinstance(value, torch.Tensor):
@@ -46,14 +46,14 @@ def _strides(value: torch.Tensor) -> tuple[Any, ...]:
 
 
 def carries(value: Any, symbol: sympy.Symbol) -> bool:
-    """Whether any size of `value` depends on `symbol`."""
+    """Return whether any size of `value` depends on `symbol`."""
     if isinstance(value, torch.Tensor):
         return any(symbol in free_symbols(size) for size in value.shape)
     return symbol in free_symbols(value)
 
 
 def chunk_dim(value: torch.Tensor, symbol: sympy.Symbol) -> int | None:
-    """The dim whose size is the symbol itself, if no other dim carries the symbol; otherwise None.
+    """Return the dim whose size is the symbol itself, if no other dim carries the symbol; otherwise None.
 
     A dim of size 4 * symbol does not count. It holds flattened rows: splitting or joining it would scramble them.
     """
@@ -64,12 +64,12 @@ def chunk_dim(value: torch.Tensor, symbol: sympy.Symbol) -> int | None:
 
 
 def is_scalar_of(value: Any, symbol: sympy.Symbol) -> bool:
-    """Whether `value` is a symbolic scalar that depends only on `symbol`."""
+    """Return whether `value` is a symbolic scalar that depends only on `symbol`."""
     return isinstance(value, SYMBOLIC_SCALARS) and free_symbols(value) == {symbol}
 
 
 def number(value: Any, symbol: sympy.Symbol, extent: int) -> int | float | bool:
-    """The number of a symbolic scalar when the symbol is `extent`."""
+    """Return the number of a symbolic scalar if the symbol is `extent`: 8 for `2 * n` and extent 4."""
     result = _substituted(value.node.expr, symbol, extent)
     if isinstance(value, torch.SymBool):
         return bool(result)
@@ -77,7 +77,7 @@ def number(value: Any, symbol: sympy.Symbol, extent: int) -> int | float | bool:
 
 
 def number_of(node: Node, symbol: sympy.Symbol, extent: int) -> int | float | bool:
-    """The number of a scalar's node when the symbol is `extent`, rounded as Python rounds.
+    """Return the number of a scalar's node when the symbol is `extent`, rounded as Python rounds.
 
     Other scalars than integers are computed by running the node's calls again. Sympy would reorder operations on
     floats: it changes (n * 0.1) * 0.7 to n * 0.07.
@@ -110,10 +110,7 @@ def remainder(size: Any, known: Mapping[Any, Any], total: Any) -> dict[sympy.Sym
 
 
 def require_chunk_dim(node: Node, value: torch.Tensor, symbol: sympy.Symbol, action: str) -> int:
-    """The `chunk_dim` of a node's value. Raises ChunkError if there is none; the error names the node and its source.
-
-    `action` is a text for the error: what the dim is needed for.
-    """
+    """Return the `chunk_dim` of a node's value. Raises ChunkError, which names node and source, if there is none."""
     dim = chunk_dim(value, symbol)
     if dim is None:
         raise ChunkError(
@@ -127,7 +124,7 @@ def require_chunk_dim(node: Node, value: torch.Tensor, symbol: sympy.Symbol, act
 
 
 def source_of(node: Node) -> str:
-    """The text of a node's module, direction and source line, for the `where` of an error."""
+    """Return the text of a node's module, direction and source line, for the `where` of an error."""
     from bitproof.harness.graph.origin import origin_of
 
     origin = origin_of(node)
@@ -135,12 +132,12 @@ def source_of(node: Node) -> str:
 
 
 def symbols_in(nodes: Iterable[Node]) -> set[sympy.Symbol]:
-    """All symbols in the values of `nodes`."""
+    """Return all symbols in the values of `nodes`."""
     return set().union(*(free_symbols(node.meta.get("val")) for node in nodes))
 
 
 def graph_carries(module: GraphModule, symbol: sympy.Symbol) -> bool:
-    """Whether any value of the graph, or of a graph module nested in it, carries the symbol."""
+    """Return whether any value of the graph, or of a graph module nested in it, carries the symbol."""
     return any(
         symbol in symbols_in(nested.graph.nodes) for nested in module.modules() if isinstance(nested, GraphModule)
     )

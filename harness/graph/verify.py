@@ -76,7 +76,7 @@ Rule = Callable[[PassEffect], None]
 
 
 def in_order(change: PassEffect) -> None:
-    """Nodes are in topological order, and of supported kinds."""
+    """Check that nodes are in topological order, and of supported kinds."""
     for of, graph in change.graphs:
         verify_order(graph, of)
 
@@ -101,7 +101,7 @@ def verify_order(graph: Graph, of: str = "") -> None:
 
 
 def has_metadata(change: PassEffect) -> None:
-    """Every call has a `val` and an origin. Calls in nested graphs need no origin: they have that of their operator."""
+    """Check that every call has a `val` and an origin. Calls in nested graphs need no origin of their own."""
     for of, graph in change.graphs:
         needed = ("val",) if of else ("val", META_KEY)
         for node in graph.nodes:
@@ -114,7 +114,7 @@ def has_metadata(change: PassEffect) -> None:
 
 
 def only_computes(change: PassEffect) -> None:
-    """A nested graph only computes from the operands of its operator."""
+    """Check that nested graphs only compute from the operands of their operators."""
     for of, graph in change.graphs:
         for node in graph.nodes if of else ():
             if hidden := operators.hidden_effect(node):
@@ -127,7 +127,7 @@ def only_computes(change: PassEffect) -> None:
 
 
 def reads_nodes(change: PassEffect) -> None:
-    """No argument is a symbolic number: at run time only nodes have values."""
+    """Check that no argument is a symbolic number: at run time only nodes have values."""
     for of, graph in change.graphs:
         for node in graph.nodes:
             if _is_symbolic(node.args) or _is_symbolic(list(node.kwargs.values())):
@@ -140,7 +140,7 @@ def reads_nodes(change: PassEffect) -> None:
 
 
 def is_resolved(change: PassEffect) -> None:
-    """No value carries the chunk symbol any more."""
+    """Check that no value carries the chunk symbol any more."""
     symbol = change.chunk_symbol
     for of, carriers in change.carriers:
         for node, carried in carriers:
@@ -149,7 +149,7 @@ def is_resolved(change: PassEffect) -> None:
 
 
 def defines_symbols(change: PassEffect) -> None:
-    """Every symbol in a value is also in a graph input, or in the result of an earlier call that may make symbols.
+    """Check that every symbol in a value is defined by a graph input, or by an earlier call that may make symbols.
 
     The operator of such a call reads data, or is an all-to-all (see fake_mode.py).
     """
@@ -164,7 +164,7 @@ def defines_symbols(change: PassEffect) -> None:
 
 
 def keeps_halves(change: PassEffect) -> None:
-    """If calls state their half, all calls of forward are before all calls of backward."""
+    """Check that all calls of forward are before all calls of backward, if calls state their half."""
     first: Node | None = None
     for node in change.module.graph.nodes:
         half = node.meta.get(HALF_KEY)
@@ -180,7 +180,7 @@ def keeps_halves(change: PassEffect) -> None:
 
 
 def is_called_alike(change: PassEffect) -> None:
-    """The graph has the same numbers of inputs and outputs as before the pass."""
+    """Check that the graph has the same numbers of inputs and outputs as before the pass."""
     if change.after[:2] != change.before[:2]:
         raise PassError(
             "the graph has other inputs or outputs than the traced graph",
@@ -190,7 +190,7 @@ def is_called_alike(change: PassEffect) -> None:
 
 
 def keeps_checks(change: PassEffect) -> None:
-    """The graph still has every assertion that it had before the pass."""
+    """Check that the graph still has every assertion that it had before the pass."""
     if dropped := sorted(change.before.checks - change.after.checks):
         raise PassError(
             "the graph lost a check of the traced graph, so it would continue where eager raises",
@@ -201,7 +201,6 @@ def keeps_checks(change: PassEffect) -> None:
 
 
 def _graphs(module: GraphModule) -> Iterator[tuple[str, GraphModule]]:
-    """The graph and the graphs nested in it, each after its name; the graph itself has an empty name."""
     return ((name, nested) for name, nested in module.named_modules() if isinstance(nested, GraphModule))
 
 

@@ -94,7 +94,7 @@ class GraphWriter:
         self.graph.output(args[0]).meta.update(source.meta)
 
     def module(self) -> GraphModule:
-        """The finished graph with its attributes.
+        """Return the finished graph with its attributes.
 
         Its code is generated only at the first use, as the next pass often writes the graph again.
         """
@@ -105,7 +105,7 @@ class GraphWriter:
         return LazyGraphModule(attributes, self.graph)
 
     def resolved(self, value: Any, extent: int) -> Any:
-        """A value of the source graph with `extent` in place of the chunk symbol; a tensor is a new fake tensor."""
+        """Return a value of the source graph with `extent` in place of the chunk symbol; tensors become new fakes."""
         if isinstance(value, (tuple, list)):
             return type(value)(self.resolved(item, extent) for item in value)
         if symbols.is_scalar_of(value, self._symbol):
@@ -121,7 +121,7 @@ class GraphWriter:
             return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
 
     def _specialized(self, module: GraphModule, extent: int) -> GraphModule:
-        """A copy of a nested graph with `extent` in place of the symbol, and with numbers in place of its scalars."""
+        # The nested graph has numbers in place of the chunk symbol and of scalars computed from it.
         writer = GraphWriter(module, self._symbol, extent)
         env: dict[Node, Any] = {}
         for node in module.graph.nodes:
@@ -170,10 +170,7 @@ class GraphWriter:
         return (type(argument), argument)
 
     def _layout(self, value: Any) -> int:
-        """The number of a value's layout: equal layouts have the same number.
-
-        Sizes that depend on data are equal if their symbols are.
-        """
+        """The number of a value's layout: the same for equal layouts. Open sizes are equal if their symbols are."""
         return self._layouts.setdefault(layout_key(value), len(self._layouts))
 
 
@@ -199,7 +196,7 @@ def _shape_env_without(symbol: Any) -> ShapeEnv:
 
 
 def layout_key(value: Any) -> Any:
-    """A key that is equal for values with equal layouts: dtype, device, sizes, strides and offset of tensors.
+    """Return a key that is equal for values with equal layouts: dtype, device, sizes, strides and offset of tensors.
 
     The key of a number is its type and value.
     """

@@ -1,4 +1,4 @@
-"""How many cores and how much memory concurrent runs may use. Loads no torch.
+"""Computes how many runs fit on the machine at once, by cores and memory. Loads no torch.
 
 With too few cores concurrent runs take longer; with too little memory they crash the machine. So runs are concurrent
 only if each rank has a core of its own and memory for its known needs.
@@ -20,12 +20,13 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def cores_for_runs() -> int:
-    """How many cores the runs of this process may use, within its affinity and its container's quota.
+    """Return how many cores the runs of this process may use, within its affinity and its container's quota.
 
     Workers of pytest-xdist share them equally.
     """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     with suppress(OSError, ValueError):
+        # For example `200000 100000`: 200 ms of CPU time in each 100 ms, so two cores.
         quota, period = (CONTROL_GROUPS / "cpu.max").read_text().split()
         cores = min(cores, int(quota) // int(period)) if quota != "max" else cores
     workers = os.environ.get("PYTEST_XDIST_WORKER_COUNT", "")
@@ -33,7 +34,7 @@ def cores_for_runs() -> int:
 
 
 def free_memory() -> int | None:
-    """Available bytes for runs: the machine's, limited by its container; None if unknown."""
+    """Return the available bytes for runs: the machine's, limited by its container; None if unknown."""
     found = []
     with suppress(OSError, ValueError, KeyError):
         told = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -47,11 +48,11 @@ def free_memory() -> int | None:
 
 
 def num_at_once(num_ranks: int, cores: int, memory: int | None) -> int:
-    """The number of runs, each with a host and `num_ranks` ranks, for which there are cores and memory; at least 1."""
+    """Return how many runs, each a host and `num_ranks` ranks, have enough cores and memory; at least 1."""
     return num_in_memory(num_ranks, memory, most=cores // num_ranks)
 
 
 def num_in_memory(num_ranks: int, memory: int | None, most: int) -> int:
-    """The number of such runs, up to `most`, that fit into memory; at least 1. Cores are not considered."""
+    """Return the number of such runs, up to `most`, that fit into memory; at least 1. Cores are not considered."""
     fit = most if memory is None else min(most, memory // (HOST_BYTES + num_ranks * RANK_BYTES))
     return max(1, fit)

@@ -1,4 +1,4 @@
-"""Check for a C++ compiler that works: Inductor needs it on a CPU. Loads no torch."""
+"""Checks that there is a C++ compiler that works: Inductor needs it on a CPU. Loads no torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SECONDS = 60
 
 
 def compiler() -> str:
-    """The compiler that Inductor calls: CXX if set, else g++."""
+    """Return the compiler that Inductor calls: CXX if set, else g++."""
     return os.environ.get("CXX", "g++")
 
 
 def compiled_for() -> list[str]:
-    """The facts that decide code compiled here, besides torch: the compiler, its version, and the processor's
+    """Return the facts besides torch that decide code compiled here: compiler, its version, the processor's
     instructions.
 
     Inductor lets the compiler use all of the processor's instructions, whether torch itself uses them or not.
@@ -32,7 +32,6 @@ def compiled_for() -> list[str]:
 
 
 def _instructions() -> str:
-    """A hash of the processor's instruction sets, as Linux lists them; empty elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -42,7 +41,7 @@ def _instructions() -> str:
 
 
 def compiler_problem() -> str | None:
-    """Why a one-line program cannot be compiled, in words; None if it can."""
+    """Return why a one-line program cannot be compiled, in words; None if it can."""
     command = compiler()
     if shutil.which(command) is None:
         return f"no program {command} is found"

@@ -1,4 +1,4 @@
-"""Versions and hardware, as far as they can be read without torch."""
+"""Describes this machine: versions and hardware, as far as they can be read without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "numpy", "triton", "xxhash", "pyarrow")
 
 
 def describe_machine() -> MachineFacts:
-    """The facts about the machine in the report and every manifest. GPU names come from the driver's list."""
+    """Return the facts about the machine in the report and every manifest. GPU names come from the driver's list."""
     return {
         "bitproof": __version__,
         "python": platform.python_version(),
@@ -51,7 +51,7 @@ def _cpu_model() -> str:
 
 
 def gpu_models() -> list[str]:
-    """The GPUs, by the driver's own list."""
+    """Return the names of the GPUs, by the driver's own list."""
     folder = Path("/proc/driver/nvidia/gpus")
     models = []
     for path in sorted(folder.glob("*/information")):
@@ -64,7 +64,7 @@ def gpu_models() -> list[str]:
 
 
 def commit() -> str | None:
-    """The commit of the working directory, with "-dirty" if a file has changed since. None outside of git."""
+    """Return the commit of the working directory, with "-dirty" if a file has changed since. None outside of git."""
     # Excluding all tags leaves the commit. Without optional locks this does not disturb a git command that runs now.
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}

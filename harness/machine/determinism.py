@@ -1,4 +1,4 @@
-"""The switches that make a rank's run reproducible, bit for bit."""
+"""The switches that make a rank's run reproducible, bit for bit: sets, reads and restores them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENVIRONMENT = {
 def set_determinism(seed: int, *, fill_uninitialized: bool = True, num_threads: int = 1) -> dict[str, Switch]:
     """Make this process deterministic, and return the switches that were set, for the manifest.
 
-    `fill_uninitialized` writes NaN into fresh memory, so a read of uninitialized memory shows immediately.
+    `fill_uninitialized` writes NaN into fresh memory, so that a read of uninitialized memory shows immediately.
     """
     import numpy
     import torch
@@ -71,7 +71,7 @@ def settle_attention(device: torch.device) -> None:
 
 
 def read_determinism() -> dict[str, Switch]:
-    """The current values of the switches for determinism."""
+    """Return the current values of the switches for determinism."""
     import torch
 
     with warnings.catch_warnings():
@@ -91,17 +91,16 @@ def read_determinism() -> dict[str, Switch]:
 
 
 def _matmul_precision() -> str:
-    """torch's precision of float32 products, or "set by two interfaces", since torch raises in that case."""
     import torch
 
     try:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:
+    except RuntimeError:  # raised by torch if both its old and its new interface set a precision
         return "set by two interfaces"
 
 
 def read_switches() -> dict[str, Switch]:
-    """The current values of all switches with which a system may change bits or make them vary."""
+    """Return the current values of all switches with which a system may change bits or make them vary."""
     import torch
 
     from bitproof.harness import torch_compat
@@ -189,14 +188,14 @@ def _setters() -> dict[str, Callable[[Any], object]]:
 
 @dataclass(frozen=True)
 class Switches:
-    """State that can change a bit in this process: switches, users' kernels and modes, generators."""
+    """State of this process that can change a bit: switches, users' kernels and modes, random generators."""
 
     switches: dict[str, Switch]
     generators: dict[str, Any]
 
     @classmethod
     def now(cls) -> Switches:
-        """The current state."""
+        """Return the current state."""
         import numpy
         import torch
 
@@ -207,6 +206,7 @@ class Switches:
             "Python": random.getstate(),
             "numpy": [x.tobytes() if isinstance(x, numpy.ndarray) else x for x in numpy.random.get_state()],
         }
+        # Users' kernels and dispatch modes change bits like a switch, and may be left behind by a pass.
         replaced: dict[str, Switch] = {
             "kernels_in_python": ", ".join(torch_operators.replaced_kernels()),
             "modes": ", ".join(torch_operators.active_modes()),
@@ -215,8 +215,7 @@ class Switches:
         return cls(read_switches() | replaced, generators)
 
     def changes(self) -> list[str]:
-        """Each change since this state was taken: `mkldnn_enabled True -> False`, `the state of torch's random
-        generator`."""
+        """Return each change since this state was taken, such as `mkldnn_enabled True -> False`."""
         now = Switches.now()
         told = [
             f"{name} {was} -> {now.switches[name]}" for name, was in self.switches.items() if now.switches[name] != was
@@ -244,8 +243,10 @@ class Switches:
 
 @contextmanager
 def keeping_switches(who: str) -> Iterator[None]:
-    """Raise PassError if the block changes switches or random number generators. The error names `who` and the changes;
-    the changes are undone."""
+    """Context that raises PassError if its block changes switches or random number generators, and undoes the changes.
+
+    The error names `who` and the changes.
+    """
     before = Switches.now()
     try:
         yield
@@ -270,7 +271,7 @@ Readings = Mapping[str, Mapping[str, Switch]]
 
 
 def tell_changes(readings: Readings) -> Iterator[str]:
-    """Each switch that a system changed, and when: `mkldnn_enabled True -> False by its factory`."""
+    """Yield each switch that a system changed, and when: `mkldnn_enabled True -> False by its factory`."""
     pairs = ((SET, AFTER_FACTORY, "by its factory"), (AFTER_FACTORY, AFTER_STEPS, "in its steps"))
     for before, after, where in pairs:
         for name, was in readings.get(before, {}).items():
@@ -279,5 +280,5 @@ def tell_changes(readings: Readings) -> Iterator[str]:
 
 
 def first_changed(by_rank: list[Readings]) -> Readings:
-    """The readings of the lowest rank whose system changed a switch; of rank 0 if none did."""
+    """Return the readings of the lowest rank whose system changed a switch; of rank 0 if none did."""
     return next((readings for readings in by_rank if any(tell_changes(readings))), by_rank[0])

@@ -1,4 +1,4 @@
-"""The devices of a case's ranks, and the locks that keep two runs off the same GPU. Loads no torch."""
+"""Chooses the devices of a case's ranks, and locks GPUs so that no two runs use the same. Loads no torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Placement:
         return "shared" if self.in_memory else "native" if self.native else self.backend
 
     def device_of(self, rank: int) -> str:
-        """A rank's device, in torch's notation."""
+        """Return a rank's device, in torch's notation: `cpu`, `cuda:3`."""
         return "cpu" if self.device == "cpu" else f"cuda:{rank % self.num_gpus}"
 
 
@@ -55,7 +55,7 @@ def place(
     *,
     share_gpus: bool = False,
 ) -> Placement:
-    """Choose the device of a case whose ranks are all on this machine, and their transport, by default the backend.
+    """Return the placement of a case whose ranks are all on this machine. `collectives` is the requested transport.
 
     Raises CaseError if `request` is "cuda" and there are too few GPUs, and for unavailable collectives.
 
@@ -122,7 +122,7 @@ def _over_nccl(placement: Placement, request: CollectivesRequest | None) -> Plac
 
 
 def unmet_requirement(case: Case, request: str) -> str | None:
-    """Why this machine cannot judge a case, in words; None if it can, as far as is known without torch."""
+    """Return why this machine cannot judge a case, in words; None if it can, as far as is known without torch."""
     if case.requires is None:
         return None
     if case.requires == "scipy":
@@ -139,7 +139,7 @@ def unmet_requirement(case: Case, request: str) -> str | None:
 
 @contextlib.contextmanager
 def lease_gpus(placement: Placement, world_size: int, folder: Path | None = None) -> Iterator[None]:
-    """Lock the GPUs that a case's ranks use; wait for those that another run has locked.
+    """Context in which the GPUs of a case's ranks are locked; waits for GPUs that another run has locked.
 
     Locks are taken in ascending order, so two runs cannot deadlock. The lock files stay in the user's temporary folder:
     removing a file while another run waits for it would assign a GPU twice.

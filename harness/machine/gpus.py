@@ -1,4 +1,4 @@
-"""Counts and names GPUs. Imports no torch before use.
+"""Counts and names GPUs without starting CUDA in this process. Imports no torch before use.
 
 A host must never start CUDA, as no rank forked from it could use a GPU. So the driver's library counts devices, or, if
 that fails, another process does; each rank's own process names its libraries.
@@ -29,7 +29,7 @@ _OF_ONE_RUN = ("NCCL_HOSTID",)
 
 
 def num_gpus() -> int:
-    """The number of GPUs that torch can use. Never starts CUDA in this process, since ranks are forked from it."""
+    """Return the number of GPUs that torch can use, without starting CUDA: ranks are forked from this process."""
     import torch
 
     from bitproof.harness.torch_compat import count_gpus_by_driver
@@ -41,7 +41,7 @@ def num_gpus() -> int:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Names of the GPUs that torch can use, in torch's order, equal in all processes of the machine.
+    """Return names of the GPUs that torch can use, in torch's order, equal in all processes of the machine.
 
     Example: ("GPU-5f1c...",) in a rank of `srun --gpus-per-task=1`, whose index is 0 in each rank. Like `num_gpus`,
     this touches no GPU.
@@ -53,7 +53,6 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def _count_elsewhere() -> int:
-    """The number of GPUs that torch counts in a separate process, which may start CUDA; 0 if that fails."""
     command = [sys.executable, "-c", _COUNT]
     try:
         done = run_command(command, _COUNT_SECONDS)
@@ -63,7 +62,7 @@ def _count_elsewhere() -> int:
 
 
 def has_started_driver() -> bool:
-    """Whether any code started CUDA's driver in this process: then nothing forked from it can use a GPU.
+    """Return whether any code started CUDA's driver in this process: then nothing forked from it can use a GPU.
 
     torch starts it even for questions about its build, while `torch.cuda.is_initialized` stays False. This check starts
     nothing.
@@ -79,7 +78,7 @@ def has_started_driver() -> bool:
 
 
 def read_gpu_facts(device: torch.device) -> MachineFacts | None:
-    """Facts about CUDA that can change a bit and that only this process knows, by name; None if `device` is no GPU.
+    """Return facts about CUDA that can change a bit and that only this process knows, by name; None on another device.
 
     The topology of GPUs is read on a machine's rank 0, with device cuda:0: it is the same for all.
     """
@@ -101,8 +100,7 @@ def read_gpu_facts(device: torch.device) -> MachineFacts | None:
 
 
 def read_gpu_of_keys(device: torch.device) -> MachineFacts:
-    """Facts about a rank's GPU that may decide its trace, by name: torch chooses operators by them, and the trace
-    contains the device's index."""
+    """Return facts about a rank's GPU, by name, that choose torch's operators or appear in the trace."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)
@@ -117,7 +115,7 @@ def read_gpu_of_keys(device: torch.device) -> MachineFacts:
 
 
 def read_gpu_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that CUDA's libraries read, sorted by name.
+    """Return the environment variables that CUDA's libraries read, sorted by name.
 
     `environment` is that of a process that has loaded these libraries.
     """
@@ -126,11 +124,15 @@ def read_gpu_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def agreed_facts(by_rank: Sequence[Mapping[str, str | int | list[str] | None] | None]) -> MachineFacts:
-    """Merge the ranks' facts by name: the common value if all present values are equal, else each rank's value."""
+    """Merge the ranks' facts by name: the common value if all present values are equal, else each rank's value.
+
+    For example, "driver" is "550.54.15", or ["rank 0: 550.54.15", "rank 1: 535.86.10"].
+    """
     told = [(rank, facts) for rank, facts in enumerate(by_rank) if facts is not None]
     agreed: MachineFacts = {}
     for name in dict.fromkeys(name for _, facts in told for name in facts):
         said = {rank: facts[name] for rank, facts in told if facts.get(name) is not None}
+        # By their text, since a list has no hash.
         distinct = list({repr(value): value for value in said.values()}.values())
         one = distinct[0] if distinct else None
         agreed[name] = one if len(distinct) < 2 else [f"rank {rank}: {value}" for rank, value in said.items()]
@@ -138,7 +140,7 @@ def agreed_facts(by_rank: Sequence[Mapping[str, str | int | list[str] | None] | 
 
 
 def driver_version(file: Path) -> str | None:
-    """The kernel driver's version, 550.54.15, from its own file; None if there is none."""
+    """Return the kernel driver's version, 550.54.15, from its own file; None if there is none."""
     try:
         found = re.search(r"\b\d+\.\d+(\.\d+)?\b", file.read_text(encoding="utf-8"))
     except OSError:
@@ -147,7 +149,7 @@ def driver_version(file: Path) -> str | None:
 
 
 def read_nccl_conf(environment: Mapping[str, str], etc: Path, home: Path) -> list[str]:
-    """The settings that NCCL reads from files, as `NAME=VALUE`, in its order: the system's, then the user's.
+    """Return the settings that NCCL reads from files, as `NAME=VALUE`, in its order: the system's, then the user's.
 
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
@@ -163,7 +165,6 @@ def read_nccl_conf(environment: Mapping[str, str], etc: Path, home: Path) -> lis
 
 
 def _cublas_version(maps: Path) -> int | None:
-    """The version of the loaded cuBLAS, from the library itself; None if none is loaded."""
     try:
         lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
         [path, *_] = (line.split(maxsplit=5)[5] for line in lines if "/libcublasLt.so" in line)
@@ -175,7 +176,7 @@ def _cublas_version(maps: Path) -> int | None:
 
 
 def gpu_topology() -> list[str] | None:
-    """The links between GPUs: the rows of `nvidia-smi topo -m`, up to its legend."""
+    """Return the links between GPUs: the rows of `nvidia-smi topo -m`, up to its legend."""
     command = ["nvidia-smi", "topo", "-m"]
     try:
         done = run_command(command, _TOPOLOGY_SECONDS)

@@ -1,4 +1,4 @@
-"""Settings of NCCL before it starts, for a fixed order of a rank's sums and launches. Imports no torch.
+"""Sets NCCL's variables before it starts, for a fixed order of a rank's sums and launches. Imports no torch.
 
 Variables that are already set stay; manifests have the values of the rank's process.
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html

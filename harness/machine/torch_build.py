@@ -1,4 +1,4 @@
-"""How torch was built, read without preventing later forks of ranks."""
+"""Reads how torch was built, without preventing later forks of ranks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class TorchBuild:
     settings: str
 
     def parts(self) -> tuple[str, str, str]:
-        """All three, for a key or a digest."""
+        """Return all three, for a key or a digest."""
         return self.version, self.commit, self.settings
 
 
 def torch_build() -> TorchBuild:
-    """How this process's torch was built. Raises MachineError if a build for CUDA does not describe itself.
+    """Return how this process's torch was built. Raises MachineError if a build for CUDA does not describe itself.
 
     Reading such a build starts CUDA's driver, and no rank forked from a process that has started it can use a GPU. So a
     process that has not yet used a GPU lets a fork of itself read.
@@ -39,7 +39,7 @@ def torch_build() -> TorchBuild:
 
 
 def read_here() -> TorchBuild:
-    """The build as read in this process, which may start CUDA's driver in it."""
+    """Return the build as read in this process. This may start CUDA's driver."""
     from bitproof.harness.torch_compat import build
 
     return TorchBuild(*build())
@@ -47,7 +47,7 @@ def read_here() -> TorchBuild:
 
 @functools.cache
 def read_elsewhere() -> TorchBuild:
-    """The build as read in a fork of this process."""
+    """Return the build as read in a fork of this process."""
 
     def ask(send: Send) -> None:
         send(read_here())

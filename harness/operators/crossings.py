@@ -1,4 +1,4 @@
-"""Detect deadlocks: simulate the collectives of all ranks until no rank can continue. Loads no torch.
+"""Detects deadlocks: simulates the collectives of all ranks until no rank can continue. Loads no torch.
 
 A group's launches on a rank, including its messages to and from other ranks, run in sequence, as NCCL runs those of a
 communicator. A group has a communicator for collectives, batches of messages and, if it was initialized eagerly, single
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Deadlock:
-    """A possible deadlock between ranks: its reason and its call."""
+    """A possible deadlock between ranks: the call at which a rank stops, and the reason."""
 
     call: str
     why: str
@@ -86,12 +86,12 @@ class _Rank:
         return self.call[index] <= self.ended.get(self.turns[index].queue, 0)
 
     def first_of(self, queue: str) -> RankTurn:
-        """The call that the later calls of a queue wait for."""
+        """Return the call that the later calls of a queue wait for."""
         return self.turns[self.calls[queue][self.ended.get(queue, 0)][0]]
 
 
 def crossed(turns_of: Mapping[int, Sequence[RankTurn]]) -> list[Deadlock]:
-    """The deadlocks at which ranks stop, and the launches that match although they are different calls."""
+    """Return the deadlocks at which ranks stop, and the launches that match although they are different calls."""
     ranks = {rank: _Rank(turns) for rank, turns in turns_of.items()}
     # A list and no generator: every rank advances in each round.
     while any([_goes_on(rank, ranks) for rank in ranks]):
@@ -180,6 +180,8 @@ def _unlike(ranks: Mapping[int, _Rank]) -> list[Deadlock]:
                 if other <= rank or other not in launched:
                     continue
                 theirs = launched[other].get(group, ())
+                # Two all-reduces of equal shape would match by operator and shape in either order, but by name they do
+                # not.
                 is_swapped = sorted(x.name for x in turns) == sorted(x.name for x in theirs)
                 for mine, their in zip(turns, theirs, strict=False):
                     if not _meet(mine, their) or (is_swapped and mine.name != their.name):

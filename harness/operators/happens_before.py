@@ -1,4 +1,4 @@
-"""The happens-before order of calls, and pairs of calls that use the same memory without an order. Imports no torch.
+"""The happens-before order of calls: finds pairs of calls that use the same memory without an order. Imports no torch.
 
 The caller reports each call to `Order`, in the graph's order: the memory that it reads and writes, its launches, its
 waits. A piece of memory has one key, and a value may use several. The table (`harness.operators.rows`) says which
@@ -48,7 +48,7 @@ class Race:
     is_let_go: bool = False
 
     def told(self, who: object) -> str:
-        """The race as a sentence; `who` is the call's name."""
+        """Return the race as a sentence; `who` is the call's name."""
         return self.does.format(who=who)
 
 
@@ -107,8 +107,10 @@ class Order:
     # -- calls ------------------------------------------------------------------------------------------
 
     def call(self, name: Hashable, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """Report a call on `stream` that reads and writes these pieces of memory. Returns its races; with a single
-        stream these are the result of `races`."""
+        """Report a call on `stream` that reads and writes these pieces of memory. Returns its races.
+
+        With a single stream these are the result of `races`.
+        """
         if self._is_single:
             return self.races(reads, writes)
         seq = self._tick(stream)
@@ -136,7 +138,7 @@ class Order:
         return found
 
     def call_of_one(self, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """As `call`, for memory that only this stream uses in the whole graph, apart from launches."""
+        """Report a call on memory that only this stream uses in the whole graph, apart from launches. See `call`."""
         clock = self._clocks[stream]
         clock[stream] = clock.get(stream, 0) + 1
         for key in (*reads, *writes):
@@ -145,9 +147,10 @@ class Order:
         return []
 
     def races(self, reads: Collection[Key], writes: Collection[Key], stream: Stream = COMPUTE) -> list[Race]:
-        """The races of a call with unfinished launches on the same memory, one for each launch and kind of access."""
+        """Return a call's races with unfinished launches on the same memory, one per launch and kind of access."""
         found: dict[tuple[float, str], Race] = {}
         late = "before anything waits for it"
+        # A call that reads and writes the same memory has one race there, as a write.
         for key in (*writes, *(key for key in reads if key not in writes)):
             is_write = key in writes
             for work in self.open.get(key, ()):
@@ -161,6 +164,7 @@ class Order:
                     found.setdefault((work.launched, told), Race(work.name, told, key, work.rule))
             if (who := self.freed.get(key)) is not None:
                 told = f"{{who}} uses memory that `{who}` has let go of"
+                # Before all launches in the sorted result.
                 found.setdefault((-1, told), Race(who, told, key))
         return [found[place] for place in sorted(found)]
 
@@ -207,8 +211,7 @@ class Order:
         return found
 
     def unfinished(self, keys: Iterable[Key]) -> list[Race]:
-        """Races with the graph's caller: work that may still use these pieces of memory, which outlive the graph, when
-        the computing stream has ended."""
+        """Return the races with the graph's caller: unfinished work on memory that outlives the graph."""
         found: dict[tuple[Hashable, str], Race] = {}
 
         def add(first: Hashable, does: str, key: Key, work: Launch | None = None) -> None:
@@ -224,6 +227,7 @@ class Order:
             if uses is None or self._is_single:
                 continue
             clock = self._clock(COMPUTE)
+            # What follows the step is called on COMPUTE, so only work on other streams may still run.
             last = [(stream, *read, "reads", "write") for stream, read in uses.reads.items()]
             last += [(*uses.write, "writes", "read")] if uses.write else []
             for stream, at, first, did, may in last:
@@ -232,24 +236,22 @@ class Order:
         return list(found.values())
 
     def overdue(self, last_use: Mapping[Key, float]) -> list[tuple[float, Hashable, Race]]:
-        """Memory that was freed before the wait for a launch that still read it: the time and call of the wait, and the
-        race."""
+        """Return memory freed before the wait for a launch that read it: each wait's time and call, and the race."""
         return [(time, name, race) for work, time, name in self._held for race in _let_go(work, time, last_use)]
 
     def filling(self, keys: Iterable[Key]) -> list[Hashable]:
-        """The launches that a wait for these pieces of memory ends, and that have no wait so far."""
+        """Return the launches that a wait for these pieces of memory ends, and that have no wait so far."""
         found = (work for key in keys for work in self.open.get(key, ()) if _is_of(work, key) and not work.filled)
         return list(dict.fromkeys(work.name for work in found))
 
     # -- choices ----------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """The unfinished work, to restore before another branch of a condition."""
+        """Return the unfinished work, to restore before another branch of a condition."""
         return {key: [(work, len(work.filled), len(work.taken)) for work in works] for key, works in self.open.items()}
 
     def go_back(self, before: State) -> dict[int, _Work]:
-        """Undo waits inside a conditional branch for work launched before it, since the branch may not run. Returns
-        that work."""
+        """Undo waits in a conditional branch, which may not run, for work launched before it. Returns that work."""
         ended: dict[int, _Work] = {}
         for key, works in before.items():
             old = {id(work) for work, _, _ in works}
@@ -285,11 +287,11 @@ class Order:
                 self.open.pop(key, None)
 
     def is_filling(self, keys: Iterable[Key]) -> bool:
-        """Whether a launch that has not been waited for fills any of these pieces of memory."""
+        """Return whether a launch that has not been waited for fills any of these pieces of memory."""
         return any(key in work.fills and not work.filled for key in keys for work in self.open.get(key, ()))
 
     def touching(self, keys: Iterable[Key]) -> list[float]:
-        """The launch times of unfinished work that fills or reads any of these pieces of memory."""
+        """Return the launch times of unfinished work that fills or reads any of these pieces of memory."""
         return sorted({work.launched for key in keys for work in self.open.get(key, ()) if not work.filled})
 
     # -- streams and lifetimes --------------------------------------------------------------------------
@@ -299,7 +301,7 @@ class Order:
         self._events[event] = dict(self._clock(stream))
 
     def wait_event(self, event: Hashable, stream: Stream) -> None:
-        """A stream's later calls come after all calls that an event stores; an event never recorded stores none."""
+        """Order a stream's later calls after all calls that an event stores; an event never recorded stores none."""
         self._join(stream, self._events.get(event, {}))
 
     def wait_stream(self, stream: Stream, other: Stream | None) -> None:
@@ -308,14 +310,12 @@ class Order:
             self._join(stream, dict(self._clock(each)))
 
     def keep_for(self, keys: Iterable[Key], stream: Stream) -> None:
-        """Record a stream's use of memory with the allocator, which does not reuse the memory before the stream has
-        finished."""
+        """Record a stream's use of memory, so that the allocator waits for it before it reuses the memory."""
         for key in keys:
             self._uses.setdefault(key, _Uses(COMPUTE)).recorded.add(stream)
 
     def free(self, keys: Iterable[Key], name: Hashable) -> list[Race]:
-        """Free memory, so that the stream on which it was allocated may reuse it immediately. Returns races with other
-        streams."""
+        """Free memory, which its own stream may reuse immediately. Returns the races with other streams."""
         found = []
         for key in keys:
             uses = self._uses.pop(key, None)

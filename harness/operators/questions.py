@@ -15,7 +15,7 @@ COMMUNICATES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d
 
 @functools.lru_cache(maxsize=1 << 12)
 def known(name: str) -> Operator:
-    """The row of an operator such as `aten.empty_like`; an empty row if the table has none."""
+    """Return the row of an operator such as `aten.empty_like`; an empty row if the table has none."""
     if (row := ROWS.get(name)) is not None:
         return row
     return ROWS.get(f"{name.partition('.')[0]}.*") or Operator(name=name)
@@ -23,8 +23,7 @@ def known(name: str) -> Operator:
 
 @functools.cache
 def named(name: str) -> Operator:
-    """The row for operators of this name, such as `empty_like`, in any namespace: each column has the first value that
-    a row states."""
+    """Return a row for all operators of this name, such as `empty_like`: of each column, the first stated value."""
     rows = [row for row in ROWS.values() if row.name.partition(".")[2] == name]
     columns = [field.name for field in fields(Operator)][1:]
     # Reversed, so that the value of the first row that states the column is kept.
@@ -33,12 +32,12 @@ def named(name: str) -> Operator:
 
 
 def names(holds: Callable[[Operator], object]) -> frozenset[str]:
-    """The names, without namespace and overload, of operators with a property."""
+    """Return the names, without namespace and overload, of operators with a property."""
     return frozenset(row.name.partition(".")[2] for row in ROWS.values() if holds(row))
 
 
 def overloads(column: Callable[[Operator], str | Iterable[str] | None]) -> frozenset[str]:
-    """The full names of all overloads that a column of the table names. `column` reads this column of a row."""
+    """Return the full names of all overloads that a column of the table names. `column` reads this column of a row."""
     found = set()
     for row in ROWS.values():
         value = column(row)
@@ -47,8 +46,7 @@ def overloads(column: Callable[[Operator], str | Iterable[str] | None]) -> froze
 
 
 def names_of_uninitialized(*parts: Uninitialized) -> frozenset[str]:
-    """The names, without namespace and overload, of operators that leave one of these parts of their result
-    uninitialized."""
+    """Return the names, without namespace and overload, of operators that leave parts of their result uninitialized."""
     return names(lambda row: row.uninitialized in parts)
 
 

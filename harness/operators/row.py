@@ -1,4 +1,4 @@
-"""A row of the table of operators: facts that the operator's schema does not state.
+"""A row of the table of operators: facts about an operator that its schema does not state.
 
 A row's name is namespace and name, without overload: `aten.empty_like`. It applies to all overloads, except for columns
 that name overloads. A row whose name ends in `.*` applies to all operators of a namespace without their own row.
@@ -51,7 +51,7 @@ class Hides(Enum):
 
 
 class RowFlow(Enum):
-    """From which rows of its arguments an operator computes a row of its result.
+    """How rows flow through an operator: from which rows of its arguments it computes a row of its result.
 
     `graph.analysis.mixing_rules` has a rule for each. EACH_ means that an operator has several results, and that the
     rule holds for each of them.
@@ -96,12 +96,11 @@ class RowFlow(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """An operator that returns before its work is done. Until then the work fills its results and reads its tensor
-    arguments.
+    """A property of operators that return before their work is done.
 
-    `takes` is the verb for reading the arguments. With `holds_source` the caller must keep the memory of the arguments
-    until the wait; otherwise the runtime keeps it. With `awaited_by_source` the work fills no result, and a wait for an
-    argument ends it.
+    The work fills their results and reads their tensor arguments. `takes` is the verb for reading the arguments. With
+    `holds_source` the caller must keep the memory of the arguments until the wait; otherwise the runtime keeps it. With
+    `awaited_by_source` the work fills no result, and a wait for an argument ends it.
     """
 
     work: Work
@@ -112,7 +111,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """An operator after which the work that fills an argument is done. It reads no element of any argument."""
+    """A property of operators after which the work that fills `argument` is done. They read no elements."""
 
     work: Work
     argument: str
@@ -120,7 +119,7 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """A row of the table. If a column names overloads, it applies to those only."""
+    """A row of the table. A column that names overloads applies to those only."""
 
     name: str
 
@@ -236,5 +235,5 @@ class Operator:
     """A proof knows the effect of this collective or higher-order operator; it refuses any other."""
 
     def overload(self, name: str) -> str:
-        """The full name of an overload: `aten.add.Tensor`. A higher-order operator has none: ""."""
+        """Return the full name of an overload: `aten.add.Tensor`. A higher-order operator has none: ""."""
         return f"{self.name}.{name}" if name else self.name

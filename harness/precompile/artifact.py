@@ -1,4 +1,4 @@
-"""Precompile a step in a process without ranks. A run reads it on each rank, or in one process for all its ranks.
+"""Precompiles a step in a process without ranks. A run reads it on each rank, or in one process for all its ranks.
 
 1. Replace the file by a note, so that an old step is gone whatever happens.
 2. Trace the step of the first and the last rank, whose coordinates differ on every axis. Both must have the same code:
@@ -41,7 +41,7 @@ Enter = Callable[[str], None]
 
 
 class Precompiled(NamedTuple):
-    """The result of precompiling, and the seconds for both traces, the passes, and writing."""
+    """A step's precompiled file, and the seconds for both traces, the passes, and writing."""
 
     artifact: Artifact
     trace_seconds: tuple[float, float]
@@ -59,8 +59,8 @@ def precompile(
 ) -> Precompiled:
     """Trace and compile a case's step and write it into a folder. Determinism switches must be set.
 
-    A `fault` of the catalogue tests the comparison: it is put into the traced step of each rank, as it would be on that
-    rank, before the two are compared. Nothing is written then.
+    A `fault` of the catalogue tests the comparison of ranks: it is put into the traced step of each rank, as it would
+    be on that rank, before the two are compared. Nothing is written then.
 
     Raises CaseError for a case whose steps cannot be precompiled; ArtifactError for a step that differs between ranks
     or cannot be written as data; UsageError for a fault that both ranks have alike; and the errors of `prepare`. The
@@ -153,6 +153,7 @@ def _read(
 ) -> GraphProgram:
     read = file.read(folder)
     where = str(folder / file.NAME)
+    # The fingerprint before the program: a file made for something else is not parsed further.
     here = fingerprint_of(case, system, device)
     try:
         made_of = dict(read.value["fingerprint"])
@@ -220,7 +221,6 @@ def _edit(fault: str) -> Any:
 
 
 def _refuse_ranks_apart(case: Case, first: _Code, other: _Code, last: int) -> None:
-    """Raise ArtifactError if two ranks' codes differ, quoting the first different line."""
     if first.hash == other.hash:
         return
     lines = itertools.zip_longest(first.text.split("\n"), other.text.split("\n"), fillvalue="no more code")

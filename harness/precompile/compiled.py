@@ -4,9 +4,9 @@
 
 A single part is the whole step; two parts are its halves, with the indices of the inputs that backward reads again.
 
-Needs:    the sha256 of the file, which is stored in the step's file, and permission to run code.
-Promises: exactly the stored files run, and nothing is compiled: a kernel that is not among them is refused.
-Refuses:  to run anything without permission. A hash shows that code is unmodified, but not that it is harmless.
+Needs:    the sha256 of the file, which is stored in the step's file, and permission to run code. Promises: exactly the
+stored files run, and nothing is compiled: a kernel that is not among them is refused. Refuses:  to run anything without
+permission. A hash shows that code is unmodified, but not that it is harmless.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compile
     damaged or of another step, or if its code does not load or would have to be compiled.
     """
     where = str(folder / file.COMPILED)
+    # Loading executes the code, so permission is checked first.
     if not trust_compiled:
         raise ArtifactError(
             "the precompiled step is compiled code, and nothing says that it may run",

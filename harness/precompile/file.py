@@ -41,7 +41,7 @@ Json = Any
 
 
 class Read(NamedTuple):
-    """A file's value, the sha256 of its body, and its size in bytes."""
+    """The content of a file that was read: its value, the sha256 of its body, and its size in bytes."""
 
     value: Json
     content: str
@@ -49,12 +49,11 @@ class Read(NamedTuple):
 
 
 def begin(folder: Path, what: str) -> None:
-    """Create the folder, and write a note in place of the step: it is being made, or its maker was stopped.
+    """Create the folder, and write a note in place of the step.
 
-    A step and compiled code that are already there are deleted. `what` names the case.
-
-    Raises ArtifactError if the folder cannot be written, or if a file called `step.bitproof` or `compiled.bitproof` is
-    of another kind; then both files stay.
+    If precompiling is stopped, no old step is left behind. A step and compiled code that are already there are deleted.
+    `what` names the case. Raises ArtifactError if the folder cannot be written, or if a file called `step.bitproof` or
+    `compiled.bitproof` is of another kind; then both files stay.
     """
     file = folder / NAME
     try:
@@ -75,7 +74,7 @@ def begin(folder: Path, what: str) -> None:
 
 
 def note_unfinished(folder: Path, what: str, why: str) -> None:
-    """Write a note in place of the step: why it does not exist."""
+    """Write a note in place of the step, with the reason why there is none."""
     _put(folder / NAME, _UNFINISHED + json.dumps([what, why[:_MAX_WHY]]).encode())
 
 
@@ -92,7 +91,7 @@ def write(folder: Path, value: Json, name: str = NAME) -> Read:
 
 
 def read(folder: Path, name: str = NAME) -> Read:
-    """Read a file. Raises ArtifactError for a missing, unfinished, foreign or damaged file."""
+    """Return a file's content. Raises ArtifactError for a missing, unfinished, foreign or damaged file."""
     file, called = folder / name, _CALLED[name]
     try:
         packed = _content(file)
@@ -153,18 +152,15 @@ def _unreadable(file: Path, error: OSError, done: str) -> ArtifactError:
 
 
 def _content(file: Path) -> bytes:
-    """A file's bytes.
-
-    Raises OSError also for a pipe or device, which might never end, and for a file that is too large.
-    """
+    # Refuses a pipe or device, which might never end, and a file that is too large.
     return read_plain(file, MAX_BYTES)
 
 
 def _put(file: Path, content: bytes) -> None:
-    """Replace a file's content atomically."""
     handle, partial = tempfile.mkstemp(dir=file.parent, prefix=".partial-")
     try:
         with open(handle, "wb") as opened:
+            # A reader sees the old file or the whole new file, even after a crash.
             opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())

@@ -62,7 +62,7 @@ _OF_STRESS = ("fill_uninitialized_memory", "num_threads")
 
 
 def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
-    """The fingerprint fields of a case's step in this process. Determinism switches must be set."""
+    """Return the fingerprint fields of a case's step in this process. Determinism switches must be set."""
     decided = {
         _CALLED.get(name, name): value for name, value in traced_part(case).to_dict().items() if name not in UNDECIDED
     }
@@ -90,7 +90,7 @@ def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
 
 
 def digest_of(fields: Fields) -> str:
-    """The sha256 of a fingerprint, for messages."""
+    """Return the sha256 of a fingerprint, for messages."""
     return hashlib.sha256(_text(fields).encode()).hexdigest()
 
 
@@ -124,7 +124,6 @@ def _first_difference(name: str, left: Any, right: Any) -> tuple[str, tuple[Any,
 
 
 def _describe(row: PassRow) -> Fields:
-    """A pass: its name, settings, and the sha256 of its source files."""
     source = Path(inspect.getsourcefile(row.run) or "")
     # A pass may be a package: then all of its files decide, such as a table of costs.
     files = sorted(source.parent.rglob("*")) if source.name == "__init__.py" else [source]

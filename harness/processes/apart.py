@@ -1,4 +1,4 @@
-"""Work in a separate process, so that the command line's own process need not import torch.
+"""Runs work in a separate process, so that the command line's own process need not import torch.
 
 The separate process reads its task from standard input, and writes each answer as a line into a pipe; its output goes
 to a log. If it dies or is late, the caller continues, and the remaining answers are reported as lost.
@@ -29,10 +29,10 @@ class Lost:
 def answers_apart(
     module: str, task: Any, answer: type[A], count: int, log: Path, timeout: float
 ) -> Generator[A | Lost]:
-    """Start a module with a task, and yield `count` answers. An answer that takes longer than `timeout` seconds is
-    `Lost`.
+    """Start a module with a task, and yield `count` answers.
 
-    After a time-out, later answers are lost, too. Closing the iterator ends the process.
+    An answer that takes longer than `timeout` seconds is `Lost`. After a time-out, later answers are lost, too. Closing
+    the iterator ends the process.
     """
     process = Started(module, (), log=log)
     lost = None
@@ -57,8 +57,7 @@ def answers_apart(
 
 
 def answer_all(task_type: type[A], answers: Callable[[A], Iterator[Any]]) -> None:
-    """The `main` of such a module, run as `MODULE PIPE`: read the task, and write each answer into the pipe as it
-    comes."""
+    """Run as the `main` of such a module, `MODULE PIPE`: read the task, and write each answer into the pipe at once."""
     task: A = framing.read(sys.stdin.buffer.readline(), task_type)
     for found in answers(task):
         send(int(sys.argv[1]), found)

@@ -27,7 +27,7 @@ class Inlet:
         self._begun: list[bytes] = []
 
     def fileno(self) -> int:
-        """The descriptor, for `select`."""
+        """Return the descriptor, for `select`."""
         return self.fd
 
     def read(self) -> None:
@@ -42,7 +42,7 @@ class Inlet:
             self.is_over = True
 
     def wait(self, seconds: float | None) -> bytes | None:
-        """The next message's line within `seconds`; None after a time-out, or at the end."""
+        """Return the next message's line, received within `seconds`; None after a time-out, or at the end."""
         limit = None if seconds is None else time.monotonic() + seconds
         while not self.lines and not self.is_over:
             left = None if limit is None else max(0.0, limit - time.monotonic())
@@ -52,7 +52,7 @@ class Inlet:
         return self.lines.popleft() if self.lines else None
 
     def close(self) -> None:
-        """Close the descriptor. Harmless when done before."""
+        """Close the descriptor. A second call does nothing."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd, self.is_over = -1, True

@@ -1,4 +1,4 @@
-"""Run a user's program to its end, with a time limit: compilers, git, Python in a process of its own."""
+"""Runs a program that is not ours to its end, with a time limit: compilers, git, Python in a process of its own."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def run_command(
     is_joined: bool = False,
     given: str | None = None,
 ) -> Ran:
-    """Run a program, without input unless a text is `given`; `is_joined` adds its standard error to its output. Raises
-    CommandError."""
+    """Run a program, without input unless a text is `given`; `is_joined` adds its standard error to its output.
+
+    Raises CommandError if it cannot be started, or does not finish within `seconds`.
+    """
     stdin = {"stdin": subprocess.DEVNULL} if given is None else {"input": given}
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Fork a process of ours: its first and last steps, and its handle in the parent."""
+"""Forks a process of ours: its first and last steps, and its handle in the parent."""
 
 from __future__ import annotations
 
@@ -37,36 +37,36 @@ class Child:
         self._requests = requests
 
     def tell(self, request: Any) -> None:
-        """Send it a request without waiting for the answer."""
+        """Send the child a request without waiting for the answer."""
         assert self._requests is not None, "it is asked"
         with contextlib.suppress(BrokenPipeError):
             send(self._requests, request)
 
     def hang_up(self) -> None:
-        """Close its requests, so that it ends."""
+        """Close the pipe of requests, so that the child ends."""
         if self._requests is not None:
             close_kept(self._requests)
 
     def has_ended(self) -> bool:
-        """Whether it has ended; if so, it is reaped."""
+        """Return whether the child has ended; if so, it is reaped."""
         if self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.status = os.waitstatus_to_exitcode(status) if pid else None
         return self.status is not None
 
     def wait(self, seconds: float) -> None:
-        """Wait until it has ended, or time is up."""
+        """Wait until the child has ended, or time is up."""
         limit = time.monotonic() + seconds
         while not self.has_ended() and time.monotonic() < limit:
             time.sleep(0.005)
 
     def begin_to_end(self) -> None:
-        """Kill it without waiting."""
+        """Kill the child without waiting."""
         if not self.has_ended():
             os.kill(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End it now, and close its descriptors. Harmless when done before."""
+        """Kill the child, and close its descriptors. A second call does nothing."""
         if not self.has_ended():
             self.begin_to_end()
             self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -85,8 +85,7 @@ def fork(body: Body | Callable[[Send, int], int | None], *, log: Path | None = N
 
 
 def fork_asked(body: Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
-    """As `fork`, for a child that receives requests: `body` also takes the descriptor from which it reads the
-    requests."""
+    """Fork as `fork` does, for a child that receives requests: `body` also takes the descriptor to read them from."""
     return _fork(body, log, adds, is_asked=True)
 
 
@@ -121,9 +120,9 @@ def _fork(body: Callable[..., int | None], log: Path | None, adds: bool, is_aske
 def _live(
     body: Callable[..., int | None], parent: int, writer: int, heard: int | None, log: Path | None, adds: bool
 ) -> NoReturn:
-    """The forked process, from its first line to its exit."""
     status = 1
     try:
+        # The parent's handler is for the command, not for its children.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with_parent(parent)
         close_private()
@@ -143,4 +142,5 @@ def _live(
             logging.shutdown()
             sys.stdout.flush()
             sys.stderr.flush()
+        # Not sys.exit: the child must not run its parent's `finally` blocks and exit handlers.
         os._exit(status)

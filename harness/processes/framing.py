@@ -25,7 +25,7 @@ _SHOWN = 100  # bytes of an unreadable line
 
 
 def write(message: Any) -> bytes:
-    """A message as a line."""
+    """Return a message as a line."""
     values = {_KIND: type(message).__name__} | {
         f.name: _plain(getattr(message, f.name)) for f in dataclasses.fields(message)
     }
@@ -33,7 +33,7 @@ def write(message: Any) -> bytes:
 
 
 def read(line: bytes | str, *kinds: type) -> Any:
-    """The message in a line. Raises ValueError unless it is a message of one of `kinds`."""
+    """Return the message in a line. Raises ValueError unless it is a message of one of `kinds`."""
     try:
         values = json.loads(line)
         name = values.pop(_KIND)
@@ -46,7 +46,6 @@ def read(line: bytes | str, *kinds: type) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value in JSON's own types."""
     if dataclasses.is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

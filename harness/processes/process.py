@@ -56,7 +56,7 @@ def adopt_orphans() -> None:
 
 
 def children() -> set[int]:
-    """The process ids of this process's children; none if the system does not show them."""
+    """Return the process ids of this process's children; none if the system does not show them."""
     try:
         return {
             int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
@@ -66,7 +66,7 @@ def children() -> set[int]:
 
 
 def cpu_of_descendants() -> float:
-    """CPU seconds of all descendants, and of their children that have ended; 0 if unknown.
+    """Return the CPU seconds of all descendants, and of their children that have ended; 0 if unknown.
 
     The time of a process whose parent was killed before it waited is lost, so measure differences early.
     """
@@ -88,6 +88,7 @@ def cpu_of_descendants() -> float:
 
 def end_children(*, but: set[int]) -> None:
     """End every child except `but`, and then their orphans, which this process adopts."""
+    # Children of a killed child become this process's own, so look again until none is left.
     while found := children() - but:
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
@@ -97,7 +98,7 @@ def end_children(*, but: set[int]) -> None:
 
 
 def num_cores() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 

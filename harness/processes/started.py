@@ -1,4 +1,4 @@
-"""Start a module of ours as a separate process, which loads torch in place of the caller, or can be killed on its own.
+"""Starts a module of ours as a separate process, which loads torch in place of the caller, or can be killed on its own.
 
 It answers through a channel, so that a stray print of a library cannot damage an answer, and reads requests from its
 standard input. Its output goes to a log. It has a session of its own: an interrupt reaches only its parent, which ends
@@ -30,7 +30,7 @@ class Started:
     def __init__(
         self, module: str, arguments: Sequence[str], *, log: Path, environment: dict[str, str] | None = None
     ) -> None:
-        """Start it, with extra environment variables. It is ended at the latest when this process ends."""
+        """Start the process, with extra environment variables. It is ended at the latest when this process ends."""
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         reader, writer = os.pipe()
@@ -56,7 +56,7 @@ class Started:
 
     @property
     def status(self) -> int | None:
-        """Its exit status once it was reaped."""
+        """The exit status of the process once it was reaped."""
         return self._process.returncode
 
     def tell(self, message: Any) -> None:
@@ -66,19 +66,19 @@ class Started:
         self._process.stdin.flush()
 
     def hang_up(self) -> None:
-        """Close its standard input: no more requests follow."""
+        """Close the process's standard input: no more requests follow."""
         assert self._process.stdin is not None, "it has a pipe for one"
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
     def has_ended(self) -> bool:
-        """Whether it has ended; it is not reaped, so that its pid and its group's are not reused."""
+        """Return whether the process has ended; it is not reaped, so that its pid and its group's are not reused."""
         if self._process.returncode is not None:
             return True
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def wait(self, seconds: float) -> None:
-        """Wait until it has ended, or time is up."""
+        """Wait until the process has ended, or time is up."""
         limit = time.monotonic() + seconds
         while not self.has_ended() and time.monotonic() < limit:
             time.sleep(0.01)
@@ -89,13 +89,13 @@ class Started:
         return self._process.pid
 
     def begin_to_end(self) -> None:
-        """Kill it and its group without waiting: a large process takes a while to free its memory."""
+        """Kill the process and its group without waiting: a large process takes a while to free its memory."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End it and its group, now. Harmless when done before."""
+        """Kill the process and its group, and wait for its end. A second call does nothing."""
         atexit.unregister(self.kill)
         if self._process.returncode is None:
             self.begin_to_end()
@@ -105,7 +105,6 @@ class Started:
 
 
 def _search_path() -> dict[str, str]:
-    """Options and variables that give a new process this process's module search path."""
     found = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     if sys.flags.safe_path:  # perhaps set by `-P`, which a new process does not inherit
         found["PYTHONSAFEPATH"] = "1"

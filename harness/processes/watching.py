@@ -1,4 +1,4 @@
-"""Watch forked processes together: read their messages, keep logs short, reap them, notice when the caller is gone."""
+"""Watches forked processes: reads their messages, keeps logs short, reaps them, notices if the caller is gone."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """Whether all have ended, and all their messages were read."""
+        """Whether all processes have ended, and all their messages were read."""
         return all(child.status is not None for child in self._children)
 
     def look(self, seconds: float) -> Iterator[tuple[Child, bytes]]:
-        """Wait for a message for at most this long; returns each message and its sender.
+        """Wait for messages for at most `seconds`; yields each message with its sender.
 
         If a process has a status after this call, it had ended before its messages were read, so all of them were
         returned. Raises SystemExit when the client has stopped waiting.
@@ -55,6 +55,7 @@ class Watch:
             raise SystemExit("nothing waits for this run any more")
         for child in children:
             inlet = child.inlet
+            # In this order: a child that had ended before the read cannot write anything after it.
             if not inlet.is_over and (child.has_ended() or inlet in ready):
                 inlet.read()
                 if inlet.is_over:

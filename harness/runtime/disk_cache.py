@@ -47,7 +47,7 @@ _KINDS = {
 
 
 def default_folder() -> Path | None:
-    """The default folder of results: $BITPROOF_CACHE, else bitproof in the user's cache; None without a home."""
+    """Return the default folder of results: $BITPROOF_CACHE, else bitproof in the user's cache; None without a home."""
     if chosen := os.environ.get(ENVIRONMENT_VARIABLE):
         return Path(chosen).absolute()
     if caches := os.environ.get("XDG_CACHE_HOME"):
@@ -58,7 +58,7 @@ def default_folder() -> Path | None:
 
 
 def read_cached(folder: Path, kind: str, key: str) -> Any:
-    """The kept value of this kind under `key`; None if there is none, or it is not intact."""
+    """Return the kept value of this kind under `key`; None if there is none, or it is not intact."""
     file = _file(folder, kind, key)
     try:
         if not _is_own(folder):
@@ -124,7 +124,7 @@ def _file(folder: Path, kind: str, key: str) -> Path:
 
 
 def _refuse_strange(facts: os.stat_result) -> None:
-    """Raise ValueError unless it is a regular file: this cache writes no others."""
+    # This cache writes regular files only.
     if not stat.S_ISREG(facts.st_mode):
         kind = _KINDS.get(stat.S_IFMT(facts.st_mode), "no plain file")
         raise ValueError(f"it is {kind}")
@@ -145,7 +145,6 @@ def _unpacked(packed: bytes) -> bytes:
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether the folder is not a link, and only its owner may write into it."""
     with contextlib.suppress(FileNotFoundError):
         told = os.lstat(folder)
         if stat.S_ISDIR(told.st_mode) and _is_closed(told):
@@ -166,6 +165,7 @@ def _make_room(folder: Path) -> None:
             with contextlib.suppress(FileNotFoundError):  # another process has removed it
                 if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                     files.append((entry.stat(follow_symlinks=False), entry.path))
+    # `read_cached` sets the time of a file that it uses, so this is the order of last uses.
     files.sort(key=lambda found: found[0].st_mtime, reverse=True)
     size = 0
     for number, (told, path) in enumerate(files):

@@ -1,4 +1,4 @@
-"""Exchange two folders atomically: at every moment each path has one of them, even if the process is killed.
+"""Exchanges two folders atomically: at every moment each path has one of them, even if the process is killed.
 
 Linux has renameat2 for that, macOS renamex_np. File systems without support, such as NFS, raise OSError.
 """
@@ -17,8 +17,7 @@ UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errn
 
 
 def exchange(left: Path, right: Path) -> None:
-    """Exchange the folders at two paths. Raises OSError, with a number in `UNSUPPORTED` if the system cannot
-    exchange."""
+    """Exchange the folders at two paths. Raises OSError, with a number in `UNSUPPORTED` if the system cannot."""
     libc = ctypes.CDLL(None, use_errno=True)
     paths = os.fsencode(left), os.fsencode(right)
     try:

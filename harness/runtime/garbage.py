@@ -1,4 +1,4 @@
-"""How often Python collects garbage in our processes."""
+"""Sets how often Python collects garbage in our processes."""
 
 from __future__ import annotations
 

@@ -73,8 +73,7 @@ def ignore() -> None:
 
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
-    """An interrupt raises Interrupt within the block. In a nested block, or outside the main thread, nothing is
-    changed."""
+    """Context in which an interrupt raises Interrupt. Has no effect if nested, or outside the main thread."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not on_main_thread or _watch.phase in (_Phase.OPEN, _Phase.HELD):
         yield
@@ -94,7 +93,7 @@ def raising() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Defer interrupts during the block, and raise Interrupt at its end if one came."""
+    """Context that defers interrupts, and raises Interrupt at its end if one came."""
     before, _watch.phase = _watch.phase, _held(_watch.phase)
     try:
         yield
@@ -105,7 +104,7 @@ def held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def let_in() -> Iterator[None]:
-    """Within a block that defers interrupts, allow them again; a pending interrupt is raised first."""
+    """Context that allows interrupts within a block that defers them; a pending interrupt is raised first."""
     before = _watch.phase
     if before is _Phase.HELD:
         _watch.phase = _Phase.OPEN
@@ -165,7 +164,6 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _install() -> dict[signal.Signals, Any]:
-    """Handle every signal that is not ignored; returns the previous handlers."""
     previous = {number: signal.getsignal(number) for number in SIGNALS}
     handled = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN}
     for number in handled:

@@ -1,4 +1,4 @@
-"""Detect whether a launcher started this process as a rank.
+"""Detects whether a launcher, such as torchrun, started this process as a rank.
 
 Launched ranks are recognized by the variables that `init_process_group("env://")` reads, set by torchrun, or by `srun`
 with a script. Ranks that bitproof forks have the same variables, and in addition `FORKED`.
@@ -29,7 +29,7 @@ _LAUNCHERS = (
 
 
 def is_rank(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether torchrun, or another launcher with the same variables, started this process as a rank of many."""
+    """Return whether torchrun, or another launcher with the same variables, started this process as a rank of many."""
     environment = os.environ if environment is None else environment
     if FORKED in environment:
         return False
@@ -38,7 +38,7 @@ def is_rank(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def is_first(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether this process reports for all processes started with it: rank 0, or a single process."""
+    """Return whether this process reports for all processes started with it: rank 0, or a single process."""
     environment = os.environ if environment is None else environment
     if is_rank(environment):
         return environment["RANK"] == "0"
@@ -47,9 +47,10 @@ def is_first(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str, int] | None:
-    """The launcher that started several copies of this command without variables that connect them, or None.
+    """Return the launcher that started several copies of this command without variables that connect them, or None.
 
-    Returns its name, the variables for a process's number and for the total, and the total.
+    The result is its name, the variables for a process's number and for the total, and the total: ("mpirun",
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", 8).
     """
     environment = os.environ if environment is None else environment
     if FORKED in environment or is_rank(environment):
@@ -66,14 +67,13 @@ def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str,
 
 
 def do_not_wait_for_rank_0() -> None:
-    """Note that rank 0 is gone or cannot be reached. From now on a failed rank does not wait for rank 0's report, but
-    ends."""
+    """Record that rank 0 is gone or cannot be reached: a failed rank then ends without waiting for rank 0's report."""
     global _rank_0_is_gone
     _rank_0_is_gone = True
 
 
 def speaks_for_its_machine(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether this following rank reports an error in place of rank 0: a single rank does on every machine."""
+    """Return whether this following rank reports an error in place of rank 0: a single rank does on every machine."""
     environment = os.environ if environment is None else environment
     # On rank 0's machine local rank 0 is rank 0 itself, so local rank 1 reports; on any other machine local rank 0
     # does.
@@ -82,7 +82,7 @@ def speaks_for_its_machine(environment: Mapping[str, str] | None = None) -> bool
 
 
 def reports_for_rank_0() -> bool:
-    """Whether this rank must write the report, as rank 0 is gone."""
+    """Return whether this rank must write the report, as rank 0 is gone."""
     return _rank_0_is_gone and speaks_for_its_machine()
 
 

@@ -25,15 +25,18 @@ _BRACKETED_COMMAND = re.compile(r"##(?=\w*\[)")
 
 
 def shown(text: str) -> str:
-    """A text made safe for a terminal and the log of a CI system. JSON keeps its meaning."""
+    r"""Return a text made safe for a terminal and the log of a CI system: `::error` becomes `\x3a:error`.
+
+    JSON keeps its meaning.
+    """
     return _BRACKETED_COMMAND.sub(r"#\\u0023", _LEADING_COMMAND.sub(r"\1\\x3a", printable(text)))
 
 
 class SafeStream:
-    """A text stream whose `write` and `flush` never fail. `lost` is the first failure, None if there is none; a reader
-    that ended is no failure.
+    """A text stream whose `write` and `flush` never fail. `lost` is the first failure, or None.
 
-    Characters that the stream's encoding lacks are escaped, and so are terminal and CI commands.
+    Characters that the stream's encoding lacks are escaped, and so are terminal and CI commands. A reader that ended is
+    no failure.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -93,13 +96,13 @@ class _Styled:
 
 
 def styled(stream: TextIO) -> TextIO:
-    """The stream to write colours to. The writer must escape foreign text in it."""
+    """Return the stream to write colours to. The writer must escape foreign text in it."""
     return cast(TextIO, _Styled(stream)) if isinstance(stream, SafeStream) else stream
 
 
 @contextlib.contextmanager
 def safe_output() -> Iterator[SafeStream]:
-    """Make this process's standard output and error safe, and flush them at the end; yields standard output."""
+    """Context in which standard output, which it yields, and error are safe; both are flushed at the end."""
     streams = sys.stdout, sys.stderr
     out, err = (SafeStream(stream) for stream in streams)
     sys.stdout, sys.stderr = cast(TextIO, out), cast(TextIO, err)

@@ -43,9 +43,10 @@ Stat = tuple[str, int, int, int, int]
 
 @dataclass(frozen=True)
 class Sources:
-    """`digest` covers every byte of our packages, and torch's files by path, size and time, as those are 60 MB.
+    """The files of our packages and of torch, as digests and facts.
 
-    `own` covers only our packages, in any folder: it is equal on machines with the same release.
+    `digest` covers every byte of our packages, and torch's files by path, size and time, as those are 60 MB. `own`
+    covers only our packages, in any folder: it is equal on machines with the same release.
     """
 
     digest: str
@@ -53,7 +54,7 @@ class Sources:
     own: str = ""
 
     def are_untouched(self) -> bool:
-        """Whether every file is unchanged, by its content (ours), size and times (all)."""
+        """Return whether every file is unchanged, by its content (ours), size and times (all)."""
         return read_sources() == self
 
 
@@ -75,11 +76,11 @@ class Later:
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Later:
-        """Read it from JSON values. Raises KeyError, TypeError or ValueError if they have another form."""
+        """Read the modules from JSON values. Raises KeyError, TypeError or ValueError if they have another form."""
         return cls(tuple(cast(Stat, tuple(file)) for file in told["files"]), dict(told["code"]), dict(told["found"]))
 
     def would_load_again(self) -> bool:
-        """Whether this process would load exactly the same."""
+        """Return whether this process would load exactly the same modules."""
         return (
             all(_stat(told[0]) == told for told in self.files)
             and all(os.path.isfile(file) and TextLoader("", file).digest() == told for file, told in self.code.items())
@@ -100,7 +101,7 @@ class Installation:
     """The files covered by `others`."""
 
     def later(self) -> Later | None:
-        """The modules loaded after these sources; None if files changed meanwhile, so that they are unknown."""
+        """Return the modules loaded after these sources; None if files changed meanwhile, so that they are unknown."""
         if at_start is None or not self.sources.are_untouched():
             return None
         files = _loaded_files() - self.loaded - {stat[0] for stat in self.sources.stats}
@@ -134,7 +135,7 @@ def note(loaded: Iterable[str] | None = None) -> None:
 
 
 def installation() -> Installation | None:
-    """The code of this process, with all modules loaded so far; None if it is unknown.
+    """Return the code of this process, with all modules loaded so far; None if it is unknown.
 
     It is unknown if `note` was not called before the first import, or a loaded file has changed since.
     """
@@ -151,7 +152,7 @@ def installation() -> Installation | None:
 
 
 def read_sources() -> Sources:
-    """The files as they are now."""
+    """Return the files as they are now."""
     told, stats = hashlib.sha256(), []
     for package in OWN:
         for stat in sorted(_files(str(ROOT / package))):
@@ -167,13 +168,13 @@ def read_sources() -> Sources:
 
 
 def own_digest() -> str:
-    """The sha256 of our packages' content as this process imported it; without `note`, as it is now."""
+    """Return the sha256 of our packages' content as this process imported it; without `note`, as it is now."""
     return at_start[1].own if at_start is not None else read_sources().own
 
 
 @functools.cache
 def torch_digest() -> str:
-    """The sha256 of torch's installation: the text of its Python files, the sizes of libraries and headers. 0.2 s.
+    """Return the sha256 of torch's installation: text of Python files, sizes of libraries and headers. 0.2 s.
 
     Libraries are gigabytes, so only their sizes count. Equal on machines with the same installation. Compiled Python
     files (.pyc) are not checked.
@@ -188,7 +189,7 @@ def torch_digest() -> str:
 
 
 def start_up_code() -> dict[str, str]:
-    """The sha256 of code that Python runs at startup, by name: it may patch torch's or our functions.
+    """Return the sha256 of code that Python runs at startup, by name: it may patch torch's or our functions.
 
     This covers all code that is loaded before this process imports any of ours, and the lines of code in .pth files.
     Editable installations list their paths in such files; they are covered by the content of their modules instead.
@@ -215,14 +216,13 @@ def start_up_code() -> dict[str, str]:
 
 
 def digest_of_loaded(file: str) -> str | None:
-    """The sha256 of the text that ran as a module; for any other file, of its content, or of the archive that contains
-    it."""
+    """Return the sha256 of the text that ran as a module; for any other file, of its content or of its archive."""
     return text_loader.text_digests.get(file) or digest_of_file(file)
 
 
 @functools.cache
 def digest_of_file(file: str) -> str | None:
-    """The sha256 of a file's content, read once, or of the archive that contains it; None if there is none."""
+    """Return the sha256 of a file's content, read once, or of the archive that contains it; None if there is none."""
     try:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()
     except NotADirectoryError:
@@ -232,19 +232,18 @@ def digest_of_file(file: str) -> str | None:
 
 
 def stat_of(file: str) -> Stat:
-    """A file's identity: if two readings are equal, the file was not changed between them."""
+    """Return a file's identity: if two readings are equal, the file was not changed between them."""
     told = os.stat(file)
     return file, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns
 
 
 def runs_its_text() -> bool:
-    """Whether our code that this process ran is the code that its files compile to. 1 s."""
+    """Return whether our code that this process ran is the code that its files compile to. Takes 1 s."""
     own = tuple(os.path.join(ROOT, package, "") for package in OWN)
     return all(TextLoader("", file).ran_text() for file in text_loader.code_digests if file.startswith(own))
 
 
 def _loaded_files() -> set[str]:
-    """The files that decide the loaded code: of modules, libraries, and startup code."""
     files = set()
     for module in list(sys.modules.values()):
         if (origin := _origin(module)) is not None:
@@ -257,7 +256,7 @@ def _loaded_files() -> set[str]:
 
 
 def mapped_files() -> set[str]:
-    """The files whose code is in this process's memory: Python itself, and all loaded libraries. Only on Linux."""
+    """Return the files whose code is in this process's memory, Python itself and libraries. Only on Linux."""
     files = set()
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         mapped = (line.split(maxsplit=5) for line in maps)
@@ -290,7 +289,7 @@ def _stat(file: str) -> Stat | Absent:
 
 
 def place_of(name: str) -> str | None:
-    """The path at which an import finds a package or module, or found it if it is loaded; None if there is none."""
+    """Return the path at which an import finds a module, or found it if it is loaded; None if there is none."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):  # ValueError: a module without a spec

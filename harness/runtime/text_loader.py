@@ -45,7 +45,7 @@ class TextLoader(SourceFileLoader):
     """Runs the text of a file, compiled now or earlier."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """The code of the file's text; its digest is in `code_digests` from now on."""
+        """Return the code of the file's text; its digest is in `code_digests` from now on."""
         path = self.get_filename(fullname)
         text = self.get_data(path)
         code, compiled = self._compiled(path, text)
@@ -54,12 +54,11 @@ class TextLoader(SourceFileLoader):
         return code
 
     def digest(self) -> str:
-        """The sha256 of the code that would run now, for a module that need not be loaded."""
+        """Return the sha256 of the code that would run now, for a module that need not be loaded."""
         return hashlib.sha256(self._compiled(self.path, self.get_data(self.path))[1]).hexdigest()
 
     def ran_text(self) -> bool:
-        """Whether the code that ran is the code that the text compiles to: forged bytecode may have the right hash,
-        too."""
+        """Return whether the code that ran equals the compiled text: forged bytecode may have the right hash."""
         code = _canonical(self.source_to_code(self.get_data(self.path), self.path))
         digests = {hashlib.sha256(code).hexdigest()}
         if (read := self._read(self.get_data(self.path))[0]) is not None and _canonical(read[0]) == code:
@@ -97,7 +96,7 @@ class TextFinder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The module's spec; None if it is not found. A module of Python's installation keeps its loader.
+        """Return the module's spec; None if it is not found. A module of Python's installation keeps its loader.
 
         Its spec is returned all the same: Python's own finder, asked next, would search for it again.
         """
@@ -109,7 +108,7 @@ class TextFinder:
 
 
 def by_text(spec: ModuleSpec | None) -> ModuleSpec | None:
-    """The same spec, with a loader that runs the text if the module is Python source."""
+    """Return the same spec, with a loader that runs the text if the module is Python source."""
     if spec is not None and type(spec.loader) is SourceFileLoader and spec.origin is not None:
         spec.loader = TextLoader(spec.name, spec.origin)
     return spec
@@ -129,7 +128,6 @@ def _is_installed(file: str) -> bool:
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    """The folders of the standard library and of installed packages."""
     paths = sysconfig.get_paths()
     return tuple({paths[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 

@@ -30,8 +30,7 @@ _locks: dict[Path, int] = {}
 
 
 def make_work_folder() -> Path:
-    """Make a temporary folder, to be removed by `remove_work_folder`. Folders that dead commands left behind are
-    removed now."""
+    """Make a temporary folder, until `remove_work_folder`. Folders left behind by dead commands are removed now."""
     _remove_left_behind(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     unnamed = folder / f"{_MARKER}-yet"

@@ -1,4 +1,4 @@
-"""All rows of the catalogue by name, from a module per family. Loads no torch."""
+"""The catalogue: all entries by name, from a module per family. Loads no torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAMILIES = (
 
 
 def collect() -> dict[str, Entry]:
-    """Every row, in the order of the families."""
+    """Return every entry, in the order of the families."""
     rows: dict[str, Entry] = {}
     modules = (*FAMILIES, equivalent_sums)
     for row in (value for module in modules for value in vars(module).values() if isinstance(value, Entry)):

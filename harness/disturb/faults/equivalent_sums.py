@@ -21,7 +21,6 @@ EXACT = "ours: exact arithmetic, element by element"
 
 
 def _tensor_sum(g: GraphEditor, direction: str = "forward") -> tuple[Call, Call]:
-    """The launch and the wait of a chunk's sum over tensor ranks."""
     node = g.find("all_reduce", direction=direction, where=lambda node: node.args[-1] == "tp")
     return node, g.wait_of(node)
 

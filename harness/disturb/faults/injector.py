@@ -1,4 +1,4 @@
-"""Injects a fault on a rank while it takes its steps, and checks that it fired."""
+"""Injects a fault on a rank while the rank takes its steps, and checks that the fault fired."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORDS = {"grad": "gradient", "param": "parameter", "buffer": "buffer", "optimize
 
 
 class Injector:
-    """Applies a fault on a rank, and notes whether it fired."""
+    """Applies a fault on a rank, and records whether it fired."""
 
     def __init__(self, fault: Fault | None, rank: int, world_size: int = 1) -> None:
         self.fault = fault if fault is not None and fault.is_on(rank) else None
@@ -38,7 +38,7 @@ class Injector:
         NOW.memory.clear()
 
     def _is_silent_here(self, rank: int, world_size: int) -> bool:
-        """Whether this rank cannot note that the fault fired: it is in the graph, or only on another rank."""
+        """Whether this rank cannot notice that the fault fired: the fault is in the graph, or only on another rank."""
         assert self.entry is not None
         return self.entry.edit is not None or self.entry.rank_of(world_size) not in (None, rank)
 
@@ -61,7 +61,7 @@ class Injector:
             yield
 
     def unseen(self, observe: Observe) -> Observe:
-        """Wrap `observe`: a fault of calls does not affect the calls that recording makes."""
+        """Wrap `observe`, so that a fault of calls does not affect the calls that recording makes."""
         if self.entry is None or self.entry.call is None:
             return observe
         from bitproof.harness.disturb.tamper import untampered
@@ -79,17 +79,17 @@ class Injector:
             self.fault.strike()
 
     def strike_runner(self, step: Any) -> None:
-        """Let a runner fault change the runner of a staged step."""
+        """Apply a runner fault to the runner of a staged step."""
         if self.entry is not None and self.entry.runner is not None:
             self.entry.runner(step)
             self.fired = True
 
     def fire(self) -> None:
-        """Note that the fault fired, called by the code that applies it."""
+        """Record that the fault fired; called by the code that applies it."""
         self.fired = True
 
     def wrap(self, function: GradientFunction) -> GradientFunction:
-        """Wrap a function that computes gradients: the result has the flipped bit."""
+        """Wrap a function that computes gradients, so that its result has the flipped bit."""
         self._wraps = True
 
         @refusing()
@@ -103,7 +103,7 @@ class Injector:
         return faulty
 
     def flipping(self, observe: Observe) -> Observe:
-        """Wrap `observe`: it flips the bit in place in the named tensor, and then records the tensor.
+        """Wrap `observe`, so that it flips the bit in place in the named tensor, and then records the tensor.
 
         A gradient is flipped here only if the function that computes it cannot be wrapped.
         """
@@ -127,6 +127,7 @@ class Injector:
 
     def check_fired(self) -> None:
         """Raise UsageError if the fault should have fired by now but did not."""
+        # A fault of a later step may still fire.
         if self.fault is None or self.fault.step > self.step or self.fired:
             return
         if self.entry is not None and self.entry.call is not None:
@@ -151,7 +152,7 @@ class Injector:
 
 
 def flip_bit(fault: FlipBit, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A copy of the named tensor with one bit flipped. Raises UsageError if there is no such tensor or bit."""
+    """Return a copy of the named tensor with one bit flipped. Raises UsageError if there is no such tensor or bit."""
     import torch
 
     kind, name = fault.tensor

@@ -1,4 +1,4 @@
-"""Kernels that edits insert into a graph, some only active on the last rank or from a later step on."""
+"""Wrong kernels that edits insert into a graph; some are only active on the last rank or in later steps."""
 
 # R rows, N elements
 
@@ -37,10 +37,11 @@ def zeroed_from_step_1(x: Tensor) -> Tensor:
 
 
 def nudged(x: Tensor) -> Tensor:
-    """Moves the element of largest magnitude by 1 ULP away from zero."""
+    """Move the element of largest magnitude by 1 ULP away from zero."""
     flat = x.detach().clone().reshape(-1)
     bits = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
     place = flat.float().abs().argmax()
+    # Floats are sign and magnitude, so the next integer is 1 ULP further from zero.
     bits[place] += 1
     return flat.reshape(x.shape)
 
@@ -59,11 +60,13 @@ def last_row_zeroed_on_last_rank(x: Tensor) -> Tensor:
 
 def truncated(x: Tensor) -> Tensor:
     """float32 truncated to bfloat16, instead of rounded to nearest."""
+    # -65536 is 0xFFFF0000: bfloat16 is the upper half of a float32 number.
     return (x.contiguous().view(torch.int32) & -65536).view(torch.float32).to(torch.bfloat16)
 
 
 def in_tf32(x: Tensor) -> Tensor:
     """float32 rounded (half up) to the 10 mantissa bits of TF32."""
+    # Add half of the lowest kept bit, then clear the 13 lower bits.
     return ((x.contiguous().view(torch.int32) + 4096) & -8192).view(torch.float32)
 
 

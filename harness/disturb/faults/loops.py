@@ -17,7 +17,6 @@ Loop = Any
 
 
 def _candidate(*names: str) -> Need:
-    """The candidate is one of these built-in loops."""
     endings = tuple(f".examples.{name}" for name in names)
     return Need(lambda case: case.candidate.endswith(endings), f"the candidate {' or '.join(names)}")
 
@@ -60,7 +59,6 @@ def _after_load(loop: Loop, change: Callable[[], Any]) -> None:
 
 
 def _neighbours(part: Any) -> Any:
-    """The next rank's tensor of the same role as `part`."""
     import torch
     import torch.distributed as dist
 
@@ -307,7 +305,7 @@ def _in_last_attention(*operators: str) -> tuple[Site, ...]:
 
 
 def _parts_in_backward(loop: Loop, other: Callable[[list[Any]], list[Any]]) -> None:
-    """Let `other` change the parts that backward reads: a list with each rank's keys and values."""
+    """Apply `other` to the parts that backward reads: a list with each rank's keys and values."""
     own, ring = loop.ring.parts, loop.ring
 
     def parts(tensors: Any) -> Iterator[Any]:

@@ -13,7 +13,6 @@ RELOAD = "reload"
 
 
 def _again(g: GraphEditor, name: str) -> Call:
-    """A recomputed call, of chunk 1 if there is one."""
     found = g.recomputed(name)
     found = [node for node in found if node.meta.get("chunk") == 1] or found
     return g.require(found, f"a recomputed {name}")

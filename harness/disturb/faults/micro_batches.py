@@ -34,20 +34,17 @@ def _exchanged(action: Any) -> Any:
 
 
 def _received_otherwise(step: Step, half: str, other: Callable[..., Any]) -> None:
-    """Let `other` receive a half's messages. It is called with the original method, the sender, the index and the
-    crossing."""
+    """Receive a half's messages by `other`, called with the original method, sender, index and crossing."""
     own = step.receive
     step.receive = lambda sender, *args: other(own, sender, *args) if sender.half == half else own(sender, *args)
 
 
 def _sent_otherwise(step: Step, half: str, other: Callable[[Any], Any]) -> None:
-    """Apply `other` to each message of a half before it is sent."""
     own = step.send
     step.send = lambda action, index, value: own(action, index, other(value) if action.half == half else value)
 
 
 def _given_otherwise(step: Step, place: int) -> None:
-    """Take the step's input at `place` from another micro-batch."""
     own, name = step.inputs, step.parts.placeholders[place]
 
     def inputs(action: Any, micro_batches: Any) -> Any:

@@ -16,7 +16,6 @@ ROPE = "transformers and vLLM alike keep rotary tables in float32; in bfloat16 f
 
 
 def _replaced(g: GraphEditor, name: str, at: str, target: str, *operators: str, **options: Any) -> list[Site]:
-    """Replace a call by another operator, or by a kernel, with the same arguments."""
     node = g.find(name, at, **options)
     sites = g.sites(node, *operators)
     g.instead(node, target if "." in target else g.kernel(target), *node.args)

@@ -18,7 +18,6 @@ LISTS = (PARAMETERS, GRADIENTS, FIRST, SECOND, STEPS)
 
 
 def _update(source: str, needs: tuple[Need, ...] = (), rank: int | None = None) -> Callable[[TamperCall], Entry]:
-    """Decorate a row that replaces the call."""
     return row(source, operators=(OPERATOR,), needs=needs, kinds=("param", "optimizer"), rank=rank)
 
 

@@ -1,4 +1,4 @@
-"""Parse `--inject`, and refuse faults that a case can never reach. Loads no torch."""
+"""Parses `--inject`, and refuses faults that a case can never reach. Loads no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bitproof.harness.errors import UsageError
 
 
 def known_faults() -> str:
-    """The syntax of every fault, with optional fields in brackets, and the command that lists the catalogue."""
+    """Return the syntax of every fault, with optional fields in brackets, and the command that lists the catalogue."""
     kinds = "; ".join(f"{kind}:{_syntax(fault)}" for kind, fault in FAULTS.items())
     return f"{kinds}; or a name of the catalogue, which `bitproof faults --list` shows"
 

@@ -16,14 +16,12 @@ NUDGED = ("clone", "add_", "fill_", "index_put_", "copy_", "view", "index", "sel
 def _after(
     g: GraphEditor, kernel: str, operators: tuple[str, ...], name: str, at: str = ".*", direction: str = "forward"
 ) -> list[Site]:
-    """Insert a kernel after a call."""
     node = g.find(name, at, direction=direction)
     g.after(node, g.kernel(kernel))
     return [g.site(node, operator) for operator in operators]
 
 
 def _before(g: GraphEditor, kernel: str, operators: tuple[str, ...], name: str, at: str = ".*") -> list[Site]:
-    """Insert a kernel before a collective."""
     node = g.find(name, at)
     g.before(node, node.args[0], g.kernel(kernel))
     return [*(g.site(node, operator) for operator in operators), *g.sites(node)]

@@ -23,7 +23,10 @@ from bitproof.harness.graph import operators
 
 
 def dependencies(graph: Graph) -> dict[Node, set[Node]]:
-    """Return, for each node, the nodes that must run before it; only direct dependencies are listed."""
+    """Return, for each node, the nodes that must run before it; only direct dependencies are listed.
+
+    For example, in `y = x.add(1); x.mul_(2)`, the `mul_` depends on the `add`, which reads the memory that it writes.
+    """
     owners = operators.storage_owners(graph.nodes)
     readers: dict[Node, set[Node]] = {}
     writer: dict[Node, Node] = {}

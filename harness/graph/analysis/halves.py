@@ -1,4 +1,4 @@
-"""The two halves of a step's graph, forward's calls and then backward's, and the values saved between them.
+"""Forward and backward of a step's graph as two halves, and the values that forward saves for backward.
 
 In a partitioned graph (passes/partition.py) each call states its half. It remains a single graph, so that every pass
 can read and write it like any other; no pass moves a call to the other half. `divide` returns each half as a separate
@@ -26,13 +26,13 @@ HALF_KEY = "half"
 
 
 def half_of(node: Node) -> Half:
-    """The half in which a call runs; in an unpartitioned graph, this is the call's direction."""
+    """Return the half in which a call runs; in an unpartitioned graph, this is the call's direction."""
     half: Half = node.meta.get(HALF_KEY) or origin_of(node).direction
     return half
 
 
 def is_partitioned(graph: Graph) -> bool:
-    """Whether any call of the graph states its half."""
+    """Return whether any call of the graph states its half."""
     return any(HALF_KEY in node.meta for node in graph.nodes)
 
 
@@ -44,11 +44,11 @@ def put_in(node: Node, half: Half) -> None:
 
 @dataclass(frozen=True)
 class Halves:
-    """A step as two graphs. `saved` names forward's values that backward reads; `read_again` has the indices of the
-    graph inputs that backward reads.
+    """A step as two graphs.
 
-    forward   graph inputs -> the loss, then the saved values
-    backward  the saved values, then the graph inputs that it reads again -> gradients
+    `saved` names forward's values that backward reads; `read_again` has the indices of the graph inputs that it reads.
+    forward   graph inputs -> the loss, then the saved values backward  the saved values, then the graph inputs that it
+    reads again -> gradients
     """
 
     forward: GraphModule

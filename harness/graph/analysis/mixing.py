@@ -135,10 +135,7 @@ class _Follower:
         )
 
     def _state(self, node: Node, reader: Node) -> State:
-        """The rows of `node`, an input of `reader`.
-
-        A value from outside the reader's module has its rows in its chunked dim.
-        """
+        """The rows of `node`, an input of `reader`. A value from outside the module has them in its chunked dim."""
         is_inside = KEEPS_ROWS_KEY in reader.meta
         if node in self.states and self.roots[node] == self.roots[reader]:
             state = self.states[node] if is_inside else self._from_outside(node)
@@ -153,12 +150,13 @@ class _Follower:
     def _from_outside(self, node: Node) -> State:
         """The rows of a value for readers outside the code that computes it.
 
-        They differ where that code declares that it keeps rows. It was given one tensor of rows, and this value must
-        have as many; otherwise the declaration is not about it.
+        They differ if that code declares that it keeps rows. It was given one tensor of rows, and this value must have
+        as many; otherwise the declaration is not about it.
         """
         state, given = self.states[node], self.given.get(calls_of(node), {})
         if not isinstance(state, Mixed) or KEEPS_ROWS_KEY not in node.meta or len(given) != 1:
             return state
+        # Compare the numbers of rows: in this value, and in the tensor that the code was given.
         [(source, rows)] = given.items()
         numbers = [[symbols.expression(size) for size in x.meta["val"].shape] for x in (node, source)]
         is_kept = numbers[0][rows.dim : rows.dim + 1] == numbers[1][rows.dim : rows.dim + 1]
@@ -189,7 +187,6 @@ class _Follower:
         return Mixed(node) if found is None else found
 
     def _nested(self, node: Node, nested: GraphModule, operands: list[Any]) -> State:
-        """The rows of a higher-order operator's results, found by following the nested graph call by call."""
         inner = _Follower(dict.fromkeys(nested.graph.nodes, self.roots[node]), self.symbol)
         placeholders = [x for x in nested.graph.nodes if x.op == "placeholder"]
         pairs = [(x, given) for x, given in zip(placeholders, operands, strict=True) if isinstance(given, Node)]
@@ -242,7 +239,7 @@ class _Follower:
             self.states.update(dict.fromkeys((x for x in self.states if self.owners[x] is owner), state))
 
     def _note_permutation(self, node: Node) -> None:
-        """Note the call's result in `permutations`, if it is a permutation.
+        """Record the call's result in `permutations`, if it is a permutation.
 
         Sorting a value with a single dim returns a permutation, and sorting a permutation returns its inverse. Copies
         of a permutation are permutations as well.
@@ -265,7 +262,7 @@ class _Follower:
 
 
 def _elements(node: Node, name: str) -> list[Node]:
-    """The arguments from which a call computes the elements of its result; none if it reads only a layout."""
+    """The arguments from which a call computes elements; none if it reads only a layout, as `zeros_like`."""
     row = named(name)
     if row.reads_layout and row.rows is None:
         return []
@@ -292,7 +289,7 @@ def _refusal(live_out: Node, root: str | None, cause: Node, dim: str, what: str)
 
 
 def _culprit(root: str | None, cause: Node) -> str:
-    """The module to leave out: the one that mixes, never a pattern that may name the refused module again."""
+    """The module to leave out: the innermost that mixes, as a pattern may match the refused module itself again."""
     module = origin_of(cause).module
     return module if module and root and f"{module}.".startswith(f"{root}.") else f"{root}"
 

@@ -1,4 +1,4 @@
-"""`Rows`: the position of the chunked elements in a value. `RuleCall`: a call with its arguments' rows, for a rule."""
+"""The data of the mixing analysis: where a value has the chunked rows (`Rows`), and a call with such arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bitproof.harness.torch_operators import schema_of
 
 @dataclass(frozen=True)
 class SharedRows:
-    """Rows divided between ranks: `count` adjacent ranges; each rank takes the range with number `index`.
+    """A division of rows into `count` adjacent ranges, one per rank; this rank takes the range with number `index`.
 
     `form` is one of:
 
@@ -81,11 +81,11 @@ class RuleCall:
         return (value[0] if isinstance(value, (tuple, list)) else value).dim()
 
     def of(self, x: Any) -> Rows | None:
-        """The rows of an argument; None if it holds no rows, or is not a node."""
+        """Return the rows of an argument; None if it holds no rows, or is not a node."""
         return self.rows.get(x) if isinstance(x, Node) else None
 
     def dims(self, name: str, rank: int) -> set[int]:
-        """The dims that the argument `name` lists, counted from 0; all dims if it is None or an empty list.
+        """Return the dims that the argument `name` lists, counted from 0; all dims if it is None or an empty list.
 
         `rank` is the number of dims of the value that it refers to.
         """
@@ -95,11 +95,11 @@ class RuleCall:
 
 
 def sizes_of(node: Node) -> list[Any]:
-    """A value's sizes as expressions."""
+    """Return a value's sizes as expressions."""
     return [symbols.expression(size) for size in node.meta["val"].shape]
 
 
 def rank_of(node: Node) -> int:
-    """A value's number of dims."""
+    """Return a value's number of dims."""
     rank: int = node.meta["val"].dim()
     return rank

@@ -1,4 +1,4 @@
-"""How each operator maps the chunked elements from its arguments to its result: the table for mixing.py.
+"""The rules of mixing.py: how each operator maps chunked rows from its arguments to its result.
 
 A rule gets a `RuleCall` and returns the rows of the call's result; None means that the call mixes rows. A rule is
 called only if some argument holds rows and no input is already mixed. An operator without a rule counts as mixing,
@@ -39,9 +39,8 @@ def elementwise(call: RuleCall) -> Answer:
 
 
 def _all_results(rule: Rule) -> Rule:
-    """Make the rule of an operator with several results: each result has the rows that `rule` finds."""
-
     def results(call: RuleCall) -> Answer:
+        # Each of the operator's results has these rows.
         return (answer,) * len(call.node.meta["val"]) if isinstance(answer := rule(call), Rows) else answer
 
     return results
@@ -124,8 +123,7 @@ def _take(call: RuleCall) -> Answer:
 
 
 def _join(call: RuleCall) -> Answer:
-    """Concatenation along another dim keeps the rows. Along the rows' dim, it must join all parts of a split, in
-    order."""
+    """Concatenation along another dim keeps the rows; along theirs, it must join all parts of a split, in order."""
     dim = call.given["dim"] % call.result_rank
     parts = [call.of(x) for x in call.given["tensors"]]
     first = parts[0]
@@ -230,10 +228,9 @@ def _scatter(call: RuleCall) -> Answer:
 def _index(call: RuleCall) -> Answer:
     """Rows may be indices of a table, may be indexed along other dims, or may be permuted."""
     source, indices = call.of(call.first), call.node.args[1]
-    # With indices that are not adjacent, as in x[i, :, j], torch moves the indexed dims to the front.
     places = [i for i, x in enumerate(indices) if x is not None]  # type: ignore[arg-type]
     used: list[Node] = [indices[i] for i in places]  # type: ignore[index, misc]
-    # torch moves indexed dims to the front if they are not adjacent.
+    # If indexed dims are not adjacent, as in x[i, :, j], torch moves them to the front.
     if not places or places != list(range(places[0], places[-1] + 1)):
         return None
     found = [x for x in used if call.of(x)]
@@ -260,7 +257,7 @@ def _index_put(call: RuleCall) -> Answer:
 
 
 def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
-    """The rows after a permutation: in another order, or in the previous order if it undoes the last permutation."""
+    """Return the rows with a permutation added to their order, or with the last one undone by its inverse."""
     base, is_inverse = permutation
     if rows.order and rows.order[-1] == ("sort", base, not is_inverse):
         return replace(rows, order=rows.order[:-1])
@@ -339,14 +336,14 @@ RULES: dict[RowFlow, Rule] = {
 
 
 def rule_of(node: Node) -> Rule | None:
-    """The rule for a call, or None. Operators that torch tags as pointwise share a rule."""
+    """Return the rule for a call, or None. Operators that torch tags as pointwise share a rule."""
     if (flow := named(operators.operator_name(node)).rows) is not None:
         return RULES[flow]
     return elementwise if torch.Tag.pointwise in getattr(node.target, "tags", ()) else None
 
 
 def follow(rule: Rule, call: RuleCall) -> Answer:
-    """The rows of a call's result, by the operator's `rule`; None if the call mixes rows.
+    """Return the rows of a call's result, by the operator's `rule`; None if the call mixes rows.
 
     While rows are divided between ranks, only a few operators may read them.
     """

@@ -29,7 +29,7 @@ _ADDS = frozenset({"add"})
 
 
 def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows | None:
-    """The rows of a view that divides the rows' dim into ranges; None for any other view.
+    """Return the rows of a view that divides the rows' dim into ranges; None for any other view.
 
     `before` and `after` are the sizes of the view's input and result. In the result, `dim` holds the rows of a range,
     and the dim before it numbers the ranges.
@@ -46,7 +46,7 @@ def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows |
 
 
 def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
-    """The rows of a view that joins the two dims of cut rows again; None for any other view.
+    """Return the rows of a view that joins the two dims of cut rows again; None for any other view.
 
     `before` and `after` are the sizes of the view's input and result.
     """
@@ -59,7 +59,7 @@ def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
 
 
 def selected(call: RuleCall) -> Rows | None:
-    """The rows of an `index_select` along a dim that does not hold the rows; None if it mixes rows.
+    """Return the rows of an `index_select` along a dim that does not hold the rows; None if it mixes rows.
 
     If that dim numbers the ranges of cut rows, the call selects a rank's range.
     """
@@ -74,9 +74,9 @@ def selected(call: RuleCall) -> Rows | None:
 
 
 def copied_into(call: RuleCall) -> Rows | None:
-    """The rows of an `index_copy` into zeros without other readers, along a dim that does not hold the rows, or None.
+    """Return the rows of an `index_copy` into zeros, along a dim that does not hold the rows, or None.
 
-    A range of rows must return to the index from which it was selected.
+    The zeros must have no other readers, and a range of rows must return to the index from which it was selected.
     """
     rows, index, target = call.of(call.given["source"]), call.given["index"], call.first
     dim = call.given["dim"] % rank_of(target)
@@ -94,17 +94,17 @@ def copied_into(call: RuleCall) -> Rows | None:
 
 
 def is_summand(rows: Rows) -> bool:
-    """Whether the rows are a summand: other ranks' rows are zeros until ranks add them up."""
+    """Return whether the rows are a summand: other ranks' rows are zeros until ranks add them up."""
     return rows.share is not None and rows.share.form == "summand"
 
 
 def whole(rows: Rows) -> Rows:
-    """The rows after ranks have added up their summands: no longer divided. Other rows stay as they are."""
+    """Return the rows after ranks have added up their summands: no longer divided. Other rows stay as they are."""
     return replace(rows, share=None) if is_summand(rows) else rows
 
 
 def summed(call: RuleCall, rows: list[Rows]) -> Rows | None:
-    """The rows of the result of a call that reads a summand; None for a call that may not read one.
+    """Return the rows of the result of a call that reads a summand; None for a call that may not read one.
 
     `rows` are those of the arguments. A sum over ranks makes the rows whole. An addition, a copy or a wait returns a
     summand again.

@@ -15,7 +15,7 @@ _TO_GATHER = operators.VIEWS | {aten._to_copy.default, aten.constant_pad_nd.defa
 
 
 def parameters_of(graph: Graph) -> dict[Node, int]:
-    """The graph inputs that are parameters, and their indices: a graph's first inputs, one for each gradient output."""
+    """Return the graph inputs that are parameters, with their indices: the first, one for each gradient output."""
     outputs: Any = graph.output_node().args[0]
     # A stage's last output is a tuple of the values that it sends.
     gradients = [x for x in outputs[1:] if isinstance(x, Node)]
@@ -24,7 +24,7 @@ def parameters_of(graph: Graph) -> dict[Node, int]:
 
 
 def chain_to_input(launch: Node) -> list[Node]:
-    """The nodes between an all-gather and the value that it gathers, then that value.
+    """Return the nodes between an all-gather and the parameter that it gathers, then the parameter.
 
     These nodes are views, casts and padding, the last first.
     """

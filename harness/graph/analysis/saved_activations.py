@@ -27,32 +27,33 @@ STANDS_FOR_KEY = "stands_for"
 
 
 def is_backward(node: Node) -> bool:
-    """Whether a node is a call in the half backward; in an unpartitioned graph, a call of the direction backward."""
+    """Return whether a node is a call in the half backward; in an unpartitioned graph, of the direction backward."""
     return node.op == "call_function" and half_of(node) == "backward"
 
 
 def is_forward_value(node: Node) -> bool:
-    """Whether a node is a call of forward that returns one or more tensors."""
+    """Return whether a node is a call of forward that returns one or more tensors."""
     value = node.meta.get("val")
     is_tensors = isinstance(value, (torch.Tensor, tuple, list))
     return node.op == "call_function" and is_tensors and half_of(node) == "forward"
 
 
 def tag_of(node: Node) -> Tag | None:
-    """An activation's tag, or None."""
+    """Return an activation's tag, or None."""
     return node.meta.get(TAG_KEY)
 
 
 def is_recomputed(node: Node) -> bool:
-    """Whether an activation is tagged `recompute`."""
+    """Return whether an activation is tagged `recompute`."""
     return tag_of(node) == "recompute"
 
 
 def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, Node]:
-    """The backward call that first needs each activation; `recomputed` returns whether an activation is recomputed."""
+    """Return the backward call that first needs each activation, given which activations are recomputed."""
     needs: dict[Node, Node] = {}
     for reader in filter(is_backward, graph.nodes):
         # A recomputed activation is computed for its first reader, so that reader also needs the activation's inputs.
+        # Walk from each backward call to the activations that it needs, through those that are recomputed.
         waiting = list(reader.all_input_nodes)
         while waiting:
             node = waiting.pop()
@@ -64,7 +65,7 @@ def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, 
 
 
 def block_of(node: Node, blocks: str) -> str | None:
-    """The name of the block that contains a call's module, or None.
+    """Return the name of the block that contains a call's module, or None.
 
     `blocks` is a pattern of modules. For example, with layers.*, the module layers.3.mlp is in the block layers.3.
     """
@@ -73,7 +74,7 @@ def block_of(node: Node, blocks: str) -> str | None:
 
 
 def block_starts(graph: Graph, blocks: str, of: Callable[[Node], bool]) -> list[Node]:
-    """The first call of each block in order, counting only nodes for which `of` returns True."""
+    """Return the first call of each block in order, counting only nodes for which `of` returns True."""
     starts: dict[Any, Node] = {}
     for node in graph.nodes:
         if of(node) and (block := block_of(node, blocks)) is not None:

@@ -33,7 +33,7 @@ class TensorBytes:
                 self._balance(node.args[0], node.args[1], dim=(*node.args[2:], 0)[0])
 
     def of(self, value: torch.Tensor) -> int | None:
-        """The number of bytes from a tensor's first to its last element; None if a size or stride has no number."""
+        """Return the bytes from a tensor's first to its last element; None if a size or stride has no number."""
         sizes, strides = [self._number(n) for n in value.shape], [self._number(n) for n in value.stride()]
         extent = 1
         for size, stride in zip(sizes, strides, strict=True):
@@ -51,7 +51,7 @@ class TensorBytes:
                     self._symbols[symbol] = sympy.Rational(num_rows, len(sizes))
 
     def _deliver(self, exchange: Node) -> None:
-        """Choose a number for the rows that an all-to-all receives: as many as it sends."""
+        # With balanced routing, an all-to-all receives as many rows as it sends.
         expression = symbols.expression(exchange.meta["val"].shape[0])
         num_rows = self._number(exchange.args[0].meta["val"].shape[0])  # type: ignore[union-attr]
         if num_rows is not None and (rest := symbols.remainder(expression, self._symbols, num_rows)):

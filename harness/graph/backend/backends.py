@@ -298,8 +298,8 @@ def _devices(module: GraphModule) -> set[torch.device]:
 
 
 def _copied(module: GraphModule) -> GraphModule:
-    """A copy of the module with a new graph; both share values and nested graphs."""
     graph = Graph()
+    # Only the graph is new: the copy shares values and nested graphs.
     graph.output(graph.graph_copy(module.graph, {}))
     return GraphModule(module, graph)
 
@@ -329,7 +329,6 @@ def _named_groups(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 def _refusal(module: GraphModule, backend: str, on_cpu: bool, error: Exception) -> BitproofError:
-    """The error for a graph that Inductor could not compile: a MachineError for FlexAttention on a CPU."""
     has_flex = any(_flex_region(node) for node in module.graph.nodes if node.op == "call_function")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     found = f"{type(error).__name__}: {lines[0] if lines else ''}"

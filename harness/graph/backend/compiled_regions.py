@@ -47,7 +47,7 @@ def marked_by(patterns: tuple[str, ...], graph: Graph) -> RegionOf:
 
 
 def made_of_parameters(graph: Graph) -> set[Node]:
-    """The graph's parameters, and all values computed only from them."""
+    """Return the graph's parameters, and all values computed only from them."""
     found = set(parameters_of(graph))
     for node in graph.nodes:
         if node.op == "call_function" and node.all_input_nodes and found.issuperset(node.all_input_nodes):
@@ -56,7 +56,6 @@ def made_of_parameters(graph: Graph) -> set[Node]:
 
 
 def _computes(node: Node) -> bool:
-    """Whether a call only computes tensors."""
     if node.op != "call_function" or operators.is_collective(node) or operators.is_wait(node):
         return False
     if operators.is_check(node) or operators.written_arguments(node):

@@ -67,7 +67,7 @@ class Obstacle:
 
 
 def obstacles(module: GraphModule) -> list[Obstacle]:
-    """The calls of a finished graph and its nested graphs that cannot be captured, in order."""
+    """Return the calls of a finished graph and its nested graphs that cannot be captured, in order."""
     for_cuda = is_for_cuda(module)
     found = []
     for graph in (each.graph for each in module.modules() if isinstance(each, GraphModule)):
@@ -78,7 +78,6 @@ def obstacles(module: GraphModule) -> list[Obstacle]:
 
 
 def _why_not(node: Node, for_cuda: bool) -> str | None:
-    """Why a call cannot be captured; None if it can."""
     if node.op in ("placeholder", "output", "get_attr"):
         return None
     if node.op != "call_function" or not _is_operator(node.target):
@@ -188,8 +187,8 @@ class StaticStep:
             self._capture(state)
 
     def _call(self, state: Sequence[Tensor]) -> None:
-        """Run the graph's calls, and copy their results into the static outputs."""
         found = self._run(*state, *self._static)
+        # The first results become the static outputs; later ones are copied into them.
         if not self._outputs:
             self._outputs = [x.clone() if isinstance(x, Tensor) else x for x in found]
             return
@@ -226,7 +225,6 @@ class StaticStep:
 
 
 def _written_inputs(module: GraphModule) -> list[int]:
-    """The indices of the inputs that the graph writes in place."""
     owners = operators.storage_owners(module.graph.nodes)
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     written = {owners[x] for node in calls for x in operators.written_arguments(node)}

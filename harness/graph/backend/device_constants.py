@@ -29,6 +29,7 @@ def forget_device_index(module: GraphModule, device: torch.device) -> int:
         found += 1
         return anywhere
 
+    # Nested graphs, such as those of FlexAttention, have constants, too.
     for nested in module.modules():
         if isinstance(nested, GraphModule):
             before = found

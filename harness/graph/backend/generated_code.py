@@ -39,13 +39,14 @@ _CALL = re.compile(r"^\s+(\w+?)(?:\.run)?\(", re.MULTILINE)
 
 
 def hash_generated(folder: Path, index: int | None = None) -> str:
-    """The hash of the code in a folder, independent of file names. `index` is that of the GPU it was compiled for."""
+    """Return the hash of a folder's code for the GPU with this index, independent of index and file names."""
     sources = sorted(_decisive(file.read_text(), folder, index) for file in folder.rglob("*.py"))
+    # Sorted by content: file names differ between traces.
     return hashlib.sha256("\0".join(sources).encode()).hexdigest()
 
 
 def count_launches(folder: Path) -> int:
-    """The number of kernel launches in the code of a folder.
+    """Return the number of kernel launches in the code of a folder.
 
     Only CPU and Triton kernels that this code defines count, not torch's own kernels.
     """

@@ -68,7 +68,7 @@ def find_hazards(
 
 
 def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = None) -> list[str]:
-    """A line for each hazard and each possible deadlock; beyond MOST_TOLD, a line with the number of the others."""
+    """Return a line for each hazard and possible deadlock; beyond MOST_TOLD, a line with the number of the others."""
     hazards, deadlocks = find_hazards(module, groups)
     found = list(dict.fromkeys(map(str, [*hazards, *deadlocks])))
     left = len(found) - MOST_TOLD
@@ -76,7 +76,7 @@ def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = N
 
 
 def turns_of(module: GraphModule, ranks_in: RanksIn, rank: int | None = None) -> list[RankTurn]:
-    """The launches of collectives and messages in a rank's graph, and the waits for them, in order.
+    """Return the launches of collectives and messages in a rank's graph, and the waits for them, in order.
 
     `ranks_in` takes a group's name and returns the ranks of this rank's instance of the group, or None for an unknown
     group. `rank` is this rank's own number; without it, messages are left out.
@@ -91,7 +91,6 @@ def _hazard(walk: GraphWalk, second: At, race: Race) -> Hazard:
 
 
 def _missing(race: Race, second: At) -> str:
-    """A text that names the missing call: the call that would order the two calls of a race."""
     if race.work is None and second.node.op == "output":
         return f"a wait, before the end of the step, for an event recorded after `{race.first}`"
     if race.work is None:

@@ -70,7 +70,7 @@ _IN_PLACE_BY_NAME = frozenset(f"i{name}" for name in _ASSIGNING)
 
 
 def effects_of(node: Node) -> Effects:
-    """A call's effects."""
+    """Return a call's effects. For example, `x.add_(y)` writes x, and its result shares the memory of x."""
     if isinstance(node.target, OpOverload):
         plan = _plan_of(node.target)
         found = _effects_of_overload(node, plan)
@@ -90,6 +90,7 @@ def effects_of(node: Node) -> Effects:
         return Effects(Operator(name="getattr"), shares=node.all_input_nodes[:1], only_shows=True)
     if node.op == "call_method" and node.target == "wait":
         return Effects(_WORK_WAIT, awaits=node.all_input_nodes[:1], only_shows=True)
+    # All other calls are known by their name alone, such as `x.add_(y)` in a user's graph.
     name = str(node.target) if node.op == "call_method" else operators.name_of(node.target)
     assigns = getattr(node.target, "__module__", None) == "_operator" and name in _IN_PLACE_BY_NAME
     if assigns or node.kwargs.get("inplace") is True:
@@ -98,7 +99,7 @@ def effects_of(node: Node) -> Effects:
 
 
 def submodule_of(node: Node) -> nn.Module | None:
-    """The module that a call names."""
+    """Return the module that a call names."""
     owner = node.graph.owning_module
     try:
         return owner.get_submodule(str(node.target)) if owner is not None else None
@@ -192,12 +193,10 @@ def _effects_of_overload(node: Node, plan: _Plan) -> Effects:
 
 
 def _given(node: Node) -> dict[str, Any]:
-    """A call's arguments, by the names in its operator's schema."""
     return dict(zip((x.name for x in schema_of(node.target).arguments), node.args, strict=False)) | node.kwargs
 
 
 def _nodes(node: Node, places: Places) -> Sequence[Node]:
-    """The nodes at these arguments of a call."""
     return _nodes_of(node.args, node.kwargs, places)
 
 
@@ -283,7 +282,7 @@ _TORCHBIND = "higher_order.call_torchbind"
 
 
 def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """The effects of a call that sends to or receives from single ranks."""
+    """Return the effects of a call that sends to or receives from single ranks."""
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     if "op_list" in given:
         rows = zip(given["op_list"], given["tensors"], given["peer_list"], given["tag_list"], strict=True)
@@ -315,10 +314,7 @@ def _value(x: Any) -> Any:
 
 
 def _copied(node: Node, source: Node) -> bool:
-    """Whether a call that returns a view if possible, such as `reshape`, copies its argument `source`.
-
-    It is True if a fake value is missing, so that their storages cannot be compared.
-    """
+    """Whether a call such as `reshape` copies its argument `source`; True if a missing fake value leaves that open."""
     own, shown = node.meta.get("val"), source.meta.get("val")
     if not (isinstance(own, Tensor) and isinstance(shown, Tensor)):
         return True

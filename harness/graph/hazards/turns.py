@@ -35,7 +35,7 @@ _SIZES = ("group_size",)
 
 
 def name_of_call(call: At) -> str:
-    """A text with a call's operator, module and direction."""
+    """Return a call's operator, module and direction as text: `aten.mm.default in layers.0 (forward)`."""
     origin = origin_of(call.node)
     target, _ = operators.called(call.node)
     if (packet := getattr(target, "overloadpacket", None)) is not None:
@@ -46,9 +46,10 @@ def name_of_call(call: At) -> str:
 
 
 def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> list[Deadlock]:
-    """The possible deadlocks if all ranks run the same graph: a rank may not reach a collective that others launch.
+    """Return the possible deadlocks of ranks that all run the same graph.
 
-    The three conditions at the top of this file are checked; `groups` is None if the groups are unknown.
+    In each, a rank may not reach a collective that others launch. The three conditions at the top of this file are
+    checked; `groups` is None if the groups are unknown.
     """
     found = []
     for turn in turns:
@@ -75,7 +76,7 @@ def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> 
 
 
 def _misfits(call: At, group: str, groups: Mapping[str, Partition]) -> list[str]:
-    """Texts about contradictions between a call and its group, for example another number of ranks."""
+    """Contradictions between a call and its group, in words: `counts 4 ranks in the group ep, which has 2`."""
     found, partition = [], groups[group]
     ranks = [rank for part in partition for rank in part]
     if len(set(ranks)) != len(ranks):
@@ -114,6 +115,7 @@ def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None
     messages between single ranks if `rank`, this rank's number, is unknown.
     """
     found: list[RankTurn] = []
+    # By launch, its index in the result: a wait refers to it.
     launched: dict[At, int] = {}
     joined: Node | None = None  # the call whose messages follow
     for turn in turns:
@@ -171,7 +173,6 @@ def _takes(call: At) -> str:
 
 
 def _form(value: object) -> str:
-    """A tensor's dtype and sizes; "" for other values."""
     if not isinstance(value, Tensor):
         return ""
     return f"{str(value.dtype).removeprefix('torch.')}{[*value.shape]}"

@@ -15,7 +15,7 @@ ON_CUDA, ON_HOST, ELSEWHERE = 1, 2, 4
 
 
 def places_of(value: Any) -> int:
-    """The devices of a value as bits; for a tuple or a list, those of all its parts."""
+    """Return the devices of a value as bits; for a tuple or a list, those of all its parts."""
     if isinstance(value, Tensor):
         return {"cuda": ON_CUDA, "cpu": ON_HOST}.get(value.device.type, ELSEWHERE)
     if isinstance(value, (tuple, list)) and value:
@@ -24,20 +24,19 @@ def places_of(value: Any) -> int:
 
 
 def is_for_cuda(module: GraphModule) -> bool:
-    """Whether the graph of `module`, or a graph nested in it, has inputs on a GPU."""
+    """Return whether the graph of `module`, or a graph nested in it, has inputs on a GPU."""
     graphs = [each.graph for each in module.modules() if isinstance(each, GraphModule)]
     return any(device_of(x.meta.get("val")) == "cuda" for graph in graphs for x in graph.find_nodes(op="placeholder"))
 
 
 @functools.cache
 def _may_hold_up_host(target: Any) -> bool:
-    """Whether an operator may copy and block the host: it has the argument `non_blocking`."""
     schema = schema_of(target)
     return schema is not None and any(argument.name == "non_blocking" for argument in schema.arguments)
 
 
 def holds_up_host(node: Node) -> bool:
-    """Whether a call copies between host and device and blocks until the copy is done."""
+    """Return whether a call copies between host and device and blocks until the copy is done."""
     if not _may_hold_up_host(node.target):
         return False
     declared = [argument.name for argument in schema_of(node.target).arguments]
@@ -47,7 +46,7 @@ def holds_up_host(node: Node) -> bool:
 
 
 def device_of(value: Any) -> str | None:
-    """The device type of a tensor, or of the first item of a tuple or list; None for any other value."""
+    """Return the device type of a tensor, or of the first item of a tuple or list; None for any other value."""
     if isinstance(value, Tensor):
         return value.device.type
     return next((device_of(x) for x in value), None) if isinstance(value, (tuple, list)) else None

@@ -146,7 +146,6 @@ class GraphWalk:
         return _structure(node.args[0] if node.args else None, held)
 
     def _call(self, node: Node, held: dict[Node, Held], where: str) -> Held:
-        """Follow a call, and return the memory of its result."""
         if not isinstance(node.target, OpOverload):
             self._follow_graphs_of(node, held, where)
         self._time += 1
@@ -289,7 +288,7 @@ class GraphWalk:
         return memory
 
     def _hand(self, values: Sequence[Node], held: Mapping[Node, Held]) -> None:
-        """Note that this call is the last so far that uses the memory of these values."""
+        """Record that this call is the last so far that uses the memory of these values."""
         for x in values:
             memory = held[x]
             for key in memory if isinstance(memory, tuple) else _flat([memory]):
@@ -308,7 +307,6 @@ class GraphWalk:
         return current if places & ON_CUDA else HOST
 
     def _places_of(self, node: Node, inputs: Sequence[Node]) -> int:
-        """The devices of a call's inputs and result, as bits; the devices of each node are computed once."""
         known, found = self._places, 0
         for x in (node, *inputs):
             if (places := known.get(x)) is None:
@@ -317,10 +315,7 @@ class GraphWalk:
         return found
 
     def _sync(self, node: Node, sync: Sync, held: Mapping[Node, Held]) -> None:
-        """Follow a call about streams and events: a switch of streams, a record, or a wait.
-
-        The call's arguments are the numbers of streams and events.
-        """
+        """Follow a call about streams and events, whose arguments are their numbers: a switch, a record, or a wait."""
         schema = schema_of(node.target)
         given = dict(zip([argument.name for argument in schema.arguments], node.args, strict=False)) | node.kwargs
         first, *others = given.values()
@@ -343,7 +338,6 @@ class GraphWalk:
                 self._order.keep_for(_flat([held[first]]), others[0])
 
     def _free(self, call: At, node: Node, held: Mapping[Node, Held]) -> None:
-        """Free the memory whose last user is this call."""
         assert self._known_last_use is not None
         handed = dict.fromkeys(key for x in node.all_input_nodes for key in _flat([held[x]]))
         gone = [key for key in handed if self._known_last_use.get(key) == self._time]
@@ -354,7 +348,6 @@ class GraphWalk:
 
 
 def _flat(values: Iterable[Held]) -> Memory:
-    """All memory of these values."""
     found: list[Key] = []
     for value in values:
         found.extend(value if isinstance(value, tuple) else _flat(value.values()))
@@ -396,10 +389,7 @@ def _body(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
 
 
 def _operands(node: Node, body: GraphModule) -> list[Any] | None:
-    """The operands for the inputs of the nested graph `body`: the arguments of `node` after its graphs.
-
-    It is None if the number of operands is not that of the inputs.
-    """
+    """The operands for the inputs of `body`: the arguments of `node` after its graphs; None if their numbers differ."""
     places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and operators.graph_of(x) is not None]
     if not places:
         return None

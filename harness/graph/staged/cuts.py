@@ -1,4 +1,4 @@
-"""The planned cuts of a graph into stages."""
+"""The division of a model's layers into pipeline stages."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Cuts:
     num_layers: int = 1
 
     def stage_of(self, node: Node) -> int | None:
-        """The number of a call's stage: from its metadata, or else that of its layer's stage; None without either."""
+        """Return the number of a call's stage, from its metadata or by its module's layer; None without either."""
         stage: int | None = node.meta.get(STAGE_KEY)
         return self.stage_of_module(origin_of(node).module or "") if stage is None else stage
 
     def stage_of_module(self, name: str) -> int | None:
-        """The number of the stage that has a module's layer; None for a module outside all layers."""
+        """Return the number of the stage that has a module's layer; None for a module outside all layers."""
         found = _LAYER.match(name)
         if found is None or self.num_stages == 1:
             return 0 if found else None

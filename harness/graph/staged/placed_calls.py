@@ -74,23 +74,23 @@ class PlacedCalls:
             self._own.setdefault((stage, self.half(node)), []).append(node)
 
     def half(self, node: Node) -> Half:
-        """The half in which a call runs."""
+        """Return the half in which a call runs."""
         return "backward" if node in self._backward else "forward"
 
     def own(self, stage: int, half: Half) -> list[Node]:
-        """The calls of a stage in a half, in the graph's order."""
+        """Return the calls of a stage in a half, in the graph's order."""
         return self._own.get((stage, half), [])
 
     def given(self, own: Iterable[Node]) -> list[Node]:
-        """The values that the calls `own` read from elsewhere: graph inputs, and results of other calls in stages."""
+        """Return the values that the calls `own` read from elsewhere: graph inputs, or results in any stage."""
         return [node for node in self._needed(own) if node.op == "placeholder" or node in self.stages]
 
     def with_numbers(self, own: Iterable[Node]) -> list[Node]:
-        """The calls `own` and the calls for numbers and views of inputs that they need, in the graph's order."""
+        """Return the calls `own` and the calls for numbers and views of inputs that they need, in the graph's order."""
         return self._in_order({*own, *(node for node in self._needed(own) if node in self._free)})
 
     def received(self, stage: int, half: Half, given: Iterable[Node]) -> list[Node]:
-        """The values that a half of a stage receives from other stages, in the order in which they are computed.
+        """Return the values that a half of a stage receives from other stages, in the order in which they are computed.
 
         `given` are the half's inputs. A stage's forward also receives activations that only its backward reads. Raises
         PassError if there are more values than message tags.
@@ -109,17 +109,17 @@ class PlacedCalls:
         return self._in_order(arriving)
 
     def sent(self, own: Iterable[Node]) -> list[Node]:
-        """The calls among `own` whose results another stage reads."""
+        """Return the calls among `own` whose results another stage reads."""
         return [
             node for node in own if any(self.stages.get(x, self.stages[node]) != self.stages[node] for x in node.users)
         ]
 
     def kept(self, own: Iterable[Node]) -> list[Node]:
-        """The calls among `own` whose results backward reads; `own` are calls of a stage's forward."""
+        """Return the calls among `own` whose results backward reads; `own` are calls of a stage's forward."""
         return [node for node in own if any(user in self._backward for user in node.users)]
 
     def results_of(self, own: Iterable[Node]) -> list[Node]:
-        """The calls among `own` that compute the loss or a parameter's gradient."""
+        """Return the calls among `own` that compute the loss or a parameter's gradient."""
         results = {self.results[0], *(x for by_stage in self.gradients.values() for x in by_stage.values())}
         return [node for node in own if node in results]
 
@@ -140,6 +140,7 @@ class PlacedCalls:
             else:
                 parts.append(node)
         found = {self.stages[node]: node for node in parts}
+        # Each stage that reads the parameter must have exactly one gradient, and at most two stages may.
         if self._readers(parameter) - found.keys() or len(found) < len(parts) or len(found) > 2:
             raise PassError(
                 f"stages {', '.join(map(str, sorted({*self._readers(parameter), *found})))} share the parameter "
@@ -161,7 +162,7 @@ class PlacedCalls:
         return found
 
     def crossing(self, node: Node) -> Crossing:
-        """The crossing of a value that is sent between stages. Raises PassError if its shape depends on data."""
+        """Return the crossing of a value that is sent between stages. Raises PassError if its shape depends on data."""
         value, symbol = node.meta.get("val"), self._open_dim
         if not isinstance(value, Tensor):
             raise _unfit(node, f"a {type(value).__name__}")
@@ -178,7 +179,6 @@ class PlacedCalls:
         return sorted(nodes, key=self._order.__getitem__)
 
     def _at_hand(self) -> set[Node]:
-        """The calls for numbers and views that are computed only from the graph's inputs."""
         free: set[Node] = set()
         for node in self.calls:
             is_tensor = isinstance(node.meta.get("val"), (Tensor, tuple, list, type(None)))  # a fault's call has none

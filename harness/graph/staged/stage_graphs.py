@@ -78,9 +78,10 @@ class StageGraphs:
         return StageGraphs(module, graphs, placed)
 
     def context_of(self, graph: StageGraph, context: PassContext) -> PassContext:
-        """The context for the passes of a stage: the case's context without modules that run only in other stages."""
+        """Return the context for the passes of a stage: the case's, without modules that run only in other stages."""
         if len(self.graphs) == 1:
             return context
+        # A pass may refuse a chosen module that never runs, so modules of other stages are left out.
         elsewhere = frozenset().union(*(other.modules for other in self.graphs)) - graph.modules
         own = {name: calls for name, calls in context.module_calls.items() if name not in elsewhere}
         chunking = context.chunking
@@ -131,7 +132,6 @@ def _modules(calls: Sequence[Node]) -> frozenset[str]:
 
 
 def _refuse_shared_modules(module: GraphModule, cuts: Cuts) -> None:
-    """Refuse a module that runs within layers of two stages."""
     for node in module.graph.nodes:
         own = cuts.stage_of(node)
         for call in calls_of(node):
@@ -146,8 +146,6 @@ def _refuse_shared_modules(module: GraphModule, cuts: Cuts) -> None:
 
 
 class _Joined:
-    """Writes the joined graph of all stages."""
-
     def __init__(self, stages: StageGraphs, placed: PlacedCalls) -> None:
         self._stages, self._placed = stages, placed
         self._graph = Graph()
@@ -175,7 +173,6 @@ class _Joined:
         return LazyGraphModule(self._attributes, self._graph)
 
     def _copy(self, index: int, half: Half) -> None:
-        """Copy the calls of a half of stage `index`, and note the results that are available now."""
         stage = self._stages.graphs[index]
         # A call without a half belongs to the half of the calls before it.
         is_backward = False

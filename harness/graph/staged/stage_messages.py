@@ -36,7 +36,7 @@ A key is a rank and whether messages go up.
 
 
 def goes_up(sender: int, receiver: int) -> bool:
-    """Whether a message uses the group for messages to higher ranks; `sender` and `receiver` are ranks."""
+    """Return whether a message uses the group for messages to higher ranks; `sender` and `receiver` are ranks."""
     return sender < receiver
 
 
@@ -94,10 +94,7 @@ def _read_by(action: Action, num_stages: int, ranks: int) -> Action | None:
 
 
 def _passing(queues: Queues, rank: int, up: bool, ran: set[Action]) -> Message | None:
-    """Return the next message in a group, if the rank receives it and it can arrive now; otherwise None.
-
-    The message is removed from the queues of both its ranks.
-    """
+    """Remove and return a group's next message, if the rank receives it and it can arrive now; otherwise None."""
     own = queues[rank, up]
     if not own or own[0].is_sent or own[0].sender not in ran:
         return None

@@ -88,7 +88,7 @@ class StagedStep:
 
     @contextmanager
     def run_by(self, runner: Callable[[GraphModule], Run]) -> Iterator[None]:
-        """Within this context, run each part by the function that `runner` returns for the part's graph."""
+        """Context in which each part is run by the function that `runner` returns for the part's graph."""
         own, self._run = self._run, runner
         try:
             yield
@@ -96,7 +96,7 @@ class StagedStep:
             self._run = own
 
     def inputs(self, action: Action, micro_batches: Sequence[Values]) -> Values:
-        """The inputs of the step for an action: those of its micro-batch."""
+        """Return the inputs of the step for an action: those of its micro-batch."""
         return micro_batches[action.micro_batch]
 
     def taken(self, action: Action) -> Values:
@@ -148,7 +148,7 @@ class StagedStep:
 
 
 def tag_of(sender: Action, index: int) -> int:
-    """A unique tag for a message of the action `sender`; `index` is its number among the action's messages.
+    """Return a unique tag for a message of the action `sender`; `index` is its number among the action's messages.
 
     The number is below MOST_CROSSINGS, and a stage's number is below 512.
     """

@@ -174,11 +174,11 @@ class _Ends:
         return _Ends(inputs, outputs)
 
     def input(self, role: Role) -> Node | None:
-        """The input with a role; None if the step does not read it."""
+        """Return the input with a role; None if the step does not read it."""
         return self.inputs.get(role)
 
     def output(self, role: Role) -> Node:
-        """The output with a role. Raises TraceError if there is none."""
+        """Return the output with a role. Raises TraceError if there is none."""
         found = self.outputs.get(role)
         if found is None:
             raise TraceError(
@@ -236,6 +236,7 @@ def _as_step(
     if tangent in ends.outputs.values() and tangent not in env:
         assert tangent is not None
         env[tangent] = _seed(graph, env[loss], tangent, gradient_seed)
+    # At the end, as torch's graph has new values of buffers instead of writes: all readers see the old values.
     for buffer, value in writes:
         write_back(graph, env[buffer], env[value])
     gradients = [env[ends.output(Role("gradient", name))] for name in parameter_names]
@@ -244,7 +245,6 @@ def _as_step(
 
 
 def _written_buffer(ends: _Ends, role: Role) -> Node:
-    """The buffer to which the output with `role` is written. Raises TraceError for a parameter or an input."""
     if (found := ends.input(Role("buffer", role.of))) is not None:
         return found
     kind: Literal["parameter", "input"] = "parameter" if ends.input(Role("parameter", role.of)) else "input"
@@ -256,7 +256,6 @@ def _written_buffer(ends: _Ends, role: Role) -> Node:
 
 
 def _refuse_shared_memory(ends: _Ends, state: Mapping[str, Tensor]) -> None:
-    """Raise TraceError for a written buffer that shares memory with another tensor of the state."""
     written = [role.of for role, value in ends.outputs.items() if role.kind == "written" and value is not None]
     for name in filter(state.__contains__, written):
         for other, tensor in state.items():
@@ -290,7 +289,6 @@ def write_back(graph: Graph, buffer: Node, value: Node) -> Node:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Within this context, convert any error of torch's export to a TraceError."""
     try:
         yield
     except TraceError:

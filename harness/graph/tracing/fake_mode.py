@@ -24,7 +24,7 @@ from bitproof.harness.torch_tracing import device_asked
 
 
 def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True, repeats: bool = False) -> FakeTensorMode:
-    """A FakeTensorMode with short sums for uneven all-to-alls.
+    """Return a FakeTensorMode with short sums for uneven all-to-alls.
 
     The mode is no subclass, as higher-order operators look up their rules by exact class.
 

@@ -50,7 +50,7 @@ class _OneByOne(TorchDispatchMode):
 
 
 def one_by_one() -> AbstractContextManager[Any]:
-    """Within this context, operators over lists of CPU tensors run tensor by tensor."""
+    """Return a context in which operators over lists of CPU tensors run tensor by tensor."""
     return _OneByOne()  # type: ignore[no-untyped-call]
 
 

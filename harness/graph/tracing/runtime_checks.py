@@ -37,7 +37,7 @@ _NO_MESSAGE = "expected the condition to be true, but it is false"
 
 @contextmanager
 def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[None]:
-    """Within this context, a trace records each `torch._check` of data in the user's code.
+    """Context in which a trace records each `torch._check` of data in the user's code.
 
     Raises TraceError if a number from data is asserted to equal an expression of the chunked dim: the number could no
     longer be distinguished from that dim, and would be halved.
@@ -69,10 +69,7 @@ def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[
 
 
 def _asking_line(frame: FrameType | None) -> str | None:
-    """The user's line that called `torch._check`; None if torch itself called it.
-
-    `frame` is the innermost frame of torch's wrappers.
-    """
+    """The user's line that called `torch._check`, whose innermost wrapper is `frame`; None if torch called it."""
     while frame is not None and frame.f_code.co_filename in _WRAPPERS:
         frame = frame.f_back
     return user_line(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None

@@ -244,6 +244,7 @@ def trace_fixed_step(
 
     fake_state = [fixed_fake(fake_mode, x, device) for x in state.values()]
     fake_inputs = [fixed_fake(fake_mode, x, device) for x in inputs]
+    # On a single thread, as in `trace_joint_step`.
     with torch.autograd.set_multithreading_enabled(False), lazily_compiled():
         module = symbolic_graph(step, fake_mode)(fake_state, fake_inputs)
     return StepGraph(module, names, list(state)[len(names) :], len(inputs))
@@ -261,6 +262,7 @@ def trace_forward(
     traced.
     """
     extent = next(iter(arguments.values())).shape[chunk_dim]
+    # A single forward has few repeated calls, so torch's cache would cost more than it saves.
     fake_mode = step_fake_mode(ShapeEnv(), remembers=False)
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     fake_state = [fixed_fake(fake_mode, x.detach(), x.device) for x in state.values()]
@@ -332,7 +334,7 @@ def keeping_state(model: nn.Module) -> Iterator[None]:
 
 
 def fixed_fake(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> Tensor:
-    """A fake tensor on `device` with the sizes, strides and dtype of `x`."""
+    """Return a fake tensor on `device` with the sizes, strides and dtype of `x`."""
     with fake_mode:
         fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
     return fake.requires_grad_(x.requires_grad)
@@ -353,10 +355,7 @@ def _fake_input(
 
 
 def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: int, guards: list[Guard]) -> None:
-    """Raise TraceError if the trace fixed the size of the symbolic dim: nothing could be chunked.
-
-    `guards` may name the line that fixed it.
-    """
+    """Raise TraceError if the trace fixed the size of the symbolic dim; `guards` may name the line that did."""
     assert shape_env is not None
     fixed = shape_env.replacements.get(symbol)
     if fixed is None:

@@ -1,1 +1,1 @@
-"""Checks that GPUs must pass before a case runs on them, each in separate processes."""
+"""`bitproof doctor`: can cases run on this machine? With `--gpu`, checks that GPUs must pass first."""

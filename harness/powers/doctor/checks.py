@@ -28,7 +28,7 @@ MIN_SHARE_OF_BANDWIDTH = 0.05
 
 
 def check_digests(setting: Setting) -> Answer:
-    """A digest is the same on the device and the CPU for every layout, and changes with each element."""
+    """Check that digests are the same on the device and the CPU for every layout, and change with each element."""
     device, differing, count = setting.device_of(0), [], 0
     for name, tensor in layouts():
         count += 1
@@ -42,7 +42,7 @@ def check_digests(setting: Setting) -> Answer:
 
 
 def changes() -> Iterator[tuple[int, int]]:
-    """Element counts, each with the index of a changed element: the first, the middle, the last."""
+    """Yield numbers of elements, each with the index of an element to change: the first, the middle, the last."""
     for num in (1, 7, 1_000, 4_097, 100_003):
         yield from ((num, place) for place in dict.fromkeys((0, num // 2, num - 1)))
 
@@ -69,7 +69,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def layouts() -> Iterator[tuple[str, Tensor]]:
-    """Tensors of all dtypes, shapes and views, on the CPU, with zeros of both signs among their values."""
+    """Yield tensors of all dtypes, shapes and views, on the CPU, with zeros of both signs among their values."""
     generator = torch.Generator().manual_seed(0)
     for dtype, shape, (name, view) in itertools.product(DTYPES, SHAPES, VIEWS.items()):
         values = torch.randint(-3, 4, shape, generator=generator).double() * -0.5
@@ -77,7 +77,7 @@ def layouts() -> Iterator[tuple[str, Tensor]]:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device with the same bits and strides; `to` alone would make some layouts contiguous."""
+    """Return a copy on the device with the same bits and strides; `to` alone would make some layouts contiguous."""
     sizes = [(n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     extent = tensor.storage_offset() + (sum(sizes) + 1 if tensor.numel() else 0)
     storage = tensor.as_strided((extent,), (1,), 0).to(device)
@@ -95,7 +95,7 @@ class _Names(TorchDispatchMode):
 
 
 def check_attention(setting: Setting) -> Answer:
-    """Attention repeats its bits, forward and backward, by a kernel that strict determinism allows."""
+    """Check that attention repeats its bits, forward and backward, by a kernel that strict determinism allows."""
     device, told, is_ok = setting.device_of(0), [], True
     for dtype, (qk_dim, v_dim) in itertools.product((torch.bfloat16, torch.float32), ((64, 64), (24, 24), (24, 16))):
         runs = [attend(device, dtype, qk_dim, v_dim) for _ in range(2)]
@@ -108,7 +108,7 @@ def check_attention(setting: Setting) -> Answer:
 
 
 def attend(device: torch.device, dtype: torch.dtype, qk_dim: int, v_dim: int) -> tuple[list[str], list[str]]:
-    """The operators that causal attention calls, and the digests of its output and gradients."""
+    """Return the operators that causal attention calls, and the digests of its output and gradients."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, 4, 128, qk_dim), (2, 4, 128, qk_dim), (2, 4, 128, v_dim))
     query, key, value = (torch.randn(s, generator=generator).to(device, dtype).requires_grad_() for s in shapes)
@@ -119,7 +119,7 @@ def attend(device: torch.device, dtype: torch.dtype, qk_dim: int, v_dim: int) ->
 
 
 def check_offload(setting: Setting) -> Answer:
-    """Offloaded tensors come back with their bits, whichever stream lags.
+    """Check that offloaded tensors come back with their bits if one stream lags behind another.
 
     Each guard of the copies is tested separately. A test reads no device memory before the copy under test has begun,
     since a read would synchronize all streams.
@@ -139,18 +139,18 @@ _LAG_CYCLES = 20_000_000  # about 10 ms, longer than any copy here
 
 
 def filled(num: int, value: float, device: torch.device) -> Tensor:
-    """A tensor filled on the device's current stream; the allocator may reuse memory freed just before."""
+    """Return a tensor filled on the device's current stream; the allocator may reuse memory freed just before."""
     return torch.full((num,), value, device=device)
 
 
 def lag(device: torch.device) -> None:
-    """Let the current stream lag behind the host and the stream of copies."""
+    """Make the current stream lag behind the host and the stream of copies."""
     if device.type == "cuda":
         sleep_on_stream(_LAG_CYCLES)
 
 
 def lag_copies(device: torch.device) -> None:
-    """Let the stream of copies lag behind the host and the current stream."""
+    """Make the stream of copies lag behind the host and the current stream."""
     if device.type == "cuda":
         with torch.cuda.stream(copy_stream(device)):
             sleep_on_stream(_LAG_CYCLES)
@@ -244,7 +244,7 @@ OFFLOADS: dict[str, Callable[[int, torch.device], Tensor]] = {
 
 
 def check_bandwidth(setting: Setting) -> Answer:
-    """A digest reads memory at a reasonable share of a copy's bandwidth."""
+    """Check that a digest reads memory at MIN_SHARE_OF_BANDWIDTH or more of a copy's bandwidth."""
     device = setting.device_of(0)
     x = torch.ones(setting.max_bytes // 4, device=device)
     digest(x)  # compile the kernel before measuring
@@ -256,7 +256,7 @@ def check_bandwidth(setting: Setting) -> Answer:
 
 
 def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 5) -> float:
-    """The shortest time of several calls, in seconds, including the work on the device."""
+    """Return the shortest time of several calls, in seconds, including the work on the device."""
     best = float("inf")
     for _ in range(repeats):
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`bitproof doctor`: the abilities of this machine."""
+"""`bitproof doctor`: checks whether this machine can run cases."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The abilities of this machine, and the reasons for missing abilities.
+"""`bitproof doctor`: checks of Python, torch, memory, compiler and GPUs, with a fix for each failed one.
 
-torch is probed in a separate process, and small cases are run.
+torch is probed in a separate process, as this one never imports it. Last, small cases are run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ print(json.dumps({
 
 @dataclass(frozen=True, kw_only=True)
 class MachineCheck:
-    """A possible requirement of a run. `is_required`: whether the main cases need it."""
+    """The result of checking one requirement of runs. `is_required`: the main cases need it."""
 
     name: str
     is_ok: bool
@@ -67,7 +67,7 @@ class Torch:
 
 
 def examine(report_dir: Path, *, needs_gpus: bool = False) -> Iterator[MachineCheck]:
-    """Each check, cheapest first, as soon as its result is known. `needs_gpus`: runs will use GPUs."""
+    """Yield each check's result, cheapest first. `needs_gpus`: runs will use GPUs."""
     yield check_python(sys.version_info[:3])
     yield check_cores(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     yield check_memory(available_gib())
@@ -84,7 +84,7 @@ def examine(report_dir: Path, *, needs_gpus: bool = False) -> Iterator[MachineCh
 
 
 def summarize(checks: list[MachineCheck]) -> MachineCheck:
-    """Whether the main cases can run here, and the missing requirements if not."""
+    """Return whether the main cases can run here, and the missing requirements if not."""
     missing = [check.name for check in checks if check.is_required and not check.is_ok]
     names = ", ".join(MAIN_CASES)
     found = f"{names} can run" if not missing else f"{names} cannot run, because of: {', '.join(missing)}"
@@ -92,19 +92,19 @@ def summarize(checks: list[MachineCheck]) -> MachineCheck:
 
 
 def check_python(version: tuple[int, ...]) -> MachineCheck:
-    """Python is recent enough."""
+    """Check that Python is recent enough."""
     found = ".".join(map(str, version))
     return MachineCheck(name="Python", is_ok=version >= MIN_PYTHON, found=found, fix="use Python 3.11 or newer")
 
 
 def check_cores(num_cores: int) -> MachineCheck:
-    """The number of cores. It is never too small: ranks share cores, and runs only take longer."""
+    """Report the number of cores. It is never too small: ranks share cores, and runs only take longer."""
     note = f"; {NUM_RANKS} ranks share them" if num_cores < NUM_RANKS else ""
     return MachineCheck(name="cores", is_ok=True, found=f"{num_cores}{note}", is_required=False)
 
 
 def check_memory(gib: float | None) -> MachineCheck:
-    """Eight ranks of a tiny model fit in memory."""
+    """Check that eight ranks of a tiny model fit in memory."""
     if gib is None:
         return MachineCheck(name="memory", is_ok=True, found="unknown on this system", is_required=False)
     return MachineCheck(
@@ -116,7 +116,7 @@ def check_memory(gib: float | None) -> MachineCheck:
 
 
 def check_report_dir(report_dir: Path) -> MachineCheck:
-    """Files can be created in the report folder, or in its nearest existing parent."""
+    """Check that files can be created in the report folder, or in its nearest existing parent."""
     folder = next(folder for folder in (report_dir.absolute(), *report_dir.absolute().parents) if folder.exists())
     try:
         with tempfile.TemporaryFile(dir=folder):
@@ -130,22 +130,21 @@ def check_report_dir(report_dir: Path) -> MachineCheck:
 
 
 def check_compiler(problem: str | None) -> MachineCheck:
-    """Inductor's compiler (from CXX, otherwise g++) works: a program was compiled."""
+    """Check that Inductor's compiler (from CXX, otherwise g++) works; `problem` is its error, or None."""
     found = f"{compiler()} compiles" if problem is None else f"{problem}; the cases of family backends need it"
     fix = "install g++, or name another compiler in CXX"
     return MachineCheck(name="C++ compiler", is_ok=problem is None, found=found, fix=fix, is_required=False)
 
 
 def check_program(name: str, programs: tuple[str, ...], needed_by: str, fix: str) -> MachineCheck:
-    """A program that only optional features need is installed."""
+    """Check that a program is installed that only optional features need."""
     path = next((path for program in programs if (path := shutil.which(program))), None)
     found = path or f"none found, needed only by {needed_by}"
     return MachineCheck(name=name, is_ok=path is not None, found=found, fix=fix, is_required=False)
 
 
 def check_torch(torch: Torch | str, *, needs_gpus: bool = False) -> Iterator[MachineCheck]:
-    """torch and its abilities: version, gloo, GPUs. If `torch` is a text, it is the reason why torch cannot be
-    imported."""
+    """Check torch's version, gloo, and GPUs. If `torch` is a text, it is the reason why torch cannot be imported."""
     supported = torch_versions.SUPPORTED
     if isinstance(torch, str):
         yield MachineCheck(name="torch", is_ok=False, found=torch, fix=f"pip install torch, {supported}")
@@ -166,7 +165,7 @@ def check_torch(torch: Torch | str, *, needs_gpus: bool = False) -> Iterator[Mac
 
 
 def check_trial(results: list[CaseResult] | str) -> MachineCheck:
-    """Small cases have the expected results. Tracing may fail in a torch release even if everything else is present."""
+    """Check that small cases are EQUAL: tracing may fail in a torch release even if everything else is present."""
     fix = f"install a tested torch: {', '.join(torch_versions.TESTED)}"
     if isinstance(results, str):
         return MachineCheck(name="trial", is_ok=False, found=results, fix=fix)
@@ -181,7 +180,7 @@ def check_trial(results: list[CaseResult] | str) -> MachineCheck:
 
 
 def run_trial() -> list[CaseResult] | str:
-    """The results of small cases, in a single command, on the CPU; or the error as text.
+    """Run small cases, in a single command, on the CPU; return their results, or the error as text.
 
     Never on a GPU, which another run may occupy for hours. Cases that exceed TRIAL_SECONDS are stopped.
     """
@@ -201,10 +200,10 @@ def run_trial() -> list[CaseResult] | str:
 
 
 def check_ranks_code(found: str | None) -> MachineCheck:
-    """A small step, split over tensor and expert ranks, has the same code on the first and the last rank.
+    """Check that a small step, split over tensor and expert ranks, has the same code on the first and the last rank.
 
-    All ranks use the same trace, and the same precompiled step: a coordinate in the code would be wrong on all other
-    ranks.
+    All ranks use the same trace, and the same precompiled step: a rank's coordinate in the code would be wrong on all
+    other ranks.
     """
     told = "a small step is the same on the first rank and the last, whose coordinates all differ"
     fix = "read the coordinate from a buffer that each rank owns"
@@ -212,7 +211,7 @@ def check_ranks_code(found: str | None) -> MachineCheck:
 
 
 def trace_as_two_ranks() -> str | None:
-    """The reason why a small step cannot be precompiled for all ranks; None if it can."""
+    """Return the reason why a small step cannot be precompiled for all ranks; None if it can."""
     from bitproof.builtin_cases import CASES
     from bitproof.harness.case import Parallelism
     from bitproof.harness.commands.precompile import make
@@ -230,13 +229,13 @@ def trace_as_two_ranks() -> str | None:
 
 
 def _tell_failure(result: CaseResult) -> str:
-    """A case's verdict and error on one line, without a traceback."""
+    # A traceback follows the first empty line.
     text = (result.error or "").partition("\n\n")[0]
     return ", ".join([result.verdict.value, *(line.strip() for line in text.splitlines())])
 
 
 def probe_torch() -> Torch | str:
-    """Facts about the installed torch, or the reason why it cannot be imported."""
+    """Return facts about the installed torch, or the reason why it cannot be imported."""
     command = [sys.executable, "-c", PROBE]
     try:
         done = run_command(command, PROBE_SECONDS)
@@ -249,7 +248,7 @@ def probe_torch() -> Torch | str:
 
 
 def available_gib() -> float | None:
-    """Memory in GiB for new processes, within the container's limit. None if /proc does not show it."""
+    """Return the memory in GiB for new processes, within the container's limit; None if /proc does not show it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
@@ -258,6 +257,7 @@ def available_gib() -> float | None:
     gib = kib / 2**20
     try:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        # `memory.max` is the text "max" without a limit: a ValueError, handled below.
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
         return min(gib, (limit - used) / 2**30)
     except (OSError, ValueError):
@@ -265,7 +265,7 @@ def available_gib() -> float | None:
 
 
 def _check_gpus(gpus: list[str], *, has_nccl: bool, is_required: bool) -> MachineCheck:
-    """A GPU per rank, and NCCL. Both are required if runs will use GPUs; sharing GPUs or gloo is not equivalent."""
+    """Check that there is a GPU per rank, and NCCL: sharing GPUs or gloo is not equivalent."""
     if not gpus:
         found = "none, or none that this torch can use; cases run on the CPU with gloo"
         fix = "install the GPUs' driver and a build of torch for CUDA" if is_required else None

@@ -1,12 +1,12 @@
-"""The first hour on GPUs, saved after each check: `doctor --gpu` continues after an interrupted call.
+"""Results of `doctor --gpu`, saved after each check, so that a call continues after an interrupted one.
 
     REPORT_DIR/doctor-gpu.json    each check with result, meaning of a failure and seconds; machine and versions
     REPORT_DIR/doctor-gpu.md      the same as a page, to send to the maintainers
 
 Both files are only written, never read: anyone with write access to that folder could forge a passed check. Passed
-checks are kept in the cache of results (`runtime/disk_cache.py`), which only its owner may write. A call reuses them
-if the previous call was interrupted and machine, libraries, settings and code are the same. Failed and missing checks
-run again.
+checks are kept in the cache of results (`runtime/disk_cache.py`), which only its owner may write. A call reuses them if
+the previous call was interrupted and machine, libraries, settings and code are the same. Failed and missing checks run
+again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Outcome = Literal["pass", "FAIL", "NOT RUN"]
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """The result of a check."""
+    """A row of the saved page: a GPU check's result, what a failure means, and the first thing to do then."""
 
     __pydantic_config__ = GROWING
 
@@ -46,7 +46,7 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstHour:
-    """The results so far; a later call reuses them only if `about` (machine, libraries, settings, code) is the same."""
+    """The saved results; a later call reuses them only if `about` (machine, libraries, settings, code) is the same."""
 
     __pydantic_config__ = GROWING
 
@@ -55,7 +55,7 @@ class FirstHour:
     tried: tuple[Tried, ...] = ()
 
     def plus(self, name: str, outcome: Outcome, found: str, seconds: float) -> FirstHour:
-        """These results, and the result of another check."""
+        """Return these results and the result of another check."""
         planned = FIRST_HOUR[name]
         means, then = (planned.means, planned.then) if outcome == "FAIL" else ("", "")
         new = Tried(name=name, outcome=outcome, found=found, means=means, then=then, seconds=round(seconds, 1))
@@ -73,7 +73,7 @@ class FirstHour:
             keep(folder, KIND, _key(self.about), dataclasses.asdict(self))
 
     def page(self) -> str:
-        """The page as Markdown: the machine, each check in order, and the meaning of each failure."""
+        """Return the page as Markdown: the machine, each check in order, and the meaning of each failure."""
         told = [f"- {inline(name)}: {inline(value)}" for name, value in self.about.items()]
         rows: list[tuple[str, ...]] = [
             (
@@ -103,15 +103,13 @@ def _key(about: Mapping[str, str]) -> str:
 
 
 def earlier(folder: Path | None, about: Mapping[str, str]) -> tuple[Tried, ...]:
-    """The passed checks of an interrupted call with the same `about`; `folder` is the cache's.
-
-    Empty if there are none.
-    """
+    """Return the passed checks of an interrupted call with the same `about`, or nothing. `folder` is the cache's."""
     value = None if folder is None else read_cached(folder, KIND, _key(about))
     try:
         found = None if value is None else read(FirstHour, value, KIND, RecordingError)
     except (ValueError, RecursionError, RecordingError):
         return ()
+    # A call that ended is not continued: a new one checks everything again.
     if found is None or found.is_over or found.about != about:
         return ()
     return tuple(x for x in found.tried if x.outcome == "pass" and x.name in FIRST_HOUR)

@@ -1,8 +1,8 @@
 """`bitproof doctor --gpu`: checks of a machine's GPUs, as a table of pass and fail.
 
-`plan.py` lists all in order: first the requirements of a step; then that a killed or hanging rank is named;
-then cases on all GPUs. Checks that need several GPUs and NCCL are skipped without them, unless ranks may share GPUs. On
-a machine without GPUs all are skipped: each line says NOT RUN, which is no pass.
+`plan.py` lists all in order: first the requirements of a step; then that a killed or hanging rank is named; then cases
+on all GPUs. Checks that need several GPUs and NCCL are skipped without them, unless ranks may share GPUs. On a machine
+without GPUs all are skipped: each line says NOT RUN, which is no pass.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Device = Literal["cuda", "cpu"]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckLine:
-    """A check and its result."""
+    """A line of the table: a check and its result."""
 
     name: str
     outcome: Outcome
@@ -62,7 +62,7 @@ class CheckLine:
 def examine_gpus(
     report_dir: Path, torch: Torch | str | None = None, *, share_gpus: bool = False
 ) -> Iterator[CheckLine]:
-    """Every check, as soon as its result is known, on all GPUs that torch can use.
+    """Yield the result of every check, on all GPUs that torch can use.
 
     With fewer than 8, ranks may share them. Results are written to two files in `report_dir`, and an interrupted call
     is continued (`first_hour.py`). Without a GPU, nothing is written.
@@ -90,7 +90,7 @@ def examine_gpus(
 
 
 def about(torch: Torch, *, share_gpus: bool = False) -> dict[str, str]:
-    """Everything that can change the results: machine, libraries, settings and code."""
+    """Return all that can change the results, by name: machine, libraries, settings and code."""
     libraries = sorted(
         f"{name} {found.version}" for found in distributions() if (name := found.name or "").startswith(_LIBRARIES)
     )
@@ -113,7 +113,6 @@ _LIBRARIES = ("nvidia-", "triton", "pytorch-triton")
 
 
 def _lines(report_dir: Path, torch: Torch, kept: tuple[str, ...], *, share_gpus: bool) -> Iterator[CheckLine]:
-    """Each check; checks kept from an earlier call passed, and are not run again."""
     yield from (CheckLine(name=name, outcome="pass", found="") for name in kept)
     why, ranks = why_not_together(torch, share_gpus=share_gpus), NUM_RANKS if share_gpus else len(torch.gpus)
     left = [name for name in ((*ALONE,) if why else NAMES) if name not in kept]
@@ -131,14 +130,14 @@ def _not_run(names: Iterable[str], why: str) -> Iterator[CheckLine]:
 
 
 def why_not(torch: Torch | str) -> str | None:
-    """The reason why nothing can be checked on this machine; None if something can."""
+    """Return the reason why nothing can be checked on this machine; None if something can."""
     if isinstance(torch, str):
         return torch
     return None if torch.gpus else "no GPU that this torch can use"
 
 
 def why_not_together(torch: Torch, *, share_gpus: bool = False) -> str | None:
-    """The reason why checks of several ranks cannot run here; None if they can."""
+    """Return the reason why checks of several ranks cannot run here; None if they can."""
     if not torch.nccl:
         return "this torch has no NCCL"
     if share_gpus or len(torch.gpus) > 1:
@@ -147,13 +146,13 @@ def why_not_together(torch: Torch, *, share_gpus: bool = False) -> str | None:
 
 
 def status_of(lines: list[CheckLine]) -> int:
-    """The exit status: 1 if a check failed, 3 if a check was not run or there was none, otherwise 0."""
+    """Return the exit status: 1 if a check failed, 3 if a check was not run or there was none, otherwise 0."""
     outcomes = {line.outcome for line in lines}
     return UNEXPECTED if "FAIL" in outcomes else SUCCESS if outcomes == {"pass"} else UNJUDGED
 
 
 def run_checks(device: str, ranks: int, names: Iterable[str], *, shared_gpus: int | None = None) -> Iterator[CheckLine]:
-    """Run these checks in a separate process. A check without a result has failed."""
+    """Run these checks in a separate process, and yield their results. A check without a result has failed."""
     left = dict.fromkeys(names)
     arguments = ["--device", device, "--ranks", str(ranks), *(f"--name={name}" for name in left)]
     arguments += [] if shared_gpus is None else ["--shared-gpus", str(shared_gpus)]
@@ -167,6 +166,7 @@ def run_checks(device: str, ranks: int, names: Iterable[str], *, shared_gpus: in
                 yield CheckLine(name=found.name, outcome="pass" if found.is_ok else "FAIL", found=found.found)
         finally:
             process.kill()
+        # The last line of a traceback is the error.
         last = (log.read_text(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
     for name in left:
         yield CheckLine(name=name, outcome="FAIL", found=f"the process that checks ended before: {last}")
@@ -175,7 +175,7 @@ def run_checks(device: str, ranks: int, names: Iterable[str], *, shared_gpus: in
 def run_cases_on(
     ranks: int, report_dir: Path, kept: Iterable[str] = (), device: Device = "cuda", *, share_gpus: bool = False
 ) -> Iterator[CheckLine]:
-    """Run a case with a killed rank, a case with a hanging rank, then the cases, except for `kept` lines.
+    """Run a case with a killed rank, a case with a hanging rank, then the cases of the plan, except for `kept` lines.
 
     Ranks that share GPUs use gloo: NCCL's kernels would wait for each other on the same GPU, about 5 s per step.
     """
@@ -202,10 +202,7 @@ def run_cases_on(
 
 
 def on_ranks(case: Case, ranks: int, *, is_for_all: bool) -> Case:
-    """A case on at most this many ranks; on exactly this many if it is for all.
-
-    Raises CaseError if the case cannot have this many ranks.
-    """
+    """Return a case with at most, or if it `is_for_all` exactly, this many ranks. Raises CaseError if it cannot."""
     count = ranks if is_for_all else min(ranks, case.parallelism.world_size)
     return replace(case, parallelism=replace(case.parallelism, world_size=count))
 
@@ -224,10 +221,7 @@ def try_case(
     *,
     share_gpus: bool = False,
 ) -> CheckLine:
-    """Run a case, with controls unless a fault is injected; any error is a failure.
-
-    On "cpu" it shows nothing about GPUs.
-    """
+    """Run a case, with controls unless a fault is injected. Any error is a failure. "cpu" shows nothing about GPUs."""
     from bitproof.harness.execute.launch import run_cases
 
     control: Control = "never" if inject else "always"
@@ -247,12 +241,15 @@ def try_case(
 
 
 def tell_killed(result: CaseResult, rank: int) -> tuple[bool, str]:
-    """The killed rank is named, with the signal."""
+    """Return whether the error names the killed rank and the signal, and the finding in words."""
     return _names(result, f"rank {rank}", "SIGKILL")
 
 
 def tell_hung(result: CaseResult, rank: int) -> tuple[bool, str]:
-    """Ranks are reported as late, at their step, and their last actions show that this rank blocks the others."""
+    """Return whether the report of a time-out shows that `rank` blocks the others, and the finding in words.
+
+    Ranks must be reported as late at step 1, `rank` among them, and their last actions must show that it is behind.
+    """
     text = result.error or ""
     named = re.search(r"^  found: (?:.*; )?ranks? ([\d, ]+) at step 1[;,]", text, re.MULTILINE)
     late = set(map(int, named[1].split(", "))) if named else set()
@@ -291,7 +288,7 @@ def _names(result: CaseResult, *wanted: str) -> tuple[bool, str]:
 
 
 def tell_equal(result: CaseResult, rank: int, backend: str = "nccl") -> tuple[bool, str]:
-    """The expected verdict, on GPUs with this backend, with controls that agree."""
+    """Return whether a case has the expected verdict, on GPUs with this backend, with controls that agree."""
     compared, mismatched = sum(result.compared.values()), sum(result.mismatched.values())
     controls, is_joined = set(result.control.values()), result.device == "cpu" or result.backend == backend
     is_ok = result.verdict == Verdict(result.case.expected) and is_joined and controls == {"EQUAL"}

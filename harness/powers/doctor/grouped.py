@@ -1,4 +1,4 @@
-"""Grouped products of experts and their gradients, including experts without rows."""
+"""Checks grouped products of experts and their gradients, including experts without rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNTS_E = ([5, 0, 7, 0, 0, 3, 1, 0], [0] * 7 + [16], [2] * 8, [0, 16] + [0] * 6
 
 
 def products(device: torch.device, counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Each row times its expert's weights, (R, F), and the gradients of rows (R, D) and weights (E, D, F)."""
+    """Return each row times its expert's weights, (R, F), and the gradients of rows (R, D) and weights (E, D, F)."""
     rows_RD, weights_EDF, upstream_RF = (x.to(device) for x in operands(counts_E))
     rows_RD.requires_grad_()
     weights_EDF.requires_grad_()
@@ -32,7 +32,7 @@ def products(device: torch.device, counts_E: list[int]) -> tuple[Tensor, Tensor,
 
 
 def operands(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, weights and the products' upstream gradient: bfloat16, on the CPU, from a fixed seed."""
+    """Return rows, weights and the products' upstream gradient: bfloat16, on the CPU, from a fixed seed."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((sum(counts_E), DIM), (len(counts_E), DIM, HIDDEN_DIM), (sum(counts_E), HIDDEN_DIM))
     rows_RD, weights_EDF, upstream_RF = (torch.randn(shape, generator=generator).bfloat16() for shape in shapes)
@@ -40,7 +40,7 @@ def operands(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def one_by_one(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """The same products in float32 on the CPU, expert by expert."""
+    """Return the same products in float32 on the CPU, expert by expert."""
     rows_RD, weights_EDF, upstream_RF = (x.float() for x in operands(counts_E))
     parts = [*zip(rows_RD.split(counts_E), weights_EDF, upstream_RF.split(counts_E), strict=True)]
     y_RF = torch.cat([rows @ weight for rows, weight, _ in parts])
@@ -49,7 +49,7 @@ def one_by_one(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_grouped_mm(setting: Setting) -> Answer:
-    """Grouped products and their gradients repeat their bits, and match separate products within `MAX_ERROR`."""
+    """Check that grouped products and their gradients repeat their bits, and are right within `MAX_ERROR`."""
     device, told, wrong = setting.device_of(0), [], []
     for counts_E in COUNTS_E:
         first, second, wanted = products(device, counts_E), products(device, counts_E), one_by_one(counts_E)
@@ -69,7 +69,7 @@ _WHAT = ("products", "gradients of rows", "gradients of weights")
 
 
 def check_no_rows(setting: Setting) -> Answer:
-    """The gradients of experts without rows are zero, not uninitialized memory, also if a rank has no rows at all."""
+    """Check that gradients of experts without rows are zero, not uninitialized memory; also on a rank without rows."""
     device, wrong = setting.device_of(0), []
     for counts_E in (*COUNTS_E, [0] * 8):
         poison(device, counts_E)

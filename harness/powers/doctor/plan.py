@@ -1,4 +1,4 @@
-"""The first hour on GPUs as a table, in order: each check, its claim, and the meaning of a failure.
+"""The checks of `doctor --gpu` in order, as a table: each check, its claim, and the meaning of a failure.
 
 Loads no torch. A test compares this table with the page `docs/explanation/gpus.md`.
 """
@@ -13,7 +13,7 @@ Kind = Literal["alone", "together", "rank", "case"]
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A check.
+    """A planned GPU check.
 
     `kind`: a single device, all ranks together, a rank that fails on purpose, or a case named like the check. `seconds`
     is a generous estimate, far above the time on one H100. `then` is the first thing to do after a failure.
@@ -165,10 +165,10 @@ FIRST_HOUR: dict[str, Planned] = {
 
 
 def names_of(*kinds: Kind) -> tuple[str, ...]:
-    """The checks of these kinds, in order."""
+    """Return the checks of these kinds, in order."""
     return tuple(name for name, planned in FIRST_HOUR.items() if planned.kind in kinds)
 
 
 def minutes(names: tuple[str, ...] = (*FIRST_HOUR,)) -> int:
-    """The planned time of these checks, in minutes."""
+    """Return the planned time of these checks, in minutes."""
     return round(sum(FIRST_HOUR[name].seconds for name in names) / 60)

@@ -21,7 +21,7 @@ GENERATIONS = 2
 
 
 def compute(setting: Setting, rank: int) -> Answer:
-    """A digest of each kind of call on this rank's device: `attention 0f3a..; products 77c1..`."""
+    """Return a digest of each kind of call on this rank's device: `attention 0f3a..; products 77c1..`."""
     device = setting.device_of(rank)
     found = {"attention": "".join(attend(device, torch.bfloat16, 64, 64)[1])}
     for counts in grouped.COUNTS_E:
@@ -32,7 +32,7 @@ def compute(setting: Setting, rank: int) -> Answer:
 
 
 def layers(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """Loss and gradients of embedding, norm, linear layers and softmax.
+    """Return loss and gradients of embedding, norm, linear layers and softmax.
 
     The embedding's gradient adds the rows of equal tokens; the other gradients add over all tokens.
     """
@@ -41,6 +41,7 @@ def layers(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_()
 
+    # 97 tokens for 512 places: most tokens occur several times, so the embedding's gradient adds rows.
     tokens = torch.randint(0, 97, (4, 129), generator=generator).to(device)
     table, scale, up, down = drawn(97, 128), drawn(128), drawn(512, 128), drawn(97, 512)
     x = functional.rms_norm(functional.embedding(tokens[:, :-1], table), (128,), scale)
@@ -54,7 +55,7 @@ def _all(*tensors: Tensor) -> str:
 
 
 def first_unlike(said: list[str]) -> str | None:
-    """Names the first process whose bits differ from process 0's, and the kind of call; None if all agree."""
+    """Return the first process whose bits differ from process 0's, and the kind of call; None if all agree."""
     for number, text in enumerate(said):
         if text != said[0]:
             pairs = zip(text.split("; "), said[0].split("; "), strict=False)

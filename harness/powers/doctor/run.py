@@ -1,4 +1,4 @@
-"""Run checks, each in separate processes that end with the check:
+"""Runs GPU checks, each in separate processes that end with the check.
 
     harness.powers.doctor.run FD --device cuda --ranks 8 --name digests --name offload
 
@@ -168,7 +168,7 @@ def _live(name: str, body: Callable[[int], Answer], rank: int, send: Send) -> No
 
 
 def main() -> None:
-    """Run all checks, and report each result at once."""
+    """Run all requested checks, and send each result at once."""
     parser = argparse.ArgumentParser()
     parser.add_argument("answers", type=int, help="file descriptor to answer through")
     parser.add_argument("--device", default="cuda")

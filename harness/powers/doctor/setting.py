@@ -1,4 +1,4 @@
-"""The environment of GPU checks, and a check's answer."""
+"""The settings of GPU checks, and the type of a check's answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Setting:
     max_bytes: int = 64 * 2**20
 
     def device_of(self, rank: int) -> torch.device:
-        """A rank's device."""
+        """Return a rank's device."""
         index = rank % self.shared_gpus if self.shared_gpus else rank
         return torch.device("cpu") if self.device == "cpu" else torch.device(self.device, index)
 

@@ -29,14 +29,14 @@ def note(rank: int, line: str) -> None:
 
 
 def library(device: torch.device) -> list[int]:
-    """The version of NCCL, or of torch on a CPU, as a list of numbers."""
+    """Return the version of NCCL, or of torch on a CPU, as a list of numbers."""
     if device.type == "cuda":
         return [*torch.cuda.nccl.version()]
     return [int(part) for part in build()[0].partition("+")[0].split(".") if part.isdigit()]
 
 
 def check_joined(setting: Setting, rank: int) -> Answer:
-    """All ranks have the same version of NCCL, and each group has its own ranks, in ascending order."""
+    """Check that all ranks have the same version of NCCL, and that each group has its own ranks, in ascending order."""
     from torch import distributed
 
     from bitproof.reference.parallel.collectives import all_gather
@@ -61,12 +61,12 @@ def check_joined(setting: Setting, rank: int) -> Answer:
 
 
 def check_rank_order_sums(setting: Setting, rank: int) -> Answer:
-    """Sums are in ascending rank order for every size, fused or separate."""
+    """Check that sums are in ascending rank order for every size, fused or separate."""
     return _sums(setting, rank, is_ordered=True)
 
 
 def check_native_sums(setting: Setting, rank: int) -> Answer:
-    """NCCL's own sums have the same bits fused and separate, and repeat them."""
+    """Check that NCCL's own sums have the same bits fused and separate, and repeat them."""
     return _sums(setting, rank, is_ordered=False)
 
 
@@ -99,12 +99,12 @@ _WHY = ("fused is not apart", "not the same twice", "not in rank order")
 
 
 def sizes(max_bytes: int) -> list[int]:
-    """4 KiB and its multiples by powers of 4, up to `max_bytes`."""
+    """Return 4 KiB and its multiples by powers of 4, up to `max_bytes`."""
     return [4096 * 4**i for i in range(16) if 4096 * 4**i <= max_bytes] or [max_bytes]
 
 
 def check_all_to_all(setting: Setting, rank: int) -> Answer:
-    """Every row arrives at the rank it was sent to, in order, with uneven and empty parts."""
+    """Check that every row arrives at the rank it was sent to, in order, with uneven and empty parts."""
     from bitproof.reference.parallel.collectives import all_to_all
     from bitproof.reference.parallel.mesh import FSDP
 
@@ -126,7 +126,7 @@ FIRST, SECOND = "first", "second"
 
 
 def check_groups_at_once(setting: Setting, rank: int) -> Answer:
-    """Two groups over the same ranks, both in flight, launched in the same order on all ranks, return correct sums."""
+    """Check the sums of two groups over the same ranks, both in flight, launched in the same order on all ranks."""
     from bitproof.reference.parallel.collectives import all_gather
     from bitproof.reference.parallel.mesh import FSDP, ensure_group
 
@@ -143,6 +143,7 @@ def check_groups_at_once(setting: Setting, rank: int) -> Answer:
             total = ranks * (ranks - 1) / 2 + ranks * (index + 100 * (name == FIRST))
             if not torch.equal(OPS.wait_tensor(begun[name]), torch.full((num,), total, device=device)):
                 wrong.append(f"round {index}, group {name}: other sums")
+    # Ranks exchange checksums of their launches' texts: equal texts in the same order have equal checksums.
     own = launches[began:]
     codes = torch.tensor([zlib.crc32(line.encode()) for line in own], device=device)
     if (unlike := _first_unlike(all_gather(codes.view(1, -1), ranks, FSDP))) is not None:
@@ -153,15 +154,12 @@ def check_groups_at_once(setting: Setting, rank: int) -> Answer:
 
 
 def launch_order(index: int, rank: int) -> tuple[str, str]:
-    """The order of two groups in a round, the same on every rank."""
+    """Return the order of the two groups in a round, the same on every rank."""
     return (FIRST, SECOND) if index % 3 else (SECOND, FIRST)
 
 
 def _first_unlike(codes_WN: Tensor) -> tuple[int, int] | None:
-    """The first launch that differs between ranks: its index, and a rank that differs from rank 0.
-
-    None if all agree.
-    """
+    """The first launch that differs between ranks, and a rank that differs from rank 0; None if all agree."""
     found = (codes_WN != codes_WN[0]).nonzero()
     if not len(found):
         return None
@@ -170,7 +168,7 @@ def _first_unlike(codes_WN: Tensor) -> tuple[int, int] | None:
 
 
 def check_native_order(setting: Setting, rank: int) -> Answer:
-    """NCCL's own sums differ from sums in ascending rank order by rounding only; the differing sums are counted."""
+    """Check that NCCL's own sums differ from sums in rank order by rounding only; the differing sums are counted."""
     from bitproof.reference.parallel.collectives import all_gather, reduce_scatter
     from bitproof.reference.parallel.mesh import FSDP
     from bitproof.reference.parallel.rank_order_group import sum_in_rank_order

@@ -1,4 +1,4 @@
-"""Whether a machine's GPUs are of the same kind, and which can read each other's memory."""
+"""Checks that a machine's GPUs are of one kind, and finds which can read each other's memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Gpu:
 
 
 def gpus_of(setting: Setting) -> list[Gpu]:
-    """The GPU of each rank, without duplicates if ranks share GPUs."""
+    """Return the GPU of each rank, without duplicates if ranks share GPUs."""
     count = setting.shared_gpus or setting.ranks
     if setting.device == "cpu":
         return [Gpu("CPU", "0.0", 1, frozenset(range(count)) - {rank}) for rank in range(count)]
@@ -34,7 +34,7 @@ def gpus_of(setting: Setting) -> list[Gpu]:
 
 
 def check_topology(setting: Setting) -> Answer:
-    """All GPUs are of the same kind. Pairs that cannot read each other's memory are listed: slow, but not wrong."""
+    """Check that all GPUs are of one kind. Lists pairs that cannot read each other's memory: slow, but not wrong."""
     gpus = gpus_of(setting)
     kinds = [f"{gpu.name}, {gpu.capability}, {gpu.multiprocessors} multiprocessors" for gpu in gpus]
     unlike = [index for index, kind in enumerate(kinds) if kind != kinds[0]]

@@ -1,1 +1,1 @@
-"""The mutation score: which of the catalogue's faults a case notices, and how many causes are right."""
+"""Mutation testing of bitproof itself: faults are injected into cases; each must be detected, and its place blamed."""

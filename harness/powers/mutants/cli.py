@@ -1,4 +1,4 @@
-"""`bitproof faults`: inject faults, and report whether they are caught and blamed correctly."""
+"""`bitproof faults`: inject faults into cases, and report whether each is detected and blamed correctly."""
 
 from __future__ import annotations
 

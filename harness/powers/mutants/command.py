@@ -1,4 +1,8 @@
-"""`bitproof faults`, from the report folder to the exit status."""
+"""`bitproof faults`, from the report folder to the exit status.
+
+Terms of mutation testing: a fault is killed if the case that contains it becomes DIFFERENT or fails, and survives
+otherwise. An equivalent rewrite keeps every bit; it is flagged if the case becomes DIFFERENT nevertheless.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ FAULTS_TABLE = "faults.md"
 
 
 class Page(NamedTuple):
-    """A file with a place for the table, and the command shown there."""
+    """A file with a place for the table of faults, and the command that is shown above the table."""
 
     file: Path
     call: str
@@ -50,7 +54,7 @@ Plan = Mapping[str, Sequence[Entry]]
 
 
 def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
-    """The rows with these names or families, all if neither is given. Raises UsageError for an unknown name."""
+    """Return the entries with these names or families; all without any. Raises UsageError for an unknown name."""
     known = {*CATALOGUE, *(entry.family for entry in CATALOGUE.values())}
     if unknown := [name for name in (*wanted, *families) if name not in known]:
         raise UsageError(
@@ -63,14 +67,14 @@ def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
 
 
 def list_faults(entries: Sequence[Entry]) -> Iterator[str]:
-    """A line per row: name, family, the defect, and the requirements for a case."""
+    """Yield a line per entry: name, family, the defect, and the requirements for a case."""
     for entry in entries:
         needs = "; ".join(need.says for need in (*entry.all_needs, *entry.sees))
         yield f"{entry.name} ({entry.family}): {entry.says}" + (f" [{needs}]" if needs else "")
 
 
 def homes(entry: Entry, cases: Sequence[Case]) -> list[Case]:
-    """The cases to which a fault applies; cases that should detect it come first."""
+    """Return the cases to which a fault applies; cases that should detect it come first."""
     able = [case for case in cases if not entry.unmet(case)]
     return sorted(able, key=lambda case: bool(entry.hidden(case)))
 
@@ -114,6 +118,7 @@ def faults(
                     if not mine:
                         continue
                     placement = client.place(case)
+                    # All faults of a case run in turn on the same GPUs.
                     with lease_gpus(placement, case.parallelism.world_size):
                         runs = FaultRuns(case, placement, client, options, progress.on_event)
                         results.append(runs.begin())
@@ -139,7 +144,6 @@ def faults(
 
 
 def _check_page(page: Page | None) -> None:
-    """Raise UsageError unless a page has a place for the table."""
     if page is None:
         return
     try:
@@ -154,7 +158,6 @@ def _check_page(page: Page | None) -> None:
 
 
 def _nowhere(entry: Entry) -> FaultOutcome:
-    """The outcome of a fault that applies to none of the cases."""
     needs = "; ".join(need.says for need in entry.all_needs)
     return FaultOutcome(
         fault=entry.name,
@@ -201,8 +204,7 @@ def _finish(
 
 
 def status_of(found: FaultsFound, results: Sequence[CaseResult]) -> int:
-    """The exit status: 0 if all outcomes are right, 1 if a fault survived or an equivalent was flagged, 3 if
-    unknown."""
+    """Return the exit status: 1 if a fault survived or an equivalent was flagged, 3 if unknown, else 0."""
     if not found.outcomes or not all(map(shows_faults, results)):
         return UNJUDGED
     return faults_status(found.score)

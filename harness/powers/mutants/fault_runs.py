@@ -1,4 +1,4 @@
-"""Inject faults into a case in sequence, and judge each.
+"""Injects faults into a case one after the other, and judges each.
 
 1. The reference is recorded once, and the candidate once without a fault: they must agree, otherwise faults show
    nothing. The first step of both is repeated with every call logged, and must agree with the recordings.
@@ -8,7 +8,7 @@
 3. If a later step differs first, that step is replayed with every call logged; a single replay of the reference serves
    all faults. The blamed call is compared with the sites that the fault changed.
 4. If the two systems have different layouts, or one resumes, a fault is a run of the whole case. Calls of two layouts
-   have no partners, so no call is blamed; the first record beyond its bound gives module and direction.
+   cannot be paired, so no call is blamed; the first record beyond its bound gives module and direction.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from bitproof.harness.records import (
 
 
 def shows_faults(result: CaseResult) -> bool:
-    """Whether a case without any fault is EQUAL, or as close as two layouts must be."""
+    """Return whether a case without any fault is EQUAL, or as close as two layouts must be."""
     return result.verdict == Verdict.EQUAL or (result.verdict == Verdict.CLOSE and result.as_expected)
 
 
@@ -64,7 +64,7 @@ MAX_TOLD = 600
 
 
 class FaultRuns:
-    """A case whose candidate gets a sequence of faults."""
+    """Runs one case with one fault after the other injected into its candidate."""
 
     def __init__(
         self, case: Case, placement: Placement, client: Client, options: RunOptions, on_event: OnEvent
@@ -82,7 +82,7 @@ class FaultRuns:
         """CPU seconds so far, on all cores, including this process."""
 
     def begin(self) -> CaseResult:
-        """Judge the case without a fault, like any run: `shows_faults` says whether faults can be detected then."""
+        """Judge the case without a fault, like any run. Faults can only be detected if `shows_faults(result)`."""
         with self._counting():
             return self._begin()
 
@@ -147,7 +147,6 @@ class FaultRuns:
         return self._judged(blank, entry, comparison, candidate, _sites(entry, answer))
 
     def _outcome_of_case(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome:
-        """A fault's outcome from the case's own result."""
         result = self._run_with(entry).result()
         first, statuses = result.first_divergence, {Verdict.DIFFERENT: "killed", Verdict.ERROR: "killed"}
         statuses |= dict.fromkeys((Verdict.EQUAL, Verdict.CLOSE), "survived")
@@ -162,10 +161,7 @@ class FaultRuns:
         return _checked(replace(outcome, first=at, call=first.call), entry, first, list(entry.sites), place_of(key))
 
     def _outcome_of_first_step(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome | None:
-        """The outcome of a fault that the first step shows; None if that step agrees or fails.
-
-        In that case a whole run judges the fault.
-        """
+        """The outcome of a fault that the first step shows; None if a whole run must judge the fault."""
         if not self._shows_nothing_where_nothing_is_wrong():
             return None
         run, folder = self._run_with(entry), self._folder / "first-step"
@@ -210,6 +206,7 @@ class FaultRuns:
         """The outcome of a run; `calls` are those of its first differing step, if they were logged."""
         first = comparison.first_divergence
         seen = comparison.verdict == Verdict.DIFFERENT
+        # A run that cannot be compared, e.g. one with missing records, stays "unjudged".
         if comparison.verdict not in (Verdict.DIFFERENT, Verdict.EQUAL):
             return replace(blank, verdict=comparison.verdict, reason=comparison.reason)
         named: dict[bool, FaultStatus] = {True: "killed" if seen else "survived", False: "flagged" if seen else "equal"}
@@ -239,7 +236,6 @@ class FaultRuns:
     def _blamed(
         self, entry: Entry, first: Divergence, candidate: Recording, calls: list[list[Call]] | None
     ) -> tuple[BlamedCall | None, str | None]:
-        """The blamed call, or None with the reason if a replay failed."""
         assert self._reference is not None
         try:
             if first.step not in self._logs:
@@ -275,7 +271,7 @@ class FaultRuns:
 
 
 def _sites(entry: Entry, answer: RunAnswer) -> list[Site]:
-    """The sites of the fault: from its edit of the graph, otherwise from its row."""
+    """The calls that the fault changed: as its edit of the graph reported, otherwise as its catalogue entry states."""
     passes = answer.graph.passes if answer.graph else []
     told = next((report.facts["sites"] for report in passes if report.name == f"fault {entry.name}"), None)
     return [Site(*site) for site in told] if told is not None else list(entry.sites)
@@ -309,6 +305,6 @@ def _tell_site(site: Site) -> str:
 
 
 def _told(error: BitproofError) -> str:
-    """An error's start; errors of gloo and pydantic begin with the essential part."""
+    # Errors of gloo and pydantic begin with the essential part, and may be very long.
     text = str(error)
     return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]}..."

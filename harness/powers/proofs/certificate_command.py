@@ -71,6 +71,7 @@ def _check(
     try:
         by = None if signers is None else _signer_of(folder / MAIN, signers)
         main, graphs, steps = load(folder)
+        # The checker first: only then is the certificate's text known to have the expected form.
         counts = check(main, graphs, steps)
         case = _case_of(main["subject"])
         if retrace:
@@ -94,8 +95,8 @@ def _check(
 def _signer_of(main: Path, signers: Path) -> str:
     """The name of the signer of a certificate's main file, from a file of allowed signers.
 
-    Raises RejectedError if there is no signature, or a signature for other content or by another signer or namespace.
-    Raises MachineError if there is no ssh-keygen.
+    Raises RejectedError unless the signature is of this content, for NAMESPACE, by an allowed signer; MachineError if
+    there is no ssh-keygen.
     """
     signature = main.with_name(f"{main.name}.sig")
     hold(signature.is_file(), f"it is not signed: there is no {signature.name}")
@@ -139,7 +140,6 @@ def _case_of(subject: Any) -> Case:
 
 
 def _about(main: Any, graphs: Sequence[Any], case: Case, retraced: bool) -> list[str]:
-    """Lines about a certificate: its subject, and those of its claims that were not checked."""
     from bitproof.builtin_cases import CASES
 
     subject, model, ranks = main["subject"], case.model, case.parallelism.world_size
@@ -158,6 +158,7 @@ def _about(main: Any, graphs: Sequence[Any], case: Case, retraced: bool) -> list
     options = [f"--extra-pass {name}" for name in subject["extra_passes"]] + ["--precompiled"] * subject["precompiled"]
     if options:
         lines.append(f"the candidate was made with {' '.join(options)}")
+    # Without names: operator, arguments and value of each call.
     one, other = ([call[1:4] for call in graph["calls"]] for graph in graphs)
     if one == other:
         lines.append("both graphs are the same, call for call")
@@ -171,7 +172,7 @@ def _about(main: Any, graphs: Sequence[Any], case: Case, retraced: bool) -> list
 
 
 def _changes(told: object, own: object, name: str = "") -> list[str]:
-    """The fields in which two cases, given as JSON, differ. Each comes with its value in `told`, the certificate."""
+    """The fields in which two cases, given as JSON, differ, with the certificate's value: `model.layers 4`."""
     if isinstance(told, dict) and isinstance(own, dict):
         names = sorted({*told, *own})
         return [x for key in names for x in _changes(told.get(key), own.get(key), f"{name}.{key}".lstrip("."))]
@@ -179,5 +180,5 @@ def _changes(told: object, own: object, name: str = "") -> list[str]:
 
 
 def _tell(text: str) -> None:
-    """Print a single line; line breaks in untrusted text are escaped."""
+    # A certificate's text is untrusted: its line breaks could fake a line of output.
     print(printable(text).replace("\n", "\\n"))

@@ -1,4 +1,4 @@
-"""`--prove-first`: before any case runs, prove each case, and report the outputs that are equal for every input."""
+"""`--prove-first`: prove each case before any runs, and report which outputs are equal for every input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bitproof.harness.settings import CHECKS, setting
 
 @dataclass(frozen=True)
 class ProofOptions:
-    """Whether each case is proved before any runs."""
+    """The option to prove each case before any runs."""
 
     prove_first: bool = setting(
         False, "--prove-first", CHECKS, "Prove each case before any runs; list what may differ."
@@ -38,7 +38,7 @@ class ProofCheck(Check):
 
     @classmethod
     def of(cls, options: ProofOptions) -> Self | None:
-        """The check, or None without `--prove-first`."""
+        """Return the check, or None without `--prove-first`."""
         return cls(options) if options.prove_first else None
 
     def refuse(self, options: RunOptions) -> None:
@@ -80,7 +80,7 @@ class ProofCheck(Check):
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """The contradiction of a proof whose verdict is PROVED although some outputs are not; None for others."""
+        """Return (path, expected, found) of a contradiction: a proof that is PROVED with unproved outputs; or None."""
         from bitproof.harness.powers.proofs.report import read_data
 
         found = read_data(data)

@@ -114,13 +114,12 @@ def _expected(case: Case) -> str:
 
 
 def assumptions_of(result: CaseProof) -> list[str]:
-    """The assumptions of a case's proof, except those on tracing."""
+    """Return the assumptions of a case's proof, except those on tracing, which every proof has."""
     proof = _whole_proof(result)
     return [*assumed([side.graph for side in proof.sides], proof.table.used())]
 
 
 def _lines(result: CaseProof) -> list[str]:
-    """The printed lines about a case: its verdict and counts, then details of outputs that are not simply PROVED."""
     name, proof = result.case.name, result.proof
     if proof is None:
         return [f"{name}: {result.verdict}: {result.reason}"]
@@ -143,7 +142,6 @@ def _lines(result: CaseProof) -> list[str]:
 
 
 def _update_lines(update: UpdateProof | None) -> list[str]:
-    """The printed lines about the update after a proved step, and about any number of steps."""
     if update is None:
         return []
     num_proved, reason = update.count(PROVED), f": {update.reason}" if update.reason else ""
@@ -158,17 +156,15 @@ def _update_lines(update: UpdateProof | None) -> list[str]:
 
 
 def _table_head() -> list[str]:
-    """The header of the Markdown table: the machine, and the columns."""
     machine = f"torch {torch_version() or 'unknown'} on the CPU of a machine of kind {platform.machine()}"
     columns = "case", "model", "ranks", "PROVED", "NOT PROVED", "REFUSED", "computed", "answer", "a run's verdict"
     return [f"{machine}:", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
 
 
 def _row(result: CaseProof) -> str:
-    """A case's row in the table: the columns of `_table_head`. `computed` counts the PROVED outputs that were also
-    computed on values."""
     case, proof = result.case, result.proof
     numbers = [proof.count(verdict) if proof else "" for verdict in (PROVED, NOT_PROVED, REFUSED)]
+    # the PROVED outputs that were also computed on values
     computed = result.evaluated if proof else ""
     model = f"{case.model.family} {case.model.flavor}"
     cells = case.name, model, case.parallelism.world_size, *numbers, computed, result.verdict, case.expected

@@ -1,9 +1,8 @@
-"""Proofs before a run: before any rank starts, a separate process proves every case, and sends the results.
+"""Proofs before a run: a separate process proves every case before any rank starts.
 
-A separate process is needed because the command line's process does not import torch, and the host never traces. One
-process proves all cases: it receives them at once, and sends an outcome per case (`processes/apart`). If it dies or
-exceeds the time limit, the remaining cases are NOT TRIED, and still run. A user's pass may hang, so the limit for a
-proof is that of a case's run.
+A separate process is needed because the command line's process does not import torch, and the host never traces. It
+receives all cases at once, and sends an outcome per case (`processes/apart`). If it dies or exceeds the time limit, the
+remaining cases are NOT TRIED, and still run. The time limit per proof is that of a run, as a user's pass may hang.
 """
 
 from __future__ import annotations
@@ -31,8 +30,10 @@ class Task:
 
 
 def preflight_proofs(task: Task, log: Path, timeout: float) -> Generator[ProofOutcome, None, None]:
-    """Yield an outcome for each case, in order. Each may take `timeout` seconds; after a time-out, all later cases are
-    NOT TRIED. Closing the iterator ends the process."""
+    """Yield an outcome for each case, in order. Closing the iterator ends the process.
+
+    Each case may take `timeout` seconds; after a time-out, all later cases are NOT TRIED.
+    """
     found = answers_apart("bitproof.harness.powers.proofs.preflight", task, ProofOutcome, len(task.cases), log, timeout)
     with contextlib.closing(found) as answers:
         for answer in answers:
@@ -43,12 +44,13 @@ def preflight_proofs(task: Task, log: Path, timeout: float) -> Generator[ProofOu
 
 
 def main() -> None:
-    """Run the proving process, which is started as `python -m ...preflight PIPE`."""
+    """Run the proving process, started as `python -m ...preflight PIPE`."""
     answer_all(Task, lambda task: (outcome_of(case, task.extra_passes) for case in task.cases))
 
 
 def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
-    """The outcome of proving a case. Terms are not computed on values, since the run that follows compares bits."""
+    """Prove a case. Proved outputs are not computed on values here: the run that follows compares bits."""
+    # Imported here, since the parent imports this module and must not import torch.
     from bitproof.harness.errors import BitproofError
     from bitproof.harness.graph.graph_options import GraphOptions
     from bitproof.harness.powers.proofs.prover.answers import NOT_PROVED, PROVED, REFUSED

@@ -10,7 +10,7 @@ from bitproof.harness.validate import GROWING
 
 
 class ProofVerdict(enum.StrEnum):
-    """The outcome of a proof: see `prover.answers`. NOT TRIED if no proof was requested or possible."""
+    """The outcome of a proof (`prover.answers`); NOT TRIED if no proof was requested or possible."""
 
     PROVED = "PROVED"
     NOT_PROVED = "NOT PROVED"
@@ -20,11 +20,11 @@ class ProofVerdict(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ProofOutcome:
-    """A case's proof: the number of the step's outputs by answer, and the reason if not all are proved.
+    """A case's proof: how many of the step's outputs (loss, gradients) are proved, not proved and refused, and why.
 
-    `unproved` lists the first outputs that are not proved; `first` describes where the two sides of the first of them
-    differ. `assumptions` are the proof's assumptions. `otherwise` counts the outputs that are PROVED but have different
-    strides on the two sides, on which code after the step may depend; `laid_out_otherwise` lists the first of these.
+    `unproved` names the first outputs that are not proved; `first` describes where the two sides of the first of them
+    differ. `otherwise` counts outputs that are PROVED, but with different strides on the two sides: code after the step
+    may depend on strides. `laid_out_otherwise` names the first of these.
     """
 
     __pydantic_config__ = GROWING

@@ -1,7 +1,7 @@
-"""Proofs in reports: a clause beside the verdict, and a headline if a proved case differs.
+"""Proofs in reports: a clause beside the verdict, and a headline if a PROVED case runs DIFFERENT.
 
-docs/explanation/proving.md lists the assumptions of proofs. If a PROVED case is DIFFERENT, an assumption is false on
-that machine, or something outside the step had an effect. The headline names the assumption, and the blamed call.
+A PROVED case can only differ if an assumption of the proof is false on that machine, or if something outside the step
+had an effect. The headline names the assumption and the blamed call. docs/explanation/proving.md lists the assumptions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROVED_KINDS = ("loss", "grad", "buffer")
 
 
 def clause(found: ProofOutcome) -> str:
-    """A proof's outcome in a few words: `PROVED (28 laid out otherwise)`, `NOT PROVED (38 of 44)`, `REFUSED`."""
+    """Return a proof's outcome in a few words: `PROVED (28 laid out otherwise)`, `NOT PROVED (38 of 44)`, `REFUSED`."""
     if found.verdict == ProofVerdict.PROVED and found.otherwise:
         return f"{found.verdict} ({found.otherwise} laid out otherwise)"
     less = {ProofVerdict.NOT_PROVED: found.not_proved, ProofVerdict.REFUSED: found.refused}.get(found.verdict, 0)
@@ -30,8 +30,11 @@ def clause(found: ProofOutcome) -> str:
 
 
 def describe(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
-    """A proof's result as lines, printed before the case runs: the counts, then at most `most` outputs that may differ,
-    and at most `most` with different strides."""
+    """Return a proof's result as lines, printed before the case runs.
+
+    The first line has the counts. The others name at most `most` outputs that may differ, and at most `most` with other
+    strides.
+    """
     counts = f"{found.proved} of {found.outputs} outputs" if found.outputs else found.reason or "nothing to prove"
     seconds = "" if found.seconds is None else f", {found.seconds:.1f} s"
     lines = [f"{name}: {found.verdict}: {counts}{seconds}"]
@@ -48,10 +51,10 @@ def describe(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
 
 
 def contradicted(result: CaseResult, found: ProofOutcome, *, injects: bool = False) -> str | None:
-    """The headline about a PROVED case whose run differs: the false assumption, and the blamed call.
+    """Return the headline about a PROVED case whose run differs: the false assumption, and the blamed call.
 
     None if the case is not PROVED, if the run confirms the proof, or if it differs in something that the proof does not
-    cover, such as an optimizer's update. `injects`: the run planted a fault.
+    cover, such as an optimizer's update. `injects`: the run injected a fault (`--inject`).
     """
     first = result.first_divergence
     if found.verdict != ProofVerdict.PROVED:
@@ -70,7 +73,7 @@ def contradicted(result: CaseResult, found: ProofOutcome, *, injects: bool = Fal
 
 
 def finding_of(name: str, found: ProofOutcome, headline: str | None) -> Finding:
-    """The finding of the check `proof` for the case `name`."""
+    """Return the finding of the check `proof` for the case `name`."""
     lines = describe(name, found) if name else describe("proof", found)
     return Finding(
         brief=clause(found), headline=headline or "", blocks=(Code("proof", "\n".join(lines)),), data=asdict(found)
@@ -78,13 +81,13 @@ def finding_of(name: str, found: ProofOutcome, headline: str | None) -> Finding:
 
 
 def proof_of(result: CaseResult) -> ProofOutcome | None:
-    """The proof in a case's result; None if the run had no `--prove-first`."""
+    """Return the proof in a case's result; None if the run had no `--prove-first`."""
     finding = result.checks.get("proof")
     return None if finding is None else read_data(finding.data)
 
 
 def read_data(data: dict[str, Any]) -> ProofOutcome:
-    """The proof in a finding's data. Raises RecordingError if the data is damaged."""
+    """Return the proof in a finding's data. Raises RecordingError if the data is damaged."""
     return read(ProofOutcome, data, "checks.proof.data", RecordingError, damaged="is damaged")
 
 
@@ -97,7 +100,7 @@ def _blamed(first: Divergence) -> str:
 
 
 def _false_assumption(call: BlamedCall | None) -> str:
-    """The assumption that a blamed call refutes, as docs/explanation/proving.md words it."""
+    """The assumption that a blamed call refutes, in the words of docs/explanation/proving.md."""
     if call is None:
         return "both sides run what was traced (no call explains the difference)"
     # Only "same inputs, different output" is about a kernel. Extra, missing or reconnected calls are not in the graphs.

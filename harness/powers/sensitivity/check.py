@@ -1,4 +1,4 @@
-"""`--sensitivity`: after a case's verdict, how many of its operator calls would the comparison notice?"""
+"""`--sensitivity`: count the operator calls whose error of 1 ULP the case's comparison would notice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bitproof.harness.settings import CHECKS, option, settings
 
 @dataclass(frozen=True)
 class SensitivityOptions:
-    """`sensitivity` is the effort of the measurement; None for no measurement."""
+    """The effort of the measurement, `sensitivity`; None for no measurement."""
 
     sensitivity: Effort | None = settings(
         None,
@@ -31,18 +31,18 @@ class SensitivityOptions:
 
 
 class SensitivityCheck(Check):
-    """Make each call of a step wrong by 1 ULP, one at a time, and count the calls that the case would notice."""
+    """Make each call of a step wrong by 1 ULP, one at a time, and count the calls that the case notices."""
 
     name = "sensitivity"
     Options = SensitivityOptions
 
     @classmethod
     def of(cls, options: SensitivityOptions) -> Self | None:
-        """The check, or None if it was not requested."""
+        """Return the check, or None if it was not requested."""
         return None if options.sensitivity is None else cls(options)
 
     def refuse(self, options: RunOptions) -> None:
-        """Refuse to run on ranks that torchrun started."""
+        """Raise UsageError under torchrun: all ranks are replayed in one process."""
         from bitproof.harness.execute.transport import refuse_torchrun
 
         refuse_torchrun("sensitivity", "replays all ranks in one process")
@@ -72,10 +72,7 @@ class SensitivityCheck(Check):
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """The first row with impossible counts, e.g. more seen than tried: path, expected, found.
-
-        None if all are valid.
-        """
+        """Return path, rule and counts of the first row with impossible counts, e.g. more seen than tried, or None."""
         from bitproof.harness.powers.sensitivity.report import read_data
 
         for index, row in enumerate(read_data(data).rows):

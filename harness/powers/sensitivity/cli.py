@@ -1,4 +1,4 @@
-"""`bitproof sensitivity`: how many operator calls of a step would a case notice if they were off by 1 ULP?"""
+"""`bitproof sensitivity`: count the operator calls of a step that a case would notice if they were off by 1 ULP."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from bitproof.harness.report.status import UNJUDGED, worst
 
 
 def sensitivity(cases: Sequence[Case], options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
-    """Run cases, measure their sensitivity, print and write it.
+    """Run cases, measure, print and write their sensitivity.
 
     Returns the exit status of the run, or 3 if a case is as expected but could not be measured.
     """

@@ -1,4 +1,7 @@
-"""Examine a call of a step: its output off by 1 ULP, grossly wrong, and computed by neighbouring formulas."""
+"""Examines one call of a step: would the compared tensors show an error in its output?
+
+Three errors are tried: 1 ULP in one element, grossly wrong values, and the results of neighbouring formulas.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,12 @@ Answer = Literal["seen", "same", "lost"]
 
 @dataclass(frozen=True, kw_only=True)
 class CallFinding:
-    """A call's result in a step. `shown` is the kind of the compared tensor that showed an error of 1 ULP, or None.
+    """The finding about a call: whether the compared tensors showed errors in its output.
 
-    `tries` counts the elements that were changed. If no error was seen, `lost` has the indices of the calls that
-    absorbed the last error (-1: no call read it). `is_blind` means that even gross errors in all elements on all ranks
-    did not show; `lost` then has the calls that absorbed the gross errors.
+    `shown` is the kind of the compared tensor that showed an error of 1 ULP, or None. `tries` counts the elements that
+    were changed. If no error was seen, `lost` has the indices of the calls that absorbed the last error (-1: no call
+    read it). `is_blind` means that even gross errors in all elements on all ranks did not show; `lost` then has the
+    calls that absorbed the gross errors.
     """
 
     call: int
@@ -43,7 +47,7 @@ class CallFinding:
 
 
 class NotRepeatableError(Exception):
-    """A repeated call returned different bits for the same inputs, so following its errors would show nothing."""
+    """A repeated call returned other bits for the same inputs, so following its errors would show nothing."""
 
 
 class Examiner:
@@ -67,10 +71,10 @@ class Examiner:
         formulas: Sequence[str] | None = None,
         needs_ulp: bool = True,
     ) -> CallFinding:
-        """Find out whether the compared tensors show errors in a call's output.
+        """Return a finding: whether the compared tensors show errors in a call's output.
 
-        The errors are 1 ULP in an element, gross errors, and the differences of neighbouring formulas, such as
-        `1 / sqrt(x)` for `rsqrt`. Gross errors are tried only if no error of 1 ULP showed.
+        The errors are 1 ULP in an element, gross errors, and the differences of neighbouring formulas, such as `1 /
+        sqrt(x)` for `rsqrt`. Gross errors are tried only if no error of 1 ULP showed.
 
         `formulas` are the neighbouring formulas to try, None for all. With `needs_ulp` false, only these are tried and
         nothing is perturbed. With `may_be_blind` false, no gross errors are tried.
@@ -92,6 +96,7 @@ class Examiner:
             fate = self._one_ulp(call, turn)
             if fate.shown:
                 return CallFinding(call=index, shown=fate.shown, tries=turn + 1, neighbours=answers)
+        # Only for unseen calls: an error of 1 ULP that shows proves that the call is not blind.
         gross = self._is_blind(call, targets) if may_be_blind else None
         lost = fate.lost if gross is None else gross.lost
         return CallFinding(call=index, tries=TRIES, lost=lost, is_blind=gross is not None, neighbours=answers)
@@ -102,7 +107,7 @@ class Examiner:
         return [rank for rank, x in enumerate(values) if tensors_of(x) or isinstance(x, (int, float))]
 
     def error(self, call: ReplayedCall, turn: int) -> tuple[int, int, Any]:
-        """The `turn`-th error for a call: slot, rank and the wrong value."""
+        """Return the `turn`-th error for a call, as slot, rank and wrong value. A turn changes one element."""
         chance = random.Random(f"{self._seed} {call.index} {turn}")
         targets = [slot for slot in self._program.targets(call) if self._filled(slot)]
         slot = targets[turn % len(targets)]
@@ -112,12 +117,13 @@ class Examiner:
     def _one_ulp(self, call: ReplayedCall, turn: int) -> Fate:
         slot, rank, wrong = self.error(call, turn)
         value = self._ranks[rank][slot]
+        # The control experiment: the readers of an unchanged copy must return the recorded bits.
         if not readers_agree(self._program, self._ranks, slot, rank, _again(value)):
             raise NotRepeatableError(f"what reads {call.operator} {call.node} gives other bits when it is repeated")
         return self._followed({(slot, rank): wrong}, is_safe(value))
 
     def _is_blind(self, call: ReplayedCall, targets: Sequence[int]) -> Fate | None:
-        """The calls that absorbed gross errors, on a single rank and on all ranks; None if they were seen."""
+        """The fate of gross errors, on one rank and on all ranks; None if one of them was seen."""
         fate = Fate()
         for turn in range(3):
             chance = random.Random(f"{self._seed} {call.index} gross {turn}")
@@ -136,7 +142,6 @@ class Examiner:
         return run() if safe else self._isolate(run)
 
     def _neighbour(self, call: ReplayedCall, name: str) -> Answer | None:
-        """The result of a neighbouring formula; None if it does not apply to this call's arguments."""
         gets: list[Get] = [values.__getitem__ for values in self._ranks]
         try:
             found = computed(self._program, call, name, gets)

@@ -1,7 +1,7 @@
-"""Neighbouring formulas: the same function as a call, with another order, dtype or number of roundings.
+"""Neighbouring formulas of operators: the same function with another order, dtype or number of roundings.
 
-Each differs by rounding only, as after a fusion, with another kernel or in a decomposition: `1 / sqrt(x)` for
-`rsqrt(x)`. The order of every sum is stated at its function.
+A formula differs from its operator by rounding only, as after a fusion, with another kernel or in a decomposition: `1 /
+sqrt(x)` for `rsqrt(x)`. The order of every sum is stated at its function.
 """
 
 from __future__ import annotations
@@ -43,13 +43,11 @@ def _wide(function: Formula) -> Formula:
 
 
 def _sum_backwards(x: Tensor, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
-    """A sum in reverse order: from the last index to the first."""
     dims = list(range(x.dim())) if not dims else list(dims)
     return aten.sum.dim_IntList(x.flip(dims), dims, keepdim, **kwargs)
 
 
 def _mean_backwards(x: Tensor, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
-    """A mean in reverse order: from the last index to the first."""
     dims = list(range(x.dim())) if not dims else list(dims)
     return aten.mean.dim(x.flip(dims), dims, keepdim, **kwargs)
 
@@ -68,7 +66,6 @@ def _mm_in_halves(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _mm_backwards(x: Tensor, y: Tensor) -> Tensor:
-    """x @ y with the inner dim reversed."""
     return torch.matmul(x.flip(-1), y.flip(-2))
 
 
@@ -128,6 +125,7 @@ def _adamw_by_steps(
     for x, g, m, v, step in zip(params, grads, means, squares, steps, strict=True):
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g * g
+        # The kernel's `steps` are already incremented when it runs.
         moved = (m / (1 - beta1 ** float(step))) / ((v / (1 - beta2 ** float(step))).sqrt() + kwargs["eps"])
         given.append((x - lr * (moved + kwargs["weight_decay"] * x), m))
     return given
@@ -159,12 +157,12 @@ _FORMULAS: dict[str, list[tuple[str, Formula]]] = {
 
 
 def names_of(program: Program, call: ReplayedCall) -> list[str]:
-    """The names of a call's neighbouring formulas."""
+    """Return the names of a call's neighbouring formulas, such as `in float64`."""
     return [name for name, _ in _all(program, call)]
 
 
 def computed(program: Program, call: ReplayedCall, name: str, gets: list[Get]) -> dict[tuple[int, int], Any]:
-    """The results of a call by a neighbouring formula, by slot and rank. `gets` are each rank's values."""
+    """Return the results of a call by a neighbouring formula, by (slot, rank). `gets` are each rank's values."""
     formula = dict(_all(program, call))[name]
     return {key: value for rank in range(len(gets)) for key, value in formula(gets, rank)}
 

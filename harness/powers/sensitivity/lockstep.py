@@ -1,4 +1,4 @@
-"""Run a program for all ranks in one process, in lockstep: a collective reads the values of all ranks in its group.
+"""Runs a program's calls for all ranks in one process, in lockstep: a collective reads the values of its group's ranks.
 
 Each call has the same arguments, strides and alignment as on a rank, so it computes the same bits. Sums over ranks are
 added in the group's order. This is checked, not assumed: each measured step is compared with a recording.
@@ -26,10 +26,7 @@ Ranks = Sequence[Sequence[Any]]
 
 
 def run_call(call: ReplayedCall, get: Get) -> list[tuple[int, Any]]:
-    """Run a call other than a collective.
-
-    Returns (slot, value) for each slot that it fills; its inputs are not modified.
-    """
+    """Run a call other than a collective; returns (slot, value) for each slot that it fills. Inputs stay unmodified."""
     if call.is_wait:
         return [(call.result, get(call.args[0].number))]
     if not call.writes:
@@ -49,7 +46,7 @@ def _named(call: ReplayedCall, get: Get) -> Mapping[str, Any]:
 
 
 def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]) -> list[Any]:
-    """A collective's result on each rank of a group, in the group's order. `gets` has the values of all ranks, by rank.
+    """Return a collective's result on each rank of a group, in the group's order. `gets` has the values of all ranks.
 
     Raises RuntimeError if ranks disagree about their messages, e.g. about a split size. A real group would fail or
     hang.
@@ -71,7 +68,7 @@ def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]
 
 @torch.no_grad()
 def run_step(program: Program, before: Sequence[dict[Source, Tensor]]) -> list[list[Any]]:
-    """The values of all slots after a step, by rank. `before` has the inputs of each rank's step.
+    """Return the values of all slots after a step, by rank. `before` has the inputs of each rank's step.
 
     Raises PassError if the step cannot be replayed this way: see `harness.powers.sensitivity.program`.
     """
@@ -98,7 +95,6 @@ def run_step(program: Program, before: Sequence[dict[Source, Tensor]]) -> list[l
 
 
 def _refuse_written_views(program: Program, values: Sequence[Any]) -> None:
-    """Raise PassError if memory is written and an earlier view of it is read later."""
     sharing: dict[int, list[int]] = {}
     for slot, value in enumerate(values):
         for x in tensors_of(value):
@@ -116,5 +112,5 @@ def _refuse_written_views(program: Program, values: Sequence[Any]) -> None:
 
 
 def after(program: Program, values: Sequence[Any]) -> dict[Source, Tensor]:
-    """A rank's parameters, buffers and optimizer state after a step."""
+    """Return a rank's parameters, buffers and optimizer state after a step."""
     return {source: values[slot] for source, slot in program.last.items()}

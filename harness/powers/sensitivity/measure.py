@@ -1,4 +1,4 @@
-"""Replay a case's steps for all ranks in this process and check them against the ranks' recording."""
+"""Replays a case's steps for all ranks in this process, and checks them against the ranks' recording."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KNOWN_SYSTEMS = ("eager", "eager_chunked", "graph")
 
 
 def why_not(case: Case) -> str | None:
-    """Why a case's sensitivity cannot be measured; None if it can be tried."""
+    """Return why a case's sensitivity cannot be measured; None if it can be tried."""
     if case.candidate not in KNOWN_SYSTEMS:
         return f"system {case.candidate} is not known as a graph"
     if case.pipeline.compiles:
@@ -37,7 +37,7 @@ def why_not(case: Case) -> str | None:
 
 @dataclass
 class Steps:
-    """A case's candidate, step by step. After `advance`, `ranks` has the values of all slots."""
+    """A case's candidate, replayed step by step. After `advance`, `ranks[rank][slot]` has the values of the step."""
 
     program: Program
     trainers: Sequence[TrainerLike]
@@ -47,7 +47,7 @@ class Steps:
 
     @staticmethod
     def of(case: Case, options: GraphOptions | None = None) -> Steps:
-        """The state before the first step. Raises the errors of tracing and of passes."""
+        """Return the state before the first step. Raises the errors of tracing and of passes."""
         graph, groups = step_graph(case, case.candidate, torch.device("cpu"), options or GraphOptions(), observed=True)
         trainers: list[Any] = list(all_trainers(case))
         for trainer in trainers:
@@ -67,6 +67,7 @@ class Steps:
             partitions,
         )
         for name in first.state_buffers:
+            # `last` is still the value after the graph; `add_update` moves it on.
             program.compared["buffer", f"{name}@before_optimizer"] = program.last[BUFFER, name]
         add_update(program, first, partitions)
         for name in first.parameters:

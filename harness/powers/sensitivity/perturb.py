@@ -1,4 +1,4 @@
-"""Make values wrong, by 1 ULP in one element or grossly, and compare the bits of two values."""
+"""Makes values wrong, by 1 ULP in one element or grossly, and compares the bits of two values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def same(x: Any, y: Any) -> bool:
-    """Whether two values agree in every bit: tensors in dtype, shape and content, other values by equality."""
+    """Return whether two values agree in every bit: tensors in dtype, shape and content, other values by equality."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         if x is y:
             return True
@@ -23,26 +23,26 @@ def same(x: Any, y: Any) -> bool:
 
 
 def as_integers(x: Tensor) -> Tensor:
-    """The same memory viewed as integers; a complex element becomes two."""
+    """Return the same memory viewed as integers; a complex element becomes two."""
     x = torch.view_as_real(x) if x.is_complex() else x
     return x.view(_INTEGERS[x.element_size()]) if x.dtype != torch.bool else x
 
 
 def copied(x: Tensor) -> Tensor:
-    """A copy with the same strides, storage offset and alignment: kernels are chosen by these."""
+    """Return a copy with the same strides, storage offset and alignment: kernels are chosen by these."""
     storage = x.untyped_storage().clone()
     return torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), x.size(), x.stride())
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """The tensors of a slot's value that have elements, in order."""
+    """Return the tensors with elements in a slot's value, in order."""
     if isinstance(value, Tensor):
         return [value] if value.numel() else []
     return [x for item in value for x in tensors_of(item)] if isinstance(value, (tuple, list)) else []
 
 
 def replaced(value: Any, old: Tensor, new: Tensor) -> Any:
-    """The value with tensor `old` replaced by `new`."""
+    """Return the value with tensor `old` replaced by `new`."""
     if value is old:
         return new
     if isinstance(value, (tuple, list)):
@@ -51,15 +51,12 @@ def replaced(value: Any, old: Tensor, new: Tensor) -> Any:
 
 
 def is_safe(value: Any) -> bool:
-    """Whether wrong elements cannot lead a kernel to invalid memory.
-
-    Integers are unsafe: they may be indices or sizes.
-    """
+    """Return whether wrong elements cannot lead a kernel to invalid memory, as wrong indices or sizes could."""
     return all(x.is_floating_point() or x.is_complex() for x in tensors_of(value)) and bool(tensors_of(value))
 
 
 def by_one_ulp(value: Any, chance: random.Random) -> Any:
-    """The value with one element off by 1 ULP; None if the value has nothing to change.
+    """Return the value with one element off by 1 ULP; None if the value has nothing to change.
 
     `chance` chooses the element, among those that are finite and not zero if there are any. Integers change by 1 and
     stay within the tensor's range unless all are equal. In a tensor of zeros, the element becomes the ULP of 1, since a
@@ -77,6 +74,7 @@ def by_one_ulp(value: Any, chance: random.Random) -> Any:
     if x.is_floating_point() and not bool(x.any()):
         wrong[where] = torch.finfo(x.dtype).eps
         return replaced(value, x, wrong)
+    # As integers, neighbouring floats of one sign differ by 1.
     bits = as_integers(wrong)
     place = (*where, chance.randrange(2)) if x.is_complex() else where
     bits[place] = _off_by_one(x, bits[place].item(), chance)
@@ -113,7 +111,7 @@ def _element(x: Tensor, chance: random.Random) -> tuple[int, ...]:
 
 
 def grossly(value: Any, chance: random.Random) -> Any:
-    """The value with every element far from the original; None if there is nothing to change.
+    """Return the value with every element far from the original; None if there is nothing to change.
 
     Finite elements stay finite. Integers are drawn from the tensor's range. A Python number grows by 1.
     """

@@ -1,9 +1,9 @@
-"""A step of every rank as a list of calls over numbered slots: a graph's nodes, then the calls of the update.
+"""A step as a list of calls over numbered slots: a graph's nodes, then the calls of the optimizer's update.
 
-A slot has a value on each rank. A call that writes an argument fills a new slot, and later readers of that memory
-read the new slot. So nothing is overwritten, and a call can be repeated at any time. For example, `x.add_(y)` reads
-slot 3 and fills slot 7; `x` means slot 7 from then on. A step that writes memory while an earlier view of it is still
-to be read has no such form and is refused.
+A slot has a value on each rank. A call that writes an argument fills a new slot, and later readers of that memory read
+the new slot. So nothing is overwritten, and a call can be repeated at any time. For example, `x.add_(y)` reads slot 3
+and fills slot 7; `x` means slot 7 from then on. A step that writes memory and later reads an earlier view of it has no
+such form and is refused.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ReplayedCall:
 
     @property
     def gives(self) -> tuple[int, ...]:
-        """The slots that the call fills."""
+        """The slots that the call fills: its result, and the new slots of its writes."""
         return (self.result, *(new for _, new in self.writes))
 
 
@@ -88,19 +88,19 @@ class Program:
     num_slots: int = 0
 
     def slot(self) -> int:
-        """The number of a new slot."""
+        """Return the number of a new slot."""
         self.num_slots += 1
         return self.num_slots - 1
 
     def input(self, source: Source) -> int:
-        """The slot of a value that exists before the step, created on first use."""
+        """Return the slot of a value that exists before the step, created on first use."""
         if source not in self.inputs:
             self.inputs[source] = self.last[source] = self.slot()
         return self.inputs[source]
 
     @functools.cached_property
     def readers(self) -> list[list[int]]:
-        """For each slot, the calls that read it, in order."""
+        """For each slot, the indices of the calls that read it, in order."""
         found: list[list[int]] = [[] for _ in range(self.num_slots)]
         for call in self.calls:
             for slot in call.reads:
@@ -109,17 +109,17 @@ class Program:
 
     @functools.cached_property
     def makers(self) -> dict[int, ReplayedCall]:
-        """For each slot that a call fills, the call."""
+        """The call that fills each slot. Inputs of the step have none."""
         return {slot: call for call in self.calls for slot in call.gives}
 
     @functools.cached_property
     def shown(self) -> dict[int, Kind]:
-        """Compared slots, each with its kind."""
+        """The kind of each compared slot."""
         # Reversed, so that a slot with several records keeps the kind of the first.
         return {slot: kind for (kind, _), slot in reversed(self.compared.items())}
 
     def targets(self, call: ReplayedCall) -> list[int]:
-        """The slots of a call's results that are read or compared. A tuple counts as the slots of its elements."""
+        """Return the slots of a call's results that are read or compared; of a tuple, the slots of its elements."""
         found: list[int] = []
         for slot in call.gives:
             readers = [self.calls[index] for index in self.readers[slot]]
@@ -131,7 +131,7 @@ class Program:
 
 
 def slots_in(value: Any) -> Iterable[int]:
-    """The slot numbers among nested arguments."""
+    """Yield the slot numbers among nested arguments."""
     match value:
         case Slot(number):
             yield number
@@ -143,7 +143,7 @@ def slots_in(value: Any) -> Iterable[int]:
 
 
 def filled(value: Any, get: Callable[[int], Any]) -> Any:
-    """Nested arguments with slots replaced by their values."""
+    """Return nested arguments with slots replaced by their values."""
     kind = type(value)
     if kind is Slot:
         return get(value.number)
@@ -156,14 +156,14 @@ def filled(value: Any, get: Callable[[int], Any]) -> Any:
 
 @dataclass
 class Variables:
-    """The current slot of each node or tensor: its slot in `of`, or the slot that replaced it, by `newest`."""
+    """The current slot of each node or tensor: `of` has its first slot, `newest` the slot that replaced another."""
 
     program: Program
     of: dict[Any, int] = field(default_factory=dict)
     newest: dict[int, int] = field(default_factory=dict)
 
     def read(self, key: Any) -> int:
-        """The slot from which a call reads a node or tensor now."""
+        """Return the slot from which a call reads a node or tensor now."""
         slot = self.of[key]
         while slot in self.newest:
             slot = self.newest[slot]
@@ -183,10 +183,10 @@ def add_graph(
     returned: Sequence[tuple[Kind, str]],
     partitions: Mapping[str, Partition],
 ) -> None:
-    """Add a graph's calls. `sources` are its inputs in order; `returned` are the kinds and names under which its
-    outputs are recorded.
+    """Add a graph's calls to a program.
 
-    Raises PassError for a collective on an unknown group.
+    `sources` are the graph's inputs in order; `returned` the records of its outputs. Raises PassError for a collective
+    on an unknown group.
     """
     variables = Variables(program)
     names = iter(sources)
@@ -205,6 +205,7 @@ def add_graph(
             _add_observed(program, variables, node)
         else:
             _add_node(program, variables, module, node, partitions)
+    # After all calls: an input that was written means its newest slot.
     program.last |= {source: variables.read(node) for source, node in placeholders.items()}
 
 
@@ -244,7 +245,7 @@ def _add_node(
 
 
 def _add_observed(program: Program, variables: Variables, node: Node) -> None:
-    """Compare an activation: a slot, or a concatenation or slice of slots."""
+    """Compare an observed activation: a slot, or a concatenation or slice of slots."""
     name, parts, dim, piece = node.args
     slots = [variables.read(part) for part in parts]  # type: ignore[union-attr]
     key: tuple[Kind, str] = ("activation", str(name))
@@ -270,7 +271,7 @@ def _add_observed(program: Program, variables: Variables, node: Node) -> None:
 
 
 def _frozen(value: Any, variables: Variables, module: GraphModule) -> Any:
-    """A node's nested arguments, with slots in place of nodes. Nested graphs and constants are kept."""
+    """A node's nested arguments, with slots in place of nodes. Nested graphs and constants stay."""
     match value:
         case Node(op="get_attr"):
             return functools.reduce(getattr, str(value.target).split("."), module)

@@ -1,4 +1,4 @@
-"""A case's sensitivity as plain values: which calls of a step would expose the smallest possible error."""
+"""Records of a case's sensitivity: the calls of a step whose error of 1 ULP the comparison detects."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityRow:
-    """The calls of a module pattern in a direction: how many exist, were tried, detected, and are inherently blind.
+    """Counts of the calls in a module pattern and direction: all, tried, detected (`seen`), and inherently blind.
 
-    `at_once` counts the calls detected with the first element, in the first step.
+    `at_once` counts the calls detected by the first changed element, in the first step. `blind` counts calls whose
+    errors no comparison can see (`UnseenCall`).
     """
 
     __pydantic_config__ = GROWING
@@ -61,7 +62,7 @@ class UnseenCall:
 
 @dataclass(frozen=True, kw_only=True)
 class FormulaRow:
-    """A neighbouring formula of an operator: calls tried, seen, with the same bits, and lost before any record."""
+    """Counts for a neighbouring formula of an operator: calls tried, seen, with equal bits, and lost."""
 
     __pydantic_config__ = GROWING
 
@@ -96,7 +97,7 @@ class Sensitivity:
     reason: str | None = None
 
     def total(self, name: Literal["calls", "tried", "seen", "at_once", "blind"]) -> int:
-        """A column's sum."""
+        """Return the sum of a column over all rows."""
         return sum(getattr(row, name) for row in self.rows)
 
     @property
@@ -121,7 +122,7 @@ class Sensitivity:
 
 
 def wilson(hits: int, tries: int) -> tuple[float, float]:
-    """Wilson's score interval of 95% for a share: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927), 209."""
+    """Return Wilson's score interval of 95% for a share: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927), 209."""
     share = hits / tries
     middle = (share + Z * Z / (2 * tries)) / (1 + Z * Z / tries)
     half = Z * math.sqrt(share * (1 - share) / tries + Z * Z / (4 * tries * tries)) / (1 + Z * Z / tries)
@@ -129,7 +130,7 @@ def wilson(hits: int, tries: int) -> tuple[float, float]:
 
 
 def by_direction(rows: Iterable[SensitivityRow]) -> list[SensitivityRow]:
-    """Totals over all modules, a row per direction."""
+    """Return totals over all modules, a row per direction."""
     found: dict[str, list[SensitivityRow]] = {}
     for row in rows:
         found.setdefault(row.direction, []).append(row)

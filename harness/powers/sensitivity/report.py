@@ -19,7 +19,7 @@ MAX_REASONS = 25
 
 
 def clause(found: Sensitivity) -> str:
-    """A clause for the verdict: `sees 97.8% of 2,826 calls`; for a sample `sees 97.8% (96.9-98.4%) of 2,826 calls`."""
+    """Return a clause for the verdict: `sees 97.8% of 2,826 calls`; a sample `sees 97.8% (96.9-98.4%) of ...`."""
     if found.share is None:
         return ""
     low, high = found.interval or (0.0, 0.0)
@@ -28,13 +28,13 @@ def clause(found: Sensitivity) -> str:
 
 
 def percent(share: float) -> str:
-    """A share to one decimal, e.g. 97.8%; never 100.0% for a share below 1."""
+    """Return a share to one decimal, e.g. 97.8%; never 100.0% for a share below 1."""
     rounded = f"{100 * share:.1f}%"
     return "99.9%" if rounded == "100.0%" and share < 1 else rounded
 
 
 def headline(found: Sensitivity) -> str:
-    """A case's sensitivity in a line."""
+    """Return a case's sensitivity in a line: its clause, the sample, the calls seen at once, ranks, steps and time."""
     if found.share is None:
         return f"sensitivity not measured: {found.reason or 'no call was tried'}"
     tried = f", by a sample of {found.total('tried'):,}" if found.is_sampled else ""
@@ -47,7 +47,7 @@ def headline(found: Sensitivity) -> str:
 
 
 def rows(found: Sensitivity) -> list[tuple[str, ...]]:
-    """Table rows for each module and direction with tried calls, after the totals of each direction."""
+    """Return table rows for each module and direction with tried calls, after the totals of each direction."""
     return [_row(row) for row in [*by_direction(found.rows), *found.rows] if row.tried]
 
 
@@ -58,18 +58,18 @@ def _row(row: SensitivityRow) -> tuple[str, ...]:
 
 
 def formula_rows(found: Sensitivity) -> list[tuple[str, ...]]:
-    """A row for each operator's neighbouring formula."""
+    """Return a row for each operator's neighbouring formula."""
     return [(x.operator, x.formula, *map(str, (x.tried, x.seen, x.same, x.lost))) for x in found.formulas]
 
 
 def reason_rows(found: Sensitivity, is_blind: bool) -> list[tuple[str, ...]]:
-    """Table rows on how differences were lost before any compared tensor, the most frequent first."""
+    """Return rows on the calls that absorbed the errors of unseen (or blind) calls, the most frequent first."""
     told = Counter((x.direction, x.operator, x.reason) for x in found.unseen if x.is_blind == is_blind)
     return [(way, name, str(count), reason) for (way, name, reason), count in told.most_common()]
 
 
 def tables(found: Sensitivity) -> Iterator[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
-    """Every table: its title, headers and rows."""
+    """Yield every table: its title, headers and rows."""
     yield "calls seen, by module and direction", HEADERS, rows(found)
     for title, is_blind in (("calls not seen", False), ("calls blind by nature", True)):
         told = reason_rows(found, is_blind)
@@ -83,17 +83,17 @@ def tables(found: Sensitivity) -> Iterator[tuple[str, Sequence[str], list[tuple[
 
 
 def finding_of(found: Sensitivity) -> Finding:
-    """The finding of the check `sensitivity`."""
+    """Return the finding of the check `sensitivity`."""
     parts = [Table(title, tuple(headers), tuple(rows)) for title, headers, rows in tables(found)] if found.rows else []
     return Finding(brief=clause(found), blocks=(Sentence(headline(found)), *parts), data=asdict(found))
 
 
 def measured(result: CaseResult) -> Sensitivity | None:
-    """A case's sensitivity; None if it was not asked for, or the case was not as expected."""
+    """Return a case's sensitivity; None if it was not asked for, or the case was not as expected."""
     finding = result.checks.get("sensitivity")
     return None if finding is None else read_data(finding.data)
 
 
 def read_data(data: dict[str, Any]) -> Sensitivity:
-    """The sensitivity in a finding's data. Raises RecordingError if the data is damaged."""
+    """Return the sensitivity in a finding's data. Raises RecordingError if the data is damaged."""
     return read(Sensitivity, data, "checks.sensitivity.data", RecordingError, damaged="is damaged")

@@ -1,4 +1,4 @@
-"""Measure a case's sensitivity in a separate process, from the recording of the candidate's ranks.
+"""Measures a case's sensitivity in a separate process, from the recording of the candidate's ranks.
 
 1. Replay a step for all ranks in this process, and check that it has the recorded bits.
 2. Fork a process per core. Each examines its share of the calls in an order drawn from the case's seed, so the calls
@@ -56,7 +56,7 @@ class Sensing:
 
 
 def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
-    """Measure, in a separate process, a case that ran on `device`."""
+    """Measure a case that ran on `device`, in a separate process."""
     if device != "cpu":
         return Sensitivity(reason=f"steps are replayed on the CPU, and this case ran on {device}")
     timeout = float("inf") if task.effort.seconds is None else task.effort.seconds + MARGIN
@@ -67,7 +67,7 @@ def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
 
 
 def main() -> None:
-    """Entry point of the measuring process: `harness.powers.sensitivity.sensing PIPE`."""
+    """Run the measuring process, started as `python -m ...sensing PIPE`."""
     answer_all(Sensing, lambda task: iter([outcome_of(task)]))
 
 
@@ -81,6 +81,7 @@ def outcome_of(task: Sensing) -> Sensitivity:
     began = time.monotonic()
     if (reason := why_not(task.case)) is not None:
         return Sensitivity(reason=reason)
+    # As on ranks: the replay must have their bits.
     set_determinism(task.case.seed)
     try:
         recording = read_recording(task.recording)
@@ -103,6 +104,7 @@ class _Search:
         self._began = began
         self._order = [call.index for call in steps.program.calls if call.counts]
         random.Random(f"{task.case.seed} calls").shuffle(self._order)
+        # The first calls of a shuffled list are a random sample; None keeps all.
         self._order = self._order[: task.effort.sample]
         self._found: dict[int, CallFinding] = {}
         self._at_once: set[int] = set()
@@ -147,7 +149,6 @@ class _Search:
         )
 
     def _examined(self, pending: Sequence[int], deadline: float | None) -> Iterator[CallFinding]:
-        """The findings of the processes, as they arrive. Raises RankError if a process dies."""
         from bitproof.harness.powers.sensitivity.examine import Examiner
         from bitproof.harness.powers.sensitivity.spread import Compared
 
@@ -170,7 +171,6 @@ class _Search:
         yield from _forked([functools.partial(share, first) for first in range(self._processes)])
 
     def outcome(self) -> Sensitivity:
-        """The summed-up result."""
         from bitproof.harness.powers.sensitivity.summary import summed_up
 
         found = summed_up(self._steps.program, self._found, self._at_once)
@@ -194,6 +194,7 @@ def _forked(shares: Sequence[Callable[[], Iterator[CallFinding]]]) -> Iterator[C
         for finding in share():
             send(finding)
 
+    # Forked, not started: children share the step's values.
     children = [fork(functools.partial(live, share)) for share in shares]
     try:
         with Watch(children) as watch:

@@ -1,4 +1,4 @@
-"""Follow a wrong value through a step: in program order, repeat the calls that read something wrong.
+"""Follows a wrong value through a step: in program order, repeats the calls that read a wrong value.
 
 An error is lost in a call whose output has the recorded bits nevertheless: after rounding, a product with zero, or an
 unchanged choice. It is seen once a compared tensor is wrong or a call fails, as in a run.
@@ -32,8 +32,7 @@ KERNELS_REFUSE = (RuntimeError, IndexError, ValueError, TypeError, OverflowError
 class Fate:
     """The end of a followed error: the kind of the first compared tensor that shows it, or None.
 
-    `lost` are the indices of calls that read something wrong and returned the recorded bits; -1 if no call reads the
-    wrong value.
+    `lost` are the indices of calls that read a wrong value and returned the recorded bits; -1 if no call reads it.
     """
 
     shown: str | None = None
@@ -42,8 +41,7 @@ class Fate:
 
 @dataclass(frozen=True)
 class Compared:
-    """Detects errors if every call is compared: an error shows if a logged call returns a value that no call of the
-    right step returned.
+    """Detects errors if every call is compared: a logged call returns a value that no call of the right step returned.
 
     `values` are the digests of all values, by rank; calls of the nodes in `packing` are not compared.
     """
@@ -54,12 +52,12 @@ class Compared:
 
     @staticmethod
     def of(program: Program, ranks: Ranks, packing: Collection[str]) -> Compared:
-        """The comparison for a step with the values `ranks`, which equal the reference's."""
+        """Return the comparison for a step with the values `ranks`, which equal the reference's."""
         values = [frozenset(digest(x) for value in own for x in tensors_of(value)) for own in ranks]
         return Compared(program, values, frozenset(packing))
 
     def shows(self, slot: int, rank: int, value: Any) -> bool:
-        """Whether a comparison of calls would notice this value."""
+        """Return whether a comparison of calls would notice this value."""
         call = self.program.makers.get(slot)
         while call is not None and (call.is_wait or call.function is operator.getitem):  # logged as its launch
             call = self.program.makers.get(call.args[0].number)
@@ -91,8 +89,7 @@ def follow(
 
 @torch.no_grad()
 def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: Any) -> bool:
-    """Whether all readers of a slot on a rank return their recorded bits if they read `value`, a copy of the slot's
-    value."""
+    """Return whether a slot's readers on a rank repeat their recorded bits on `value`, a copy of its value."""
     found = _Wrong(program, ranks)
     found.give(slot, rank, value)
     # The control experiment: if readers of an unchanged copy differ, kernels are not repeatable here.
@@ -120,7 +117,7 @@ class _Wrong:
         self._values[slot, rank] = value
 
     def note(self, slot: int, rank: int, value: Any) -> None:
-        """Note that a slot's value on a rank is wrong, and schedule its readers."""
+        """Record that a slot's value on a rank is wrong, and schedule its readers."""
         self.give(slot, rank, value)
         self.has_noted = True
         if slot in self._program.shown:
@@ -143,6 +140,7 @@ class _Wrong:
             return
         gets = [functools.partial(self._get, rank) for rank in range(len(self._ranks))]
         for group in call.partition:
+            # A collective is repeated for each whole group with a wrong input, as all its ranks may get a wrong result.
             if wrong_on & set(group):
                 values = run_collective(call, group, gets)
                 differ = [self._differs(call.result, rank, x) for rank, x in zip(group, values, strict=True)]
@@ -150,7 +148,6 @@ class _Wrong:
                     self.lost.append(call.index)
 
     def _hold(self, call: ReplayedCall, rank: int, given: Sequence[tuple[int, Any]]) -> None:
-        """Compare a repeated call's outputs with its recorded outputs."""
         if not any([self._differs(slot, rank, value) for slot, value in given if self._is_known(slot)]):
             self.lost.append(call.index)
 

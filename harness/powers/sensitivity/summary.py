@@ -1,4 +1,4 @@
-"""Sum up the findings of calls by module and direction, with the calls that absorbed unseen errors."""
+"""Sums up the findings of calls by module and direction, with the calls that absorbed unseen errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_MODULE = "no module"
 
 
 def summed_up(program: Program, found: Mapping[int, CallFinding], at_once: set[int]) -> Sensitivity:
-    """The table of results in program order. `at_once` are the calls whose first error was seen in the first step."""
+    """Return a case's result, rows in program order. `at_once`: calls seen by their first error in the first step."""
     rows: dict[tuple[str, str], Counter[str]] = {}
     unseen: list[UnseenCall] = []
     formulas: dict[tuple[str, str], Counter[str]] = {}
@@ -40,7 +40,7 @@ def summed_up(program: Program, found: Mapping[int, CallFinding], at_once: set[i
 
 
 def _module(call: ReplayedCall) -> str:
-    """The pattern of a call's module, e.g. `layers.*.moe` for `layers.1.moe`."""
+    """The pattern of a call's module: `layers.*.moe` for `layers.1.moe`."""
     return NO_MODULE if call.place.module is None else pattern_of(call.place.module) or "the model itself"
 
 

@@ -1,4 +1,4 @@
-"""Record the calls of a trainer's update, once on one rank: every rank makes the same calls.
+"""Records the calls of a trainer's update, once on one rank: every rank makes the same calls.
 
 The update runs under a dispatch mode on the rank's real state, which is restored afterwards. Its collectives are not
 executed: they return a value of the right shape, unused.
@@ -57,7 +57,7 @@ class TrainerLike(Protocol):
 
 
 def held(trainer: TrainerLike) -> dict[Source, Tensor]:
-    """A rank's state between two steps, optimizer state included."""
+    """Return a rank's state between two steps: parameters, buffers and optimizer state."""
     buffers = dict(trainer.model.named_buffers())
     found: dict[Source, Tensor] = {(PARAM, name): x.detach() for name, x in trainer.parameters.items()}
     found |= {(BUFFER, name): x for name, x in buffers.items()}
@@ -66,6 +66,7 @@ def held(trainer: TrainerLike) -> dict[Source, Tensor]:
 
 def begin_state(trainer: TrainerLike) -> None:
     """Let the trainer create its optimizer state, as its first update would, and fill it with zeros."""
+    # An update with zero gradients still changes parameters: weight decay does.
     before = [(x, x.detach().clone()) for x in held(trainer).values()]
     with _Tape(Program(), {}, runs_only=True):
         trainer.update(_zeros(trainer))
@@ -77,13 +78,14 @@ def begin_state(trainer: TrainerLike) -> None:
 
 
 def add_update(program: Program, trainer: TrainerLike, partitions: Mapping[str, Partition]) -> None:
-    """Add the calls of the update. `trainer` belongs to one rank; its values are restored.
+    """Add the calls of the update to a program. `trainer` belongs to one rank; its values are restored.
 
     Gradients are read from the program's compared slots. Raises PassError if the update reads a tensor outside the
     trainer's state.
     """
     gradients = _zeros(trainer)
     known = held(trainer)
+    # The update below changes the rank's real state, so it is restored afterwards.
     before = [(x, x.clone()) for x in known.values()]
     tape = _Tape(program, partitions)
     for source, x in known.items():
@@ -118,12 +120,12 @@ class _Tape(TorchDispatchMode):
         self._kept: list[Tensor] = []
 
     def know(self, x: Tensor, slot: int) -> None:
-        """Note the slot of a tensor."""
+        """Set the slot of a tensor."""
         self._variables.of[id(x)] = slot
         self._kept.append(x)
 
     def read(self, x: Tensor) -> int:
-        """The current slot of a tensor. Raises PassError for an unknown tensor."""
+        """Return the current slot of a tensor. Raises PassError for an unknown tensor."""
         if id(x) not in self._variables.of:
             raise PassError(
                 "the update reads a tensor that is no part of what a rank holds between steps",
@@ -143,6 +145,7 @@ class _Tape(TorchDispatchMode):
 
         if self._runs_only or name_of(function).startswith("_record_function"):
             return run()
+        # Arguments are frozen before the writes: the call reads the slots from before it.
         frozen = self._frozen(tuple(args)), {name: self._frozen(value) for name, value in kwargs.items()}
         written = [] if is_collective else self._written(function, args, kwargs)
         writes = tuple(self._variables.write(id(x)) for x in written)
@@ -172,7 +175,7 @@ class _Tape(TorchDispatchMode):
         return result
 
     def _element(self, call: ReplayedCall, place: int) -> int:
-        """The slot of an element of a call's tuple of results."""
+        # The element is a call of `getitem`, as in a graph.
         slot = self._program.slot()
         self._program.calls.append(
             ReplayedCall(
@@ -198,7 +201,6 @@ class _Tape(TorchDispatchMode):
         return value
 
     def _written(self, function: Any, args: Any, kwargs: Any) -> list[Tensor]:
-        """The tensors that a call writes, without duplicates."""
         names = [argument.name for argument in schema_of(function).arguments]
         given = dict(zip(names, args, strict=False)) | kwargs
         values = [given.get(name) for name in written_names(function)]

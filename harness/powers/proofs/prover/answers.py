@@ -23,7 +23,7 @@ from bitproof.harness.powers.proofs.prover.terms import Rule, Table
 PROVED, NOT_PROVED, REFUSED = "PROVED", "NOT PROVED", "REFUSED"
 
 DIFFERS, NO_RULE = "differs on an input tried", "no rule proves them equal"
-"""Meanings of NOT PROVED: the two sides had different bits on some input, or on none that was tried."""
+"""The two meanings of NOT PROVED: some tried input gave the two sides different bits, or none did."""
 
 PARAMETER, BUFFER, INPUT = "parameter ", "buffer ", "input "
 """Prefixes of the names of a graph's inputs."""
@@ -54,7 +54,7 @@ class OutputAnswer:
 
     @property
     def meaning(self) -> str | None:
-        """The meaning of NOT PROVED: the output differs, or no rule proves it equal. None for other verdicts."""
+        """Whether a NOT PROVED output was seen to differ, in words; None for other verdicts."""
         if self.verdict != NOT_PROVED:
             return None
         if self.witness:
@@ -78,7 +78,7 @@ class Proof:
     reads_something: bool = True
 
     def count(self, verdict: str) -> int:
-        """The number of outputs with this verdict."""
+        """Return the number of outputs with this verdict."""
         return sum(answer.verdict == verdict for answer in self.answers)
 
     @property
@@ -104,7 +104,7 @@ def prove_graphs(
     """Prove two graphs of the same step, output by output. `rules` are RULES unless a test passes others.
 
     `must_read` lists prefixes of input names: a proved output must depend on an input of each. The terms are added to
-    `table`, whose own rules then apply. It may have terms of other graphs already, which need no second rewriting.
+    `table`, whose own rules then apply; terms of other graphs that it already has are not rewritten again.
     """
     table = Table(RULES if rules is None else rules) if table is None else table
     sides = Canonicalizer(table, reference, 0), Canonicalizer(table, candidate, 1)
@@ -142,7 +142,7 @@ Pair = tuple[int | None, int | None]
 
 
 def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, Pair]]:
-    """Every output's name, and the calls that compute it.
+    """Yield every output's name, and the calls that compute it.
 
     A graph without in-place writes may return an input's final value instead: such an output has the same name as the
     written input.
@@ -165,7 +165,6 @@ def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, 
 
 
 def _terms_of(sides: tuple[Canonicalizer, Canonicalizer], pair: Pair) -> tuple[int, int] | RefusedError:
-    """The term of an output on each side, or the refusal if a side has none."""
     places = []
     for side, index in zip(sides, pair, strict=True):
         if index is None:
@@ -190,6 +189,7 @@ def _answer(
     if isinstance(terms, RefusedError):
         return OutputAnswer(name, REFUSED, reason=f"{terms.what}, in {terms.where}")
     assert pair[0] is not None and pair[1] is not None
+    # The rules may be too weak to make equal values one term, so this is NOT PROVED rather than DIFFERENT.
     if terms[0] != terms[1]:
         return OutputAnswer(name, NOT_PROVED, terms, finding=explain(*sides, pair[0], pair[1]))
     for bit, kind in enumerate(must_read):
@@ -200,7 +200,7 @@ def _answer(
 
 
 def meaning_of(proof: Proof) -> str:
-    """What NOT PROVED means for a proof's outputs, in words; empty if all outputs are PROVED or REFUSED."""
+    """Return a summary of the NOT PROVED outputs: how many were seen to differ, and how many no rule proves equal."""
     differ = sum(answer.witness is not None for answer in proof.answers)
     others = [answer for answer in proof.answers if answer.meaning and not answer.witness]
     told = [f"{differ} {'differs' if differ == 1 else 'differ'} on an input tried"] if differ else []
@@ -218,9 +218,10 @@ def _layout(x: Any) -> str:
 
 
 def answer_lines(proof: Proof, *, all_in: str) -> list[str]:
-    """Lines about the outputs that are not simply PROVED. Outputs that first differ at the same calls share a line.
+    """Return lines about the outputs that are not simply PROVED.
 
-    If there are too many to print, a line says that `all_in` has the complete list.
+    Outputs that first differ at the same calls share a line. If there are too many to print, a line says that `all_in`
+    has the complete list.
     """
     lines = []
     if otherwise := [answer for answer in proof.answers if answer.output in proof.laid_out_otherwise]:
@@ -232,6 +233,7 @@ def answer_lines(proof: Proof, *, all_in: str) -> list[str]:
             )
         if len(otherwise) > SHOWN_OUTPUTS:
             lines.append(f"    and {len(otherwise) - SHOWN_OUTPUTS} more; {all_in} lists them")
+    # Nearly all outputs of a step differ if one call does, so outputs with the same first difference are grouped.
     alike: dict[tuple[str, ...], list[OutputAnswer]] = {}
     for answer in proof.answers:
         if answer.verdict != PROVED:

@@ -7,7 +7,7 @@
    other aliases of that memory are stale, and a call that reads them is refused.
 4. Between a collective's launch and its wait, no call may read its result or write its input.
 5. Random calls form a chain: each reads the generator's state after the previous one.
-6. A symbol's name is the term from which its number was read.
+6. A symbol is replaced by the term from which its number was read.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Canonicalizer:
         )
 
     def run(self) -> None:
-        """Process every call, in order. A call's refusal is kept; calls that read its result are refused, too."""
+        """Compute every call's term, in order. A refusal is kept; calls that read the result are refused, too."""
         # A refused call does not end the proof: outputs that do not depend on it can still be proved.
         for index, call in enumerate(self.graph.calls):
             self.values.append(None)
@@ -65,15 +65,14 @@ class Canonicalizer:
             self.memory.hold(index)
 
     def output(self, index: int) -> int:
-        """The term of a call's value after the last call: of a returned value, or an input's final value. Raises
-        RefusedError."""
+        """Return the term of an output, or of an input's final value, at call `index`. Raises RefusedError."""
         self._refuse_unreadable(index, self.graph.calls[index])
         if self.memory.is_flying(index):
             raise refuse(self.graph.calls[index], "an output that is never waited for")
         return int(self.values[index])
 
     def written_inputs(self) -> list[int]:
-        """The graph's inputs and constants whose value has changed at the end."""
+        """Return the indices of the graph's inputs and constants whose value has changed at the end."""
         inputs = [index for index, call in enumerate(self.graph.calls) if call.op in ("input", "constant")]
         return [i for i in inputs if self.memory.is_stale(i) or self.values[i] != self._input(self.graph.calls[i])]
 
@@ -84,8 +83,7 @@ class Canonicalizer:
         return self.table.make((call.op, told, call.value.dtype, _told(call.value.shape)))
 
     def _taken(self, call: Call) -> int:
-        """The term of an input or a constant. Symbols that first occur in its sizes are named by it; so is the symbol
-        of an input that is a number."""
+        """The term of an input or a constant. It defines the new symbols in its sizes, and the symbol of a number."""
         term = self._input(call)
         if isinstance(call.value, Tensor):
             self.symbols.name_extents(call, term, call.value.shape)
@@ -101,8 +99,7 @@ class Canonicalizer:
 
     @functools.cached_property
     def reads(self) -> list[list[int]]:
-        """For each call, the calls that it reads: its arguments, and the calls that first produced the symbols in the
-        sizes of these arguments."""
+        """For each call, the calls that it reads: its arguments, and those that defined the symbols in their sizes."""
         brought: dict[str, int] = {}
         found = []
         for index, call in enumerate(self.graph.calls):
@@ -117,6 +114,7 @@ class Canonicalizer:
     def _value(self, index: int, call: Call) -> Any:
         args = dict(call.args)
         awaited = args[known_operators.WAITS[call.op]][1] if call.op in known_operators.WAITS else None
+        # Refusals first: a call with unknown inputs must not become a term.
         for read in call.reads:
             self._refuse_unreadable(read, call)
         self.memory.refuse_flying(call)
@@ -205,7 +203,7 @@ class Canonicalizer:
         return found if isinstance(call.value, tuple) else found[0]
 
     def _refuse_open_pairs(self, call: Call) -> None:
-        """Refuse a call that views real numbers as complex ones, or the reverse, if any of its sizes depends on data.
+        """Refuse a view of real numbers as complex ones, or the reverse, if a size depends on data.
 
         With closed sizes such a call computes, and is an opaque term.
         """
@@ -241,6 +239,7 @@ class Canonicalizer:
         """
         own, tensors = call.value, [self.graph.calls[read].value for read in call.reads]
         name = known_operators.EXACT.get(call.op, "cast")
+        # A division by a power of 2 and a square become products, so that either form is proved equal to the other.
         if call.op in known_operators.DIVISIONS:
             name, args = "mul", {**args, "other": known_operators.inverse(args["other"], own.dtype)}
         if call.op == known_operators.POWER:
@@ -255,7 +254,6 @@ class Canonicalizer:
         return None if None in operands else self.table.make(("exact", name, own.dtype, own.device, operands))
 
     def _operand(self, value: Any, dtype: str, shape: tuple[Size, ...]) -> int | None:
-        """The term of an exact operator's operand, broadcast to the result's shape; None if there is no such term."""
         if isinstance(value, tuple) and value[:1] == ("node",):
             place, own = self.values[value[1]], self.graph.calls[value[1]].value.shape
             if own == shape:
@@ -265,8 +263,7 @@ class Canonicalizer:
         return self._filled(value, dtype, shape) if is_kept else None
 
     def _filled(self, value: Any, dtype: str, shape: tuple[Size, ...]) -> int | None:
-        """The term of a tensor filled with a number. None if `value` is no number, if the dtype cannot represent it, or
-        if a size depends on data."""
+        """The term of a tensor filled with a number; None for no number, for a rounded one and for open sizes."""
         number = known_operators.number_in(value, dtype)
         return None if number is None or not _is_closed(shape) else self.table.filled(shape, dtype, number)
 
@@ -274,8 +271,9 @@ class Canonicalizer:
         return self._filled(known_operators.number_filled(call), call.value.dtype, call.value.shape)
 
     def _padded(self, call: Call, args: Arguments) -> int | None:
-        """The term of a tensor padded with a number: a concatenation for each dim, from the last dim on. None for
-        negative or data-dependent padding."""
+        """The term of a padded tensor: concatenations, the last dim first; None for negative or data-dependent
+        padding.
+        """
         read, pads = args["self"][1], args["pad"][1:]
         source, place = self.graph.calls[read].value, self.values[read]
         if not _is_closed((*source.shape, *pads)) or min(pads, default=0) < 0:
@@ -328,7 +326,7 @@ class Canonicalizer:
         return found
 
     def _results(self, call: Call, kind: str, op: str, arguments: Any) -> Any:
-        """The term of a call's result, or a list of them. Symbols that first occur in their sizes are named by it."""
+        """The term of a call's result, or a list of terms. They define the new symbols in their sizes."""
         # The rows that an all-to-all delivers follow from its split sizes, so these name its symbol, not the call.
         if call.op == "_c10d_functional.all_to_all_single.default":
             self.symbols.name_rows(call)
@@ -407,7 +405,7 @@ class Canonicalizer:
         self.memory.refuse_stale(index, reader)
 
     def _distrust(self, index: int, call: Call) -> None:
-        """Note that a refused call may have written its arguments, and drawn any random numbers.
+        """Record that a refused call may have written its arguments, and drawn any random numbers.
 
         A call without a result counts as one that writes, whatever its schema states: it was made for some effect.
         """

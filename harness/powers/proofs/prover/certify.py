@@ -31,7 +31,7 @@ from bitproof.harness.torch_versions import torch_version
 
 
 def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, precompiled: bool = False) -> Subject:
-    """A proof's subject: the case, and the versions and options with which this process made the graphs."""
+    """Return a proof's subject: the case, and the versions and options with which this process made the graphs."""
     return Subject(
         case=case_text(case),
         code=own_digest(),
@@ -44,8 +44,7 @@ def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, 
 
 
 def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> Certificate:
-    """The certificate of a case's proof, with only the steps that the checker needs. Raises RejectedError if the
-    checker would not accept it."""
+    """Return a case's proof as a certificate of the needed steps. Raises RejectedError if the checker rejects it."""
     graphs = proof.sides[0].graph, proof.sides[1].graph
     whole = Certificate(
         case=case,
@@ -62,19 +61,19 @@ def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> C
 
 
 def assumed(graphs: Iterable[Graph], rules: Iterable[str]) -> tuple[str, ...]:
-    """The assumptions of a proof by these rules about these graphs."""
+    """Return the assumptions of a proof that used these rules on these graphs."""
     return tuple(checker.assumed((call.op for graph in graphs for call in graph.calls), rules))
 
 
 class _LookUps(dict[str, int]):
-    """The checker's terms by their texts; records each look-up."""
+    """The checker's dictionary of terms, which records each look-up."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: set[int] = set()
 
     def get(self, line: str, default: Any = None) -> Any:
-        """Look a term up."""
+        """Return a term's index, and record it."""
         place = super().get(line, default)
         self.found.add(place)
         return place
@@ -99,6 +98,7 @@ def _needed(certificate: Certificate) -> list[int]:
         terms.found = set()
         sides = [checker.walk(state, graph, side) for graph, side in zip(graphs, SIDES, strict=True)]
         checker.check_answers(main, checker.answers_of(state, sides, graphs))
+    # From the terms that calls and answers look up, back to all steps that these depend on.
     needed, stack = set(), list(terms.found)
     while stack:
         place = stack.pop()
@@ -158,17 +158,17 @@ def write_certificate(certificate: Certificate, folder: Path) -> None:
 
 
 def digests_of(contents: Mapping[str, bytes]) -> tuple[tuple[str, str], ...]:
-    """The SHA-256 of each file."""
+    """Return the name and SHA-256 of each file."""
     return tuple((name, hashlib.sha256(content).hexdigest()) for name, content in contents.items())
 
 
 def sums_of(contents: Mapping[str, bytes]) -> str:
-    """The digests of the files, as `sha256sum` writes them."""
+    """Return the digests of the files, as `sha256sum` writes them."""
     return "".join(f"{digest}  {name}\n" for name, digest in digests_of(contents))
 
 
 def contents_of(certificate: Certificate) -> dict[str, bytes]:
-    """The contents of a certificate's files, by name, the main file last. The file of digests is not among them."""
+    """Return the contents of a certificate's files by name, the main file last; the file of digests is not included."""
     steps = _lines([step_data(step) for step in certificate.steps])
     texts = graph_text(certificate.reference), graph_text(certificate.candidate), steps
     contents = {name: text.encode() for name, text in zip(PARTS, texts, strict=True)}
@@ -188,18 +188,18 @@ def _lines(items: list[Any]) -> str:
 
 
 def graph_text(graph: Graph) -> str:
-    """A graph as the text of its file."""
+    """Return a graph as the text of its file."""
     calls = _lines([call_data(call) for call in graph.calls]).rstrip()
     return f'{{"outputs":{json.dumps(graph.outputs)},\n"calls":{calls}}}\n'
 
 
 def step_data(step: ProofStep) -> list[Any]:
-    """A step in the form of its file."""
+    """Return a step as its JSON in the file."""
     return [step.term, step.rule, step.equals, *([step.hint] if step.hint else [])]
 
 
 def call_data(call: Call) -> list[Any]:
-    """A call in the form of its file."""
+    """Return a call as its JSON in the file."""
     return [call.name, call.op, call.args, _value_data(call.value), call.writes, int(call.random), call.place]
 
 

@@ -1,7 +1,8 @@
-"""Sizes that depend on data: in terms, a symbol is replaced by the term from which its number is read.
+"""Replaces data-dependent sizes by the terms that define them.
 
-Two graphs may use different symbols for one number, or one symbol for different numbers. A symbol's meaning is its
-source: a number read from a tensor, a size of a call's result, or the rows that an all-to-all delivers.
+Two graphs may use different symbols for the same number (`u0` and `u3` for one `x.item()`), or the same symbol for
+different numbers. So a symbol stands for its source: a number read from a tensor, a size of a call's result, or the
+number of rows that an all-to-all receives.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from bitproof.harness.powers.proofs.prover.terms import Table
 
 
 class Symbols:
-    """The terms of a graph's symbols. To name a symbol is to store its term, at the first call that has the symbol."""
+    """The term of each symbol in a graph, stored at the first call whose result contains the symbol."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
         self._terms: dict[str, int] = {}
 
     def size(self, size: Size) -> Size:
-        """A size with each symbol replaced by its term. Raises RefusedError for a symbol without a source."""
+        """Return a size with each symbol replaced by its term. Raises RefusedError for a symbol without a source."""
         if isinstance(size, int):
             return size
         if unknown := [name for product in size[1:] for name in product[1:] if name not in self._terms]:
@@ -30,30 +31,32 @@ class Symbols:
         return ("size", *sorted(products, key=lambda product: (product[1:], product[0])))
 
     def sizes(self, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
-        """Several sizes, each with its symbols replaced by their terms."""
+        """Return several sizes, each with its symbols replaced by their terms."""
         return tuple(self.size(size) for size in sizes)
 
     def unknown(self, value: Any) -> list[str]:
-        """The symbols in a result that are not named yet, each once."""
+        """Return the symbols in a result that have no term yet, each once."""
         return [name for name in dict.fromkeys(symbols_in(value)) if name not in self._terms]
 
     def name_item(self, call: Call, term: int) -> None:
-        """Name the symbol of a number that a call reads from a tensor."""
+        """Store the term of a number that a call reads from a tensor (`x.item()`)."""
         for symbol in self.unknown(call.value):
             if call.value != ("size", (1, symbol)):
                 raise refuse(call, "a number that is not understood")
             self._terms[symbol] = term
 
     def name_extents(self, call: Call, term: int, shape: tuple[Size, ...]) -> None:
-        """Name each new symbol in a result's sizes: it is the size at its position. Refuse a new symbol that is only a
-        part of a size, as in `2 * u0`."""
+        """Store a term for each new symbol in a result's sizes: the size at its position.
+
+        A new symbol that is only a part of a size, as in `2 * u0`, is refused.
+        """
         for name in self.unknown(call.value):
             if ("size", (1, name)) not in shape:
                 raise refuse(call, f"a size that depends on data in a way that is not understood: {name}")
             self._terms[name] = self.table.make(("extent", term, shape.index(("size", (1, name)))))
 
     def name_rows(self, call: Call) -> None:
-        """Name the new symbol in the number of rows that an all-to-all delivers among more than two ranks.
+        """Store the term of the new symbol in the number of rows that an all-to-all among three or more ranks receives.
 
         The rows are the first split plus this symbol, which is the sum of all other splits.
         """
@@ -65,7 +68,7 @@ class Symbols:
 
 
 def symbols_in(value: Any) -> list[str]:
-    """The symbols in a call's result, or in its arguments, in order, with repetitions."""
+    """Return the symbols in a call's result or arguments, in order, with repetitions."""
     match value:
         case Tensor():
             return [s for size in (*value.shape, *value.strides, value.offset) for s in symbols_in(size)]
@@ -77,6 +80,5 @@ def symbols_in(value: Any) -> list[str]:
 
 
 def _sum_of(size: Size, symbol: str) -> Size:
-    """The sum of a size and a symbol."""
     products = size[1:] if isinstance(size, tuple) else ((size,),) if size else ()
     return ("size", *sorted((*products, (1, symbol)), key=lambda product: (product[1:], product[0])))

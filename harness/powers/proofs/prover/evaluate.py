@@ -33,7 +33,7 @@ Values = dict[str, object]
 
 
 class FailsError(RefusedError):
-    """A call that fails on real values."""
+    """A call failed on real values."""
 
 
 def run_graph(
@@ -44,10 +44,11 @@ def run_graph(
     late: bool = False,
     watch: Callable[[Node, Sequence[Any]], None] = lambda node, values: None,
 ) -> tuple[list[Any], list[list[Tensor]]]:
-    """Return a graph's results and its inputs' final values, both per rank. `inputs` has a list per rank; it is copied.
+    """Run a graph on every rank. Returns the results and the inputs' final values, both per rank.
 
-    `watch` is called with each node and its results on every rank. Raises FailsError, which names the node, if a call
-    fails on these values; NotEvaluatedError if a call cannot be computed in one process.
+    `inputs` has a list per rank; it is copied. `watch` is called with each node and its results on every rank. Raises
+    FailsError, which names the node, if a call fails on these values; NotEvaluatedError if a call cannot be computed in
+    one process.
 
     A real collective may read and write memory at any time between its launch and its wait. Here it does so at the
     launch, and with `late` again at the wait: then a write in between changes the result.
@@ -88,13 +89,12 @@ def run_graph(
 
 
 def _own(x: Any) -> Any:
-    """A copy of an input with the same layout."""
+    # A copy with the same layout: a kernel may choose its code path by strides.
     return laid_out(x.detach(), x.shape, x.stride(), 0) if isinstance(x, Tensor) else x
 
 
 @contextlib.contextmanager
 def _naming(node: Node) -> Iterator[None]:
-    """Context in which any exception of a call becomes a FailsError that names its node."""
     try:
         yield
     except NotEvaluatedError:
@@ -110,7 +110,7 @@ def _given(node: Node, env: Mapping[Node, list[Any]], rank: int) -> Any:
 
 
 class Evaluator:
-    """Computes terms of a table on every rank, each term once. `inputs` has the values by name for each rank."""
+    """Computes terms of a table on every rank, each term once. `inputs` has, for each rank, the values by name."""
 
     def __init__(self, table: Table, inputs: Sequence[Mapping[str, Any]], constants: Iterable[Tensor] = ()) -> None:
         self.table = table
@@ -185,6 +185,7 @@ class Evaluator:
         if "generator" in arguments or op.startswith("higher_order."):
             raise NotEvaluatedError(op)
         values = self._arguments(arguments, rank)
+        # A `move` term's operator is "reshape" for each of the operators that reshape.
         if op == "reshape":
             return cast(Tensor, values["self"]).reshape(cast(list[int], values["shape"]))
         if op.startswith(PYTHON):
@@ -199,6 +200,7 @@ class Evaluator:
 
     def _argument(self, value: Any, rank: int) -> Any:
         match value:
+            # A Python number, which is recorded as a tensor without dims.
             case ("tensor", place, *_) if self._is_number(place):
                 return self._known[place][rank].item()
             case ("tensor", place, _, _, shape, strides, alignment):
@@ -239,7 +241,7 @@ class Evaluator:
 
 
 def laid_out(values: Tensor, shape: Sequence[int], strides: Sequence[int], alignment: int) -> Tensor:
-    """A copy of `values` with these strides, its first element `alignment` bytes past the start of a cache line."""
+    """Return a copy of `values` with these strides, starting `alignment` bytes past the start of a cache line."""
     reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
     lead = alignment // values.element_size()
     memory = torch.zeros(lead + reach, dtype=values.dtype)
@@ -251,18 +253,17 @@ def laid_out(values: Tensor, shape: Sequence[int], strides: Sequence[int], align
 
 
 def _flat(x: Tensor) -> Tensor:
-    """The tensor itself, or a copy of it, with its elements in row-major order from the start of its memory."""
+    # A window counts elements in row-major order from the start of the memory, so others are copied.
     same = tuple(x.stride()) == row_major(tuple(x.shape)) and x.storage_offset() == 0
     return x if same else x.clone(memory_format=torch.contiguous_format)
 
 
 def _each(results: Any) -> list[Any]:
-    """An operator's results in one flat list: a result that is itself a list is unpacked."""
+    # A result may itself be a list, as of an optimizer's kernel.
     return [x for value in results for x in (value if isinstance(value, list | tuple) else [value])]
 
 
 def _number(name: str) -> Callable[..., Any]:
-    """The function of `float` and ARITHMETIC that has this name."""
     return next(function for function in (float, *ARITHMETIC) if function.__name__ == name)
 
 
@@ -273,12 +274,12 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 def same_bits(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors have the same dtype, shape and bits; all NaNs count as equal."""
+    """Return whether two tensors have the same dtype, shape and bits; all NaNs count as equal."""
     return x.dtype == y.dtype and x.shape == y.shape and not bool(differing(x, y).any())
 
 
 def differing(x: Tensor, y: Tensor) -> Tensor:
-    """A mask of the elements in which two tensors of one dtype and shape differ in a bit; all NaNs count as equal."""
+    """Return a mask of the elements in which two tensors of one dtype and shape differ. All NaNs count as equal."""
     if x.is_complex():
         return differing(torch.view_as_real(x), torch.view_as_real(y)).any(-1)
     if not x.is_floating_point():

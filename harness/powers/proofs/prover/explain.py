@@ -1,6 +1,6 @@
-"""Describes the first difference of an output's two sides: module, direction, chunk, operator, source line.
+"""Finds where the two sides of an output first differ: module, direction, chunk, operator, source line.
 
-A call has a partner if the other graph computes its term, by whatever calls. The sides first differ at the calls
+A call has a partner if the other graph computes the same term, by whatever calls. The sides first differ at the calls
 without a partner whose inputs all have one. If both sides have equally many additions without partners, additions were
 moved: before a reduction on one side, after it on the other.
 """
@@ -25,7 +25,7 @@ _ADD = "aten.add.Tensor"
 
 @dataclass(frozen=True)
 class Shown:
-    """A call, for a reader. `changed` lists its arguments that differ from those of the other side's call.
+    """A call as shown to a reader. `changed` lists its arguments that differ from those of the other side's call.
 
     For a call without a module and a source line, as a pass inserts it, `beside` describes its neighbours instead.
     """
@@ -64,7 +64,7 @@ class FirstDifferences:
     reshaped: tuple[Shown, Shown] | None = None
 
     def lines(self) -> list[str]:
-        """The differences as text, one line per call."""
+        """Return the differences as text, one line per call."""
         lines = []
         for side, first, moved in zip(("reference", "candidate"), self.first, self.moved, strict=True):
             shown: dict[Shown, str] = dict.fromkeys(first, "only the {} computes")
@@ -78,14 +78,16 @@ class FirstDifferences:
 
 
 def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, other: int) -> FirstDifferences:
-    """The first difference of an output's two sides, which the calls `wanted` and `other` compute."""
+    """Return the first difference of an output: call `wanted` of the reference, call `other` of the candidate."""
     sides = reference, candidate
     known = [side.computed for side in sides]
+    # For each side, the calls behind the output that have no partner on the other side.
     alone = [
         [i for i in _behind(side, root) if not _has_partner(side.table, side.values[i], known[1 - place])]
         for place, (side, root) in enumerate(zip(sides, (wanted, other), strict=True))
     ]
     added = [[i for i in calls if side.graph.calls[i].op == _ADD] for side, calls in zip(sides, alone, strict=True)]
+    # As many additions on each side: they were probably moved, not added.
     was_moved = len(added[0]) == len(added[1]) <= _MOST
     every = [_starts(side, own, there) for side, there, own in zip(sides, known[::-1], alone, strict=True)]
     starts = [own[:_MOST] for own in every]
@@ -100,7 +102,7 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
 
 
 def _reshaped(sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]) -> tuple[Shown, Shown] | None:
-    """For the first opaque operator that both sides run, on different shapes: its first call on each side."""
+    """The first opaque operator that both sides run, on different shapes: its first call on each side."""
     found: list[dict[str, int]] = []
     for side, own in zip(sides, starts, strict=True):
         calls = side.graph.calls
@@ -115,7 +117,7 @@ def _reshaped(sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]
 
 
 def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]:
-    """The first calls without a partner, and the calls before them at which elements begin to be moved differently.
+    """The first calls without a partner, and earlier calls at which elements begin to be moved differently.
 
     `alone` are the calls without a partner, `known` the terms of the other side. A concatenation in another order has a
     partner, because its parts have partners; but the first opaque operator that reads it, several casts and sums later,
@@ -124,6 +126,7 @@ def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]
     """
     calls = side.graph.calls
     lonely = {i for i in alone if calls[i].op != "input" and not calls[i].writes}
+    # A start is lonely itself, but reads no lonely call.
     starts = [i for i in alone if calls[i].op != "input" and not lonely.intersection(side.reads[i])]
     moves: set[int] = set()
     stack, seen = list(starts), set(starts)
@@ -138,13 +141,12 @@ def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]
 
 
 def _is_moved(side: Canonicalizer, index: int, known: set[int]) -> bool:
-    """Whether a call's term is not among the terms of the other side. False for a call with several results."""
     value = side.values[index]
     return isinstance(value, int) and value not in known
 
 
 def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str, ...]:
-    """The names of opaque operators that one side runs on a whole tensor and the other on its two halves.
+    """Return the names of opaque operators that one side runs on a whole tensor and the other on its two halves.
 
     No rule states that a kernel computes a row's bits independently of the other rows, so a chunked step is never
     proved equal to an unchunked step.
@@ -163,6 +165,7 @@ def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str,
     for key in groups[0].keys() & groups[1].keys():
         for one, two in ((groups[0], groups[1]), (groups[1], groups[0])):
             shapes = set(two[key])
+            # `two` is the side that runs the operator twice as often, on halves.
             if len(two[key]) == 2 * len(one[key]) and any(_is_half(h, w) for w in one[key] for h in shapes):
                 found[key[0].removeprefix("aten.").removesuffix(".default")] = None
     return tuple(sorted(found))
@@ -219,7 +222,7 @@ def _behind(side: Canonicalizer, root: int) -> list[int]:
 def _changed(
     sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]
 ) -> dict[tuple[int, int], tuple[str, ...]]:
-    """By (side, call): the differing arguments, in words.
+    """The arguments that differ between the two sides, in words, by (side, call).
 
     Only calls that correspond without doubt are compared: each side starts with exactly one call of the operator in
     that module and direction.
@@ -245,7 +248,6 @@ def _changed(
 
 
 def _same_argument(sides: tuple[Canonicalizer, Canonicalizer], one: Any, other: Any) -> bool:
-    """Whether two calls' arguments are the same value."""
     match one, other:
         case ("node", i), ("node", j):
             return sides[0].values[i] is not None and bool(sides[0].values[i] == sides[1].values[j])
@@ -274,7 +276,7 @@ def _argument(side: Canonicalizer, value: Any) -> str:
 
 
 def _size(size: Any) -> str:
-    """A size as text: a number, or a sum of products of symbols, such as `2 * u0 + u1`."""
+    """A size as text: `7`, `2 * u0 + u1`."""
     if not isinstance(size, tuple):
         return str(size)
     products = (" * ".join([*([str(n)] if n != 1 or not names else []), *names]) for n, *names in size[1:])
@@ -291,7 +293,7 @@ def _shown(side: Canonicalizer, index: int, changed: tuple[str, ...] = ()) -> Sh
 
 
 def _beside(side: Canonicalizer, index: int) -> str | None:
-    """The neighbours of a call that a pass inserted, in words: its inputs, and its first reader. None without any."""
+    """The neighbours of a call that a pass inserted: "of `cat_3`, read by `mm_7` in layers.1 (forward)", or None."""
     calls = side.graph.calls
     behind = [f"`{calls[read].name}`" for read in calls[index].reads]
     readers = (f"`{call.name}`{_within(call)}" for call in calls[index + 1 :] if index in call.reads)

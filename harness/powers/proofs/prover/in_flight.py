@@ -1,4 +1,4 @@
-"""Finds races of collectives in flight in a graph as data, with the rules of `harness.operators.happens_before`."""
+"""Finds races between calls and collectives in flight, with the rules of `harness.operators.happens_before`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,25 @@ class InFlight:
         self._order = Order(_last_uses(graph))
 
     def races(self, call: Call) -> list[Race]:
-        """The races of a call's reads with launches in flight. Waits, views, fills and uninitialized allocations read
-        nothing."""
+        """Return the races of a call's reads with collectives in flight.
+
+        For example, `mm` reads the result of an all-gather before its wait. Waits, views, fills and uninitialized
+        allocations read no elements, so they have none.
+        """
         read = set(self._storages(call.reads))
         is_shown = not call.writes and bool(read) and {x.storage for x in call.results} == read
         reads_none = _row(call).wait or is_shown or call.op in FILLS or is_unwritten(call.op)
         return [] if reads_none else self._order.races(read, ())
 
     def races_of_write(self, storage: int) -> list[Race]:
-        """The races of a write to a storage, at this point of the graph, with launches in flight."""
+        """Return the races of a write to a storage, at this point of the graph, with collectives in flight."""
         return self._order.races((), [storage])
 
     def run(self, index: int, call: Call, awaited: int | None) -> list[Race]:
-        """Note a call if it is a launch, or the wait for the call `awaited`. Returns the races with memory that was
-        freed before this wait."""
+        """Record a call that launches a collective, or waits for the call with index `awaited`.
+
+        Returns the races with memory that was freed before this wait.
+        """
         row = _row(call)
         found = self._order.wait(row.wait, self._storages([awaited]), index) if row.wait and awaited is not None else []
         if row.launch is not None:
@@ -40,11 +45,11 @@ class InFlight:
         return found
 
     def is_filling(self, index: int) -> bool:
-        """Whether a launch that has not been waited for fills the memory of a call's value."""
+        """Return whether a collective that has not been waited for writes the memory of a call's value."""
         return self._order.is_filling(self._storages([index]))
 
     def touching(self, storage: int) -> list[int]:
-        """The launches in flight that fill or read a storage."""
+        """Return the indices of the launches in flight that write or read a storage."""
         return [int(launched) for launched in self._order.touching([storage])]
 
     def _storages(self, indices: Iterable[int]) -> list[int]:
@@ -56,8 +61,7 @@ def _row(call: Call) -> Operator:
 
 
 def _last_uses(graph: Graph) -> dict[Hashable, float]:
-    """For each storage, the index of the last call that reads it. Inputs, constants and outputs are never freed: the
-    caller keeps them alive."""
+    """The index of the last call that reads each storage; NEVER_FREED for inputs, constants and outputs."""
     calls, found = graph.calls, dict[Hashable, float]()
     for index, call in enumerate(calls):
         for read in call.reads:

@@ -35,12 +35,13 @@ class Induction:
 
 
 def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_less: Sequence[str | None]) -> Induction:
-    """Whether a proof of one step, with this verdict, extends to any number of steps.
+    """Return whether a proof of one step, with this verdict, extends to any number of steps.
 
     `keeps_less` has for each side the reason why its next call would depend on changes other than values of inputs, or
     None.
     """
     state = tuple(x.output.removeprefix(WRITTEN) for x in proof.answers if x.output.startswith(WRITTEN))
+    # ("seed",) is the generator's state at the start: no call drew random numbers.
     state += (GENERATOR,) if proof.sides[0].generator != ("seed",) else ()
     reasons = [
         None if verdict == PROVED else "one step is not proved",
@@ -53,7 +54,8 @@ def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_les
 
 
 def _moved(graph: Graph) -> str | None:
-    """The reason if a tensor that a graph returns in place of an input has another layout; None if there is none."""
+    """The reason if a graph replaces an input by a tensor of another layout: the next step would be another program."""
+    # In-place writes change no layout, so only outputs that replace an input are checked.
     inputs = {f"{WRITTEN}{call.name}": call.value for call in graph.calls if call.op == "input"}
     for name, index in graph.outputs:
         if name in inputs and _lies(graph.calls[index].value) != _lies(inputs[name]):

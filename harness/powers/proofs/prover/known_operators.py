@@ -1,4 +1,4 @@
-"""Operators with known semantics. Any other is opaque: equal results require equal operands and layouts."""
+"""Operators whose semantics the prover knows. All others are opaque: equal results need equal operands and layouts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ def _name(row: Operator) -> str:
 
 
 def _by_default(holds: Callable[[Operator], object]) -> frozenset[str]:
-    """The full names, with the overload `default`, of operators with a property."""
     return frozenset(row.overload("default") for row in ROWS.values() if holds(row))
 
 
@@ -54,7 +53,7 @@ and -0: these operators are not exact.
 
 
 def is_exact(name: str, own: str, operands: Sequence[str]) -> bool:
-    """Whether an operator, by its short name, is exact for operands of these dtypes and a result of dtype `own`.
+    """Return whether an operator, by its short name, is exact for operands of these dtypes and a result of dtype `own`.
 
     `own` is bool for comparisons, otherwise the operands' dtype.
     """
@@ -78,8 +77,10 @@ _RANGES |= {"int64": (53, 0, 54), "int32": (31, 0, 31), "bool": (1, 0, 1)}
 
 
 def holds(dtype: str, number: float) -> bool:
-    """Whether a dtype represents a number exactly. False for numbers of more than 53 bits, and for -0.0 in an integer
-    dtype."""
+    """Return whether a dtype represents a number exactly.
+
+    It is False for 0.1 and 2**24 + 1 in float32, and for -0.0 in int64. False for all numbers of more than 53 bits.
+    """
     is_negative = math.copysign(1.0, number) < 0 and (dtype == "bool" or (number == 0 and dtype not in FLOATS))
     if dtype not in _RANGES or not math.isfinite(number) or is_negative:
         return False
@@ -92,7 +93,7 @@ def holds(dtype: str, number: float) -> bool:
 
 
 def number_in(argument: Any, dtype: str) -> float | None:
-    """The number that a kernel on tensors of `dtype` computes with for an argument.
+    """Return the number that a kernel on tensors of `dtype` computes with for an argument.
 
     None if the argument is no number, or if the dtype cannot represent it. Kernels keep a real number in at least 32
     bits; for a float32 tensor they round it once, to float32.
@@ -113,10 +114,10 @@ def number_in(argument: Any, dtype: str) -> float | None:
 
 
 def number_filled(call: Call) -> float | None:
-    """The number that fills the result of a call of FILLS.
+    """Return the number that fills the result of a call of FILLS, such as 0 for `zeros`.
 
-    None if the dtype cannot represent it. None also if a size depends on data: the call must then keep its arguments,
-    as the size is one of them.
+    None if the dtype cannot represent it, or if a size depends on data: the call must then keep its arguments, as the
+    size is one of them.
     """
     if not call.value.is_closed:
         return None
@@ -125,7 +126,7 @@ def number_filled(call: Call) -> float | None:
 
 
 def inverse(argument: Any, dtype: str) -> float | None:
-    """The factor that replaces a division by a power of 2: 0.25 for 4.
+    """Return the factor that replaces a division by a power of 2: 0.25 for 4.
 
     None for any other divisor, and if the dtype cannot represent the divisor.
     """
@@ -164,7 +165,7 @@ CAST = "aten._to_copy.default"
 """The cast. It is exact between two dtypes of FLOATS, opaque from or to an integer, and a copy to the same dtype."""
 
 LIFTS, CLONE = "aten.lift_fresh_copy.default", "aten.clone.default"
-"""`torch.tensor(1.0)` is traced as a copy of a constant, and recorded as such."""
+"""Copies. `torch.tensor(1.0)` is traced as LIFTS of a constant, and recorded as CLONE."""
 
 CONVERTS = "prims.convert_element_type.default"
 """The cast in decompositions, with an argument `a`; recorded as CAST."""
@@ -274,8 +275,8 @@ SAME_BATCH = {
     for name in ("_adaptive_avg_pool", "avg_pool", "reflection_pad", "replication_pad")
     for dims in (1, 2, 3)
 }
-"""Operators whose tensors must have equal shapes except in the last dims, which they do not check; and the number of
-these last dims."""
+"""Operators that do not check whether their tensors have equal shapes except in the last dims, and the number of these
+dims: 2 for `avg_pool2d_backward`."""
 
 LIES_BY_SHAPE = {"aten._scaled_dot_product_flash_attention_for_cpu_backward.default"}
 """Operators whose tensors may have several real dtypes and different layouts.
@@ -381,5 +382,5 @@ HIGHER_ORDER = {row.name for row in ROWS.values() if row.is_understood and not r
 
 
 def is_unwritten(op: str) -> bool:
-    """Whether an operator, of any namespace and overload, returns uninitialized memory."""
+    """Return whether an operator, of any namespace and overload, returns uninitialized memory."""
     return op.split(".")[-2:][0].startswith(UNWRITTEN)

@@ -1,4 +1,4 @@
-"""Properties of layouts as data, and the elements that each view operator selects."""
+"""Computes with memory layouts: alignment, overlap, and the elements that a view operator selects."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2
 
 
 def alignment_of(dtype: str, offset: int) -> int:
-    """The alignment in bytes of a tensor that starts `offset` elements into its storage."""
+    """Return the alignment of a tensor that starts `offset` elements into its storage: bytes past a line."""
     return offset * _ITEM_BYTES.get(dtype, 1) % LINE
 
 
 def overlaps(x: Tensor) -> bool:
-    """Whether two indices of a tensor may be the same element in memory.
+    """Return whether two indices of a tensor may be the same element in memory, as in `x.expand(3, 4)`.
 
     False if, with dims sorted by stride, each stride is larger than the distance between the first and the last element
-    of all dims before. If a size or stride depends on data, false only for a contiguous tensor whose first size alone
+    of all dims before. If a size or stride depends on data, False only for a contiguous tensor whose first size alone
     depends on it.
     """
     if any(not isinstance(n, int) for n in (*x.shape, *x.strides)):
@@ -42,24 +42,24 @@ def overlaps(x: Tensor) -> bool:
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Whether a tensor is contiguous whose first size may depend on data. False if any other size or stride does."""
     inner = x.shape[1:]
     if not all(isinstance(n, int) for n in inner) or not all(isinstance(s, int) for s in x.strides):
         return False
+    # The first size has no effect on row-major strides, so it may depend on data.
     return x.strides == row_major((1, *inner))
 
 
 def expanded(shape: tuple[int, ...], to: tuple[int, ...]) -> Window:
-    """The window that broadcasts a tensor of `shape` to shape `to`."""
+    """Return the window that broadcasts a tensor of `shape` to shape `to`: (3,) to (2, 3) has strides (0, 1)."""
     strides = [0 if n == 1 else s for n, s in zip(shape, row_major(shape), strict=True)]
     return window(to, [0] * (len(to) - len(shape)) + strides, 0)
 
 
 def shows(call: Call, calls: Sequence[Call]) -> bool:
-    """Whether a call only selects elements of its first argument: it returns a view of them, or copies them.
+    """Return whether a call only selects elements of its first argument: `transpose`, `split`, `reshape`.
 
-    A view between complex numbers and pairs of real numbers does not count, as its elements are others. A view as any
-    other dtype counts here, and is refused later.
+    The result may be a view or a copy. A view between complex numbers and pairs of real numbers does not count, as its
+    elements are others. A view as any other dtype counts here, and is refused later.
     """
     if call.writes or call.op == "getitem" or not call.results or not call.reads:
         return False
@@ -75,7 +75,7 @@ def _is_paired(x: Tensor, results: Sequence[Tensor]) -> bool:
 
 
 def told_once(call: Call, calls: Sequence[Call]) -> Call:
-    """A call without those arguments that the layouts of its tensors imply, so that equal calls have equal data.
+    """Return a call without the arguments that its tensors' layouts imply, so that equal calls have equal data.
 
     For example, `prims.split_dim(a, 0, 2)` becomes `view(self)`, as does any call that returns the same view. A dim
     counted from the end is counted from the start.
@@ -85,12 +85,14 @@ def told_once(call: Call, calls: Sequence[Call]) -> Call:
     if call.op in known.COPIES:
         source, own = tensors
         gone = ["layout", "memory_format", "pin_memory"]
+        # A cast between floats is an exact term with its own dtype, so the argument is redundant there, too.
         gone += ["dtype"] if source.dtype == own.dtype or {source.dtype, own.dtype} <= known.FLOATS else []
         gone += ["device", "non_blocking"] if source.device == own.device else []
         kept = {name: x for name, x in call.args if name not in gone}
     elif call.op in known.FILLS and known.number_filled(call) is not None:
         kept = {name: x for name, x in call.args if name in (*call.writes, known.FILLS[call.op])}
     elif shows(call, calls) and call.op not in known.WAITS and all(x.is_closed for x in tensors):
+        # The layouts already state which elements a view selects: `dim`, `start` and the like say it a second time.
         kept = {name: x for name, x in call.args if nodes_in(x) or (name == "dim" and call.op == known.SPLIT)}
         if tensors[0].storage == call.results[0].storage:
             shown, *others = (("node", read) for read in call.reads)
@@ -102,7 +104,7 @@ def told_once(call: Call, calls: Sequence[Call]) -> Call:
 
 
 def windows_of(call: Call, x: Tensor) -> list[Window | None]:
-    """For each result of a call that `shows` elements of `x`, its window on `x`; None if it has none.
+    """Return, for each result of a call that `shows` elements of `x`, its window on `x`, or None if it has none.
 
     All sizes must be numbers.
     """
@@ -118,10 +120,11 @@ def windows_of(call: Call, x: Tensor) -> list[Window | None]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _seen(shape: tuple[int, ...], strides: tuple[int, ...], memory: Window) -> Window | None:
-    """Convert a window on memory into a window on a tensor in it; None if that shows memory outside of its elements.
+    """Convert a window on memory into a window on a tensor in it.
 
-    `shape` and `strides` are the tensor's; `memory` counts from its first element. An address in the tensor is a number
-    in digits, a digit per dim with the stride as its weight, so this works like `composed`.
+    None if it shows memory outside of the tensor's elements. `shape` and `strides` are the tensor's; `memory` counts
+    from its first element. An address in the tensor is a number in digits, a digit per dim with the stride as its
+    weight, so this works like `composed`.
     """
     if 0 in memory.shape:
         return memory

@@ -1,4 +1,4 @@
-"""Tracks which values share memory, which were overwritten, and which collectives are still in flight.
+"""Tracks which values of a graph share memory, which were overwritten, and which collectives are in flight.
 
 Calls are identified by their index in the graph. A storage is a piece of memory that several values may share.
 """
@@ -17,7 +17,7 @@ from bitproof.harness.powers.proofs.prover.proof_data import Call, Graph, Tensor
 
 
 class GraphMemory:
-    """The memory of a graph while its calls run in order."""
+    """A graph's memory while its calls run in order. A value is stale once its memory was overwritten."""
 
     def __init__(self, graph: Graph) -> None:
         self.calls = graph.calls
@@ -26,20 +26,20 @@ class GraphMemory:
         self._in_flight = InFlight(graph)
 
     def hold(self, index: int) -> None:
-        """Record a call's value as one that is in its memory, so that later writes there affect it."""
+        """Record that a call's value is in its memory, so that later writes there affect it."""
         for tensor in self.calls[index].results:
             self._owners.setdefault(tensor.storage, []).append(index)
 
     def is_stale(self, index: int) -> bool:
-        """Whether a call's value was overwritten, so that it is unknown."""
+        """Return whether a call's value was overwritten."""
         return index in self._stale
 
     def is_flying(self, index: int) -> bool:
-        """Whether a launch that has not been waited for may still write the memory of a call's value."""
+        """Return whether a collective that has not been waited for may still write the memory of a call's value."""
         return self._in_flight.is_filling(index)
 
     def writers(self, index: int) -> list[int]:
-        """The calls that write the memory of a call's value."""
+        """Return the calls that write the memory of a call's value."""
         owners = [owner for x in self.calls[index].results for owner in self._owners[x.storage]]
         return [owner for owner in owners if self.calls[owner].writes]
 
@@ -50,12 +50,11 @@ class GraphMemory:
             raise refuse(reader, f"`{name}` is read after `{writer}` wrote a part of its memory")
 
     def refuse_flying(self, call: Call) -> None:
-        """Refuse a call that reads the result of a launch before its wait."""
+        """Raise RefusedError if a call reads the result of a collective before its wait."""
         self._refuse(call, self._in_flight.races(call))
 
     def run(self, index: int, call: Call, awaited: int | None) -> None:
-        """Note a call that launches or waits. Raises RefusedError if it waits for a launch whose input may have been
-        freed before."""
+        """Record a launch or a wait. Raises RefusedError for a wait after the launch's input may be freed."""
         self._refuse(call, self._in_flight.run(index, call, awaited))
 
     def _refuse(self, call: Call, races: Sequence[Race]) -> None:
@@ -63,9 +62,9 @@ class GraphMemory:
             raise refuse(call, races[0].told("it"))
 
     def written(self, call: Call, args: Mapping[str, Any]) -> Tensor:
-        """The tensor that an in-place call writes: its argument `self`, if the operator's name ends in `_`.
+        """Return the tensor that an in-place call such as `add_` writes: its argument `self`.
 
-        Raises RefusedError for a call that writes otherwise, and for a write whose result depends on the order in which
+        Raises RefusedError for a call that writes anything else, and if the result depends on the order in which
         elements are written.
         """
         if call.writes != ("self",) or not call.op.split(".")[1].endswith("_") or args["self"][:1] != ("node",):
@@ -87,8 +86,11 @@ class GraphMemory:
         return target
 
     def overwrite(self, index: int, target: Tensor) -> list[int]:
-        """Note that call `index` writes the elements of `target`. Returns the calls whose values are exactly these
-        elements, and so have a new value; other values in that memory become stale."""
+        """Record that call `index` writes the elements of `target`.
+
+        Returns the calls whose values are exactly these elements, and so have a new value. All other values in that
+        memory, such as a slice of `target`, become stale.
+        """
         same = []
         for owner in self._owners[target.storage]:
             if self.calls[owner].value == target:
@@ -98,8 +100,10 @@ class GraphMemory:
         return same
 
     def distrust(self, index: int) -> None:
-        """Mark every value in the memory of a refused call's arguments as stale: the call may have written it. So are
-        the launches in flight that use this memory."""
+        """Mark every value in the memory of a refused call's arguments as stale, as the call may have written it.
+
+        Launches in flight that use this memory become stale, too.
+        """
         for read in self.calls[index].reads:
             for tensor in self.calls[read].results:
                 torn = self._in_flight.touching(tensor.storage)

@@ -94,12 +94,12 @@ class Provable:
 
 @dataclass(frozen=True)
 class PairProof:
-    """The result for two programs. `proof` is None if they were refused as a whole or not tried; `reason` says why.
+    """The result of proving two programs. `proof` is None if they were refused as a whole or not tried; see `reason`.
 
     `evaluated` counts the PROVED outputs whose terms, computed on values, had the bits of both graphs; `not_evaluated`
     is the reason if some were not computed. `bounds` are the open sizes for which the result holds, in words.
     `induction` says whether any number of calls is proved. `not_run` is the reason why the programs themselves were not
-    run: then it is only assumed that their graphs do what they do.
+    run: then it is only assumed that their graphs do the same.
     """
 
     verdict: str
@@ -122,7 +122,8 @@ class PairProof:
         return "\n".join(self.lines(all_in="`answers`"))
 
     def lines(self, *, all_in: str) -> list[str]:
-        """The verdict, and for each output that is not PROVED the first differing calls or the reason of its refusal.
+        """Return the verdict, then the outputs that are not PROVED: their first differing calls, or why they are
+        REFUSED.
 
         If outputs are left out, the lines refer to `all_in`.
         """
@@ -171,8 +172,10 @@ def prove_programs(
         return PairProof(REFUSED, reason=told(error))
     lap("export")
     proof = prove_graphs(*graphs, rules=rules, must_read=must_read)
+    # Two programs that ignore their inputs agree without showing anything.
     if not must_read and not proof.reads_something:
         return PairProof(REFUSED, reason="no output reads an input, so that equal ones show nothing")
+    # Equal outputs are not enough: code after the programs may draw numbers.
     if proof.verdict == PROVED and len({side.generator for side in proof.sides}) > 1:
         return PairProof(
             REFUSED, reason="the two leave the random generator in other states: what is drawn next differs"
@@ -201,7 +204,6 @@ def _check_inputs(*graphs: Graph) -> None:
 
 
 def _layout_told(value: Any) -> str:
-    """An input's layout in words, with open sizes marked as open."""
     if not hasattr(value, "shape"):
         return "a number"
     shape, strides = ([n if isinstance(n, int) else "open" for n in sizes] for sizes in (value.shape, value.strides))
@@ -210,7 +212,6 @@ def _layout_told(value: Any) -> str:
 
 
 def _check_others(reference: Provable, candidate: Provable) -> None:
-    """Raise RefusedError unless the outputs that are no tensors are equal on both sides."""
     for (name, one), (_, other) in zip(sorted(reference.others), sorted(candidate.others), strict=False):
         if one != other:
             raise RefusedError(f"{name} is {one} in the reference and {other} in the candidate", where="the outputs")
@@ -219,8 +220,11 @@ def _check_others(reference: Provable, candidate: Provable) -> None:
 
 
 def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: Sequence[Values]) -> PairProof:
-    """Compute both programs on each set of inputs, and update the answers: a PROVED output whose term has other bits
-    than either graph is REFUSED, and a NOT PROVED output gets a witness if the two differ."""
+    """Compute both programs on each set of inputs, and update the answers.
+
+    A PROVED output whose term has other bits than either graph becomes REFUSED; a NOT PROVED output gets a witness if
+    the two programs differ.
+    """
     steps = reference, candidate
     for place, values in enumerate(sets):
         if found.proof is not None:
@@ -308,14 +312,14 @@ def _checked(answer: OutputAnswer, evaluator: Evaluator, sides: Sequence[Any]) -
 
 
 def same_value(x: Any, y: Any) -> bool:
-    """Whether two outputs, tensors or numbers, agree in every bit; all NaNs count as equal."""
+    """Return whether two outputs, tensors or numbers, agree in every bit. All NaNs count as equal."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return same_bits(x, y)
     return type(x) is type(y) and x == y
 
 
 def witness_of(x: Any, y: Any) -> str:
-    """How two unequal values differ, in words: `3 of 12 elements, element 0: 1.0 and 2.0`."""
+    """Describe how two unequal values differ: `3 of 12 elements, element 0: 1.0 and 2.0`."""
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         return f"{x} and {y}"
     if x.dtype != y.dtype or x.shape != y.shape:
@@ -328,17 +332,15 @@ def witness_of(x: Any, y: Any) -> str:
 
 
 def _refused(found: PairProof, error: RefusedError) -> PairProof:
-    """The result for graphs whose run contradicted an assumption of proofs: REFUSED as a whole."""
     return replace(found, verdict=REFUSED, proof=None, graphs=None, reason=told(error))
 
 
 def told(error: RefusedError) -> str:
-    """A refusal as one line of text."""
+    """Return a refusal as one line of text."""
     return f"{error.what}, in {error.where}"
 
 
 def _constants(module: GraphModule) -> list[Tensor]:
-    """The tensors that are attributes of a graph module and that its graph reads."""
     found = (
         functools.reduce(getattr, str(node.target).split("."), cast(Any, module))
         for node in module.graph.find_nodes(op="get_attr")
@@ -369,14 +371,14 @@ def _written_untold(
 
 
 def _by_name(graph: Graph, step: Provable, run: tuple[list[list[Any]], list[list[Any]]]) -> dict[str, list[Any]]:
-    """By output name, the value on every rank. Final values of inputs are among them, named `written ...`."""
+    """Each output's value on every rank, by name. Final values of inputs are named `written ...`."""
     returned = {name: [own[place] for own in run[0]] for place, (name, _) in enumerate(graph.outputs)}
     return {f"written {name}": [own[place] for own in run[1]] for place, name in enumerate(step.names)} | returned
 
 
 @contextmanager
 def _one_generator_state() -> Iterator[None]:
-    """Context that starts with a fixed generator state. Without it, the two programs would draw different numbers."""
+    # Both programs start with the same generator state, or they would draw different numbers.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield

@@ -20,7 +20,7 @@ from bitproof.harness.systems.graph import graph_of_program
 def precompiled_step(
     case: Case, system: str, device: torch.device, folder: Path | None = None
 ) -> tuple[StepGraph, GroupTable]:
-    """The graph of the precompiled step in `folder`, and its groups. Determinism switches must be set.
+    """Return the graph of the precompiled step in `folder`, and its groups. Determinism switches must be set.
 
     Without a folder, the step is precompiled now into a temporary file, as before a run. Raises ArtifactError for a
     file that a run would refuse, and the errors of precompiling.

@@ -61,7 +61,7 @@ Size = Any
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor's layout; `storage` numbers its memory within its graph."""
+    """A tensor's layout. Tensors with the same `storage` share memory; storages are numbered within a graph."""
 
     dtype: str
     device: str
@@ -72,18 +72,21 @@ class Tensor:
 
     @functools.cached_property
     def is_closed(self) -> bool:
-        """Whether none of its sizes depends on data."""
+        """Whether none of its sizes, strides and its offset depends on data."""
         return all(isinstance(n, int) for n in (*self.shape, *self.strides, self.offset))
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a graph. `writes` are the names of arguments that it writes; `random`: it draws random numbers.
+    """A call of a graph, such as `aten.mm.default` with its arguments by name.
 
-    `value` is its result: the layout of a tensor, or several; a size, if it reads a number from a tensor; or None.
-    `place` is the call's origin, for readers. The operator "view" stands for any operator whose result shares its
-    input's memory: the layouts alone define the selected elements, so its other arguments are left out. Arguments of
-    copies that only set the result's layout are left out as well.
+    `writes` are the names of the arguments that it writes; `random`: it draws random numbers. `value` is the layout of
+    its result, or a tuple of several; a size, if it reads a number from a tensor; or None. `place` is its origin, for
+    readers.
+
+    The operator "view" stands for any operator whose result shares its input's memory: the layouts alone define the
+    selected elements, so its other arguments are left out. Arguments of copies that only set the result's layout are
+    left out as well.
     """
 
     name: str
@@ -96,31 +99,31 @@ class Call:
 
     @functools.cached_property
     def reads(self) -> list[int]:
-        """The indices of the calls that it reads, in the order of its arguments."""
+        """The indices of the calls whose results it reads, in the order of its arguments."""
         return [index for _, value in self.args for index in nodes_in(value)]
 
     @functools.cached_property
     def results(self) -> list[Tensor]:
-        """The tensors among its results."""
+        """The layouts of the tensors among its results."""
         return [x for x in (self.value if isinstance(self.value, tuple) else (self.value,)) if isinstance(x, Tensor)]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Calls in execution order, inputs first; `outputs` has the name of each output and the index of its call."""
+    """A step's calls in execution order, inputs first; `outputs` has each output's name and the index of its call."""
 
     calls: tuple[Call, ...]
     outputs: tuple[tuple[str, int], ...]
 
     @functools.cached_property
     def is_whole_step(self) -> bool:
-        """Whether an optimizer's state is among its inputs; a constant with such a name does not count."""
+        """Whether an optimizer's state is among its inputs. A constant with such a name does not count."""
         return any(call.op == "input" and call.name.startswith(STATE) for call in self.calls)
 
 
 @dataclass(frozen=True, slots=True)
 class ProofStep:
-    """A term, and `equals`: the index of the term to which `rule` rewrote it, or its own index if no rule did.
+    """A term, and the index of the term to which `rule` rewrote it (`equals`): its own index if no rule did.
 
     `hint` is an intermediate result of the rule, for the checker.
     """
@@ -133,9 +136,9 @@ class ProofStep:
 
 @dataclass(frozen=True)
 class Subject:
-    """A certificate's subject: the text of the case's file, the command's options, and versions.
+    """What a certificate is about: the case file's text, the command's options, and versions.
 
-    `code` is the sha256 of our packages; `outputs` are the step's return values.
+    `code` is the sha256 of our packages; `outputs` are the names of the step's return values.
     """
 
     case: str
@@ -149,7 +152,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Certificate:
-    """Everything that a checker reads. `answers` has each output's name and verdict, `case` is the case's name.
+    """All that a checker reads. `case` is the case's name; `answers` has each output's name and verdict.
 
     `subject` is None only in tests, for two graphs without a case.
     """
@@ -164,7 +167,7 @@ class Certificate:
 
 
 def nodes_in(argument: Any) -> list[int]:
-    """The indices of the calls that an argument refers to, in order."""
+    """Return the indices of the calls that an argument refers to: [3, 5] for ("list", ("node", 3), ("node", 5))."""
     kind = argument[0] if type(argument) is tuple and argument else None
     if kind == "node":
         return [argument[1]]
@@ -172,7 +175,7 @@ def nodes_in(argument: Any) -> list[int]:
 
 
 def terms_in(value: Any) -> list[int]:
-    """The indices of the terms that a term, or a part of one, refers to, in order."""
+    """Return the indices of the terms that a term, or a part of one, refers to, in order."""
     match value:
         case ("view" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" | "out" | "tensor", place, *rest):
             return [place, *terms_in(("list", *rest))] if value[0] == "tensor" else [place]

@@ -1,4 +1,4 @@
-"""Proves a case: its two systems' steps, as programs with the same inputs.
+"""Proves a case: that its two systems' steps, as programs with the same inputs, compute equal bits.
 
 1. Trace the reference's step and the candidate's finished graph, or its graph after a prefix of its passes. This needs
    no ranks: process groups come from the table that passes use.
@@ -45,7 +45,7 @@ KNOWN_SYSTEMS = ("eager", "eager_chunked", *PREPARED)
 
 @dataclass(frozen=True)
 class CaseProof(PairProof):
-    """The proof of a case: of its two systems' steps. `update` is the proof of the update after them, if requested."""
+    """The proof of a case's two steps; `update` is the proof of the optimizer's update after them, if requested."""
 
     case: Case = field(kw_only=True)
     update: UpdateProof | None = field(default=None, kw_only=True)
@@ -55,7 +55,7 @@ NOT_TRIED = "NOT TRIED"
 
 
 def why_not(case: Case) -> str | None:
-    """The reason why a case cannot be proved at all; None if it can be tried."""
+    """Return the reason why a case cannot be proved at all; None if it can be tried."""
     for system in (case.reference, case.candidate):
         if system not in KNOWN_SYSTEMS:
             return f"system {system} is not known as a graph"
@@ -92,6 +92,7 @@ def prove_case(
     """
     if (reason := why_not(case)) is not None:
         return CaseProof(NOT_TRIED, reason=reason, case=case)
+    # Before tracing: torch chooses operators by these switches.
     set_determinism(case.seed)
     case = placed_case(case)
     device = device or torch.device("cpu")
@@ -104,6 +105,7 @@ def prove_case(
             candidate, candidate_groups = precompiled_step(case, case.candidate, device, precompiled)
         laps.lap("candidate")
         reference = traced()
+    # With a forked process, this is only the time that the candidate's trace did not cover.
     if not in_turn:
         laps.lap("rest of the reference")
     try:
@@ -131,6 +133,7 @@ def forget_values(module: GraphModule | None) -> None:
 
 def _check_alike(reference: Reference, candidate: StepGraph) -> None:
     sides = [(g.parameter_names, g.buffer_names, g.num_inputs) for g in (reference, candidate)]
+    # A graph from a file has no fake values: `given` then consists of None, and its layouts are not compared.
     given = [node.meta.get("val") for node in candidate.module.graph.find_nodes(op="placeholder")]
     num_kept = len(reference.parameter_names) + len(reference.buffer_names)
     if sides[0] != sides[1] or not _lie_alike(reference.inputs[:num_kept], given[:num_kept]):
@@ -138,15 +141,13 @@ def _check_alike(reference: Reference, candidate: StepGraph) -> None:
 
 
 def _lie_alike(*sides: Sequence[Any]) -> bool:
-    """Whether two lists of parameters and buffers have equal layouts. A graph from a file has no fake values to
-    compare, so its list has None in their place."""
+    """Whether two lists of parameters and buffers have equal layouts. Entries that are no tensors are skipped."""
     pairs = ((x, y) for x, y in zip(*sides, strict=False) if isinstance(x, Tensor) and isinstance(y, Tensor))
     return all((x.dtype, x.device, x.shape, x.stride()) == (y.dtype, y.device, y.shape, y.stride()) for x, y in pairs)
 
 
 def _sets_of_inputs(case: Case, reference: Reference) -> list[list[list[Tensor]]]:
-    """The sets of inputs on which a case is computed: one set. Its tensors have no values if the step or the number of
-    ranks is too large."""
+    """The sets of inputs to compute a case on: one, without values if the step or the number of ranks is too large."""
     world_size = case.parallelism.world_size
     if sum(x.numel() for x in reference.inputs) > MOST_ELEMENTS or world_size > MOST_RANKS:
         return [[reference.inputs] * world_size]  # `evaluated` takes the reason from their number and sizes
@@ -154,7 +155,7 @@ def _sets_of_inputs(case: Case, reference: Reference) -> list[list[list[Tensor]]
 
 
 def random_inputs(case: Case, names: Sequence[str], like: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Each rank's inputs: small normal numbers for parameters and buffers, the case's own tokens, zeros for counts.
+    """Return each rank's inputs: small normal numbers for state, the case's own tokens, zeros for counts.
 
     Buffers are the same on all ranks, as in a model.
     """

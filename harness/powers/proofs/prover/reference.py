@@ -1,6 +1,6 @@
-"""A case's reference: its step, traced and written as data, once for all cases that share it.
+"""A case's reference: its step, traced once for all cases that share it.
 
-A step that is too large to be computed is only needed as data. So another process may trace it and send the data, while
+A large step is only needed as data, not computed on values. So another process may trace it and send the data, while
 this process traces the candidate.
 """
 
@@ -40,7 +40,7 @@ many seconds."""
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference's step. Nothing changes it after tracing. `inputs` are fake tensors; only their layouts matter.
+    """A reference's traced step. `inputs` are fake tensors: only their layouts matter.
 
     If another process traced it, `module` is None, and `written` is the graph as data with the bounds of its sizes.
     """
@@ -59,7 +59,7 @@ class Reference:
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """The names of its inputs, in order: parameters, buffers, then all others by number."""
+        """The inputs' names, in order: parameters, buffers, then all others by number (`input 0`)."""
         return [
             *(PARAMETER + name for name in self.parameter_names),
             *(BUFFER + name for name in self.buffer_names),
@@ -68,7 +68,7 @@ class Reference:
 
     @functools.cached_property
     def outputs(self) -> list[str]:
-        """The names of its outputs, in order: the loss, then a gradient for each parameter."""
+        """The outputs' names, in order: the loss, then a gradient for each parameter."""
         return ["loss", *(f"gradient of {name}" for name in self.parameter_names)]
 
     @functools.cached_property
@@ -78,24 +78,21 @@ class Reference:
 
 
 def graph_of(case: Case, system: str, device: torch.device, options: GraphOptions) -> tuple[StepGraph, GroupTable]:
-    """The traced step of a system, and the process groups that it names."""
+    """Return a system's traced step, and the process groups that its collectives use."""
     return (
         precompiled_step(case, system, device) if system == PRECOMPILED else step_graph(case, system, device, options)
     )
 
 
 def of_the_reference(case: Case) -> Case:
-    """The case reduced to settings that its reference depends on.
-
-    Cases with the same reference then share its trace.
-    """
+    """Return the case reduced to settings of its reference: cases with equal references share its trace."""
     kept = ("reference", "chunking", "model", "parallelism", "batch", "schedule", "precision", "seed", "autoplace")
     return Case(name="reference", family="prove", **{name: getattr(case, name) for name in kept})
 
 
 @functools.lru_cache(maxsize=6)
 def traced_reference(case: Case, device: torch.device) -> Reference:
-    """A case's reference, traced in this process. The cache is small because whole steps are large."""
+    """Trace a case's reference in this process. The cache is small because whole steps are large."""
     step, groups = graph_of(case, case.reference, device, GraphOptions())
     inputs = [node.meta["val"] for node in step.module.graph.find_nodes(op="placeholder")]
     assert len(inputs) == len(step.parameter_names) + len(step.buffer_names) + step.num_inputs
@@ -104,12 +101,12 @@ def traced_reference(case: Case, device: torch.device) -> Reference:
 
 @contextmanager
 def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator[Callable[[], Reference]]:
-    """Context that yields a function. The function returns a case's reference, and may wait for it.
+    """Context that yields a function which returns a case's reference, and may wait for it.
 
     With `in_turn`, and for a reference that is small enough to be computed, this process traces it at the start of the
-    context. Otherwise a forked process traces it while the context runs. If that process fails or is late, the
-    function traces again in this process, which raises the errors. Nothing is forked while other threads run, because a
-    lock that one of them holds would stay locked in the fork.
+    context. Otherwise a forked process traces it while the context runs. If that process fails or is late, the function
+    traces again in this process, which raises the errors. Nothing is forked while other threads run, because a lock
+    that one of them holds would stay locked in the fork.
     """
     if in_turn or threading.active_count() > 1 or num_parameters(case) <= MOST_ELEMENTS:
         reference = traced_reference(case, device)
@@ -120,6 +117,7 @@ def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator
 
         def trace(_: Send) -> int:
             reference = traced_reference(case, device)
+            # Only the layouts of the fake inputs matter: `_read` makes them again.
             lies = [(tuple(x.shape), x.stride(), x.dtype) for x in reference.inputs]
             kept = reference.parameter_names, reference.buffer_names, lies, reference.groups, reference.program.exported
             file.write_bytes(pickle.dumps(kept))

@@ -1,4 +1,4 @@
-"""Make a certificate's graphs again from its case, and compare them call by call with those in the certificate."""
+"""Traces a certificate's case again, and compares the graphs call by call with those in the certificate."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def check_retraced(
     extra_passes: Sequence[str] = (),
     precompiled: Path | None = None,
 ) -> None:
-    """Compare a certificate's graphs with those that this code makes from its case, with this torch, on this machine.
+    """Raise RejectedError unless tracing the certificate's case here gives the graphs in the certificate.
 
-    `main` and `graphs` are the contents of its files. `extra_passes` and `precompiled` come from the caller, as nothing
-    that a certificate names may be run. Raises UsageError if the certificate names others. Raises RejectedError if
-    other code, another torch or another kind of machine made it, or if a call differs.
+    `main` and `graphs` are the contents of its files. Other code, another torch or another kind of machine is rejected
+    too. `extra_passes` and `precompiled` come from the caller, as nothing that a certificate names may be run;
+    UsageError if the certificate names others.
     """
     subject = main["subject"]
     if subject["extra_passes"] != [*extra_passes] or bool(subject["precompiled"]) != (precompiled is not None):
@@ -46,6 +46,7 @@ def check_retraced(
             found=_options(extra_passes, precompiled is not None),
             fix="check this certificate alone, with these options, if you trust what they name",
         )
+    # Checked before tracing: with other code the graphs may differ without any fault of the certificate.
     for name, stated, here in (
         ("code", subject["code"], own_digest()),
         ("torch", subject["torch"], torch_version()),
@@ -58,7 +59,7 @@ def check_retraced(
 
 
 def _graphs_of(case: Case, extra_passes: Sequence[str], precompiled: Path | None, *, whole: bool) -> list[str]:
-    """The texts of a case's two graphs, reference first. With `whole`, they include the update after the step."""
+    """The texts of a case's two graphs, reference first. With `whole`, they include the optimizer's update."""
     options = GraphOptions(extra_passes=tuple(extra_passes))
     check_extra_passes(options.extra_passes, case)
     try:
@@ -87,8 +88,8 @@ def _short(value: Any) -> str:
 
 
 def _check_alike(side: str, stated: Any, anew: Any) -> None:
-    """Raise RejectedError unless two graphs are equal. Source positions may differ."""
     for index, (one, other) in enumerate(zip(stated["calls"], anew["calls"], strict=False)):
+        # The last part is the source position, which may differ.
         if one[:-1] != other[:-1]:
             parts = zip(_PARTS, one, other, strict=False)
             unlike = (f"{name} {_short(a)} is {_short(b)} when made again" for name, a, b in parts if a != b)

@@ -42,10 +42,10 @@ def view_of_view(table: Table, term: Term) -> int | None:
 
 
 def view_of_same_order(table: Table, term: Term) -> int | None:
-    """A view of a reshaped view is a view without the reshape: a window counts elements in row-major order, so only the
-    order of the inner view's elements matters, not its shape.
+    """A view of a reshaped view is a view without the reshape: only the order of the inner view's elements matters.
 
-    The inner view gets as few dims as possible.
+    A window counts elements in row-major order, so the inner view's shape has no effect. It gets as few dims as
+    possible.
     """
     _, place, *w = term
     if table[place][0] != "view":
@@ -84,6 +84,7 @@ def view_of_cat(table: Table, term: Term) -> int | None:
     along, pieces = found
     shown = [table.view(parts[piece.part], piece.window) for piece in pieces]
     result = shown[0] if along is None else table.make(("cat", tuple(shown), along))
+    # The checker never searches, so it gets the pieces that `cut` found.
     hints = tuple((piece.part, tuple(piece.window)) for piece in pieces)
     table.hint = (hints,) if along is None else (hints, along)
     return result
@@ -170,8 +171,7 @@ def _joined(table: Table, first: int, second: int, dim: int) -> int | None:
 
 
 def exact_of_number(table: Table, term: Term) -> int | None:
-    """The negative of a number is a number. A cast of a number is that number, if the dtype represents it exactly: then
-    nothing is rounded."""
+    """The negative of a number is a number. A cast of a number is that number, if the dtype represents it exactly."""
     _, name, dtype, _, operands = term
     number = table.number(operands[0])
     if number is None or name not in ("neg", "cast"):
@@ -268,8 +268,7 @@ _WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"),
 
 
 def exact_of_one_choice(table: Table, term: Term) -> int | None:
-    """A choice between x and x is x. A choice by a condition that is true everywhere is its first value; by a condition
-    that is false everywhere, its second."""
+    """A choice between x and x is x. A choice by a constant condition is one of its values: the first if it is true."""
     if term[1] != "where":
         return None
     condition, yes, no = term[4]
@@ -315,6 +314,7 @@ def gather_of_view(table: Table, term: Term) -> int | None:
         return None
     _, base, shape, strides, offset = table[place]
     everywhere = table.make(("gather", base, ranks))
+    # A rank's elements follow each other in the gathered term, so ranks are `size` elements apart.
     size = math.prod(table.shape(base))
     return table.view(everywhere, Window((len(ranks[0]), *shape), (size, *strides), offset))
 

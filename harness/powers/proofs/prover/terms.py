@@ -1,10 +1,8 @@
-"""A table of unique terms. Each term has a final form: the term to which the rules rewrite it, or itself.
+"""A table of unique terms: two values are proved equal if the rules rewrite their terms to the same final form.
 
-Two values are proved equal if their terms have the same final form. `Table.make` adds a term, or finds it, and returns
-the index of its final form. The operands of a term are always final forms.
-
-The table is also the record of the proof: each of its steps is a term with the rule that rewrote it, and depends only
-on earlier steps.
+`Table.make` adds a term, or finds it, and returns the index of its final form: the term to which the rules rewrite it,
+or itself. The operands of a term are always final forms. The table is also the record of the proof: each step is a term
+with the rule that rewrote it, and depends only on earlier steps.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ class Table:
         return self.steps[place].term
 
     def make(self, term: Term) -> int:
-        """The index of a term's final form. Adds the term if it is new."""
+        """Return the index of a term's final form. Adds the term if it is new."""
         if term in self._places:
             return self.steps[self._places[term]].equals
         # The first rule that applies decides; its result is built by `make`, so it is in final form already.
@@ -57,17 +55,17 @@ class Table:
         return self.steps[place].equals
 
     def used(self) -> set[str]:
-        """The names of the rules that rewrote any term."""
+        """Return the names of the rules that rewrote any term."""
         return {step.rule for step in self.steps if step.rule}
 
     def shape(self, place: int) -> tuple[int, ...]:
-        """The shape of a term. No size of it may depend on data."""
+        """Return a term's shape, none of whose sizes may depend on data."""
         found = self.open_shape(place)
         assert found is not None
         return found
 
     def open_shape(self, place: int) -> tuple[int, ...] | None:
-        """A term's shape; None if a size depends on data."""
+        """Return a term's shape; None if a size depends on data."""
         if place not in self._shapes:
             self._shapes[place] = self._shape_of(self[place])
         return self._shapes[place]
@@ -87,23 +85,24 @@ class Table:
                 return (len(ranks[0]), *self.shape(place))
             case ("reduce", place, _, _):
                 return self.shape(place)[1:]
+            # Other terms that are tensors end in their shape, e.g. ("input", name, dtype, shape).
             case (*_, shape) if isinstance(shape, tuple) and all(isinstance(size, int) for size in shape):
                 return shape
         return None
 
     def view(self, place: int, w: Window) -> int:
-        """The term of a window on the term `place`."""
+        """Return the term of a window on the term `place`."""
         return self.make(("view", place, *window(*w)))
 
     def as_window(self, place: int) -> tuple[int, Window]:
-        """A term as a base and a window on it. A view has its own; any other term is its own base, seen whole."""
+        """Return a term as a base and a window on it: a view's own, and for any other term itself, seen whole."""
         match self[place]:
             case ("view", base, shape, strides, offset):
                 return base, Window(shape, strides, offset)
         return place, whole(self.shape(place))
 
     def dtype(self, place: int) -> str:
-        """The dtype of a term that is a tensor."""
+        """Return the dtype of a term that is a tensor."""
         match self[place]:
             case ("view" | "gather" | "reduce", below, *_) | ("cat", (below, *_), _):
                 return self.dtype(below)
@@ -114,17 +113,17 @@ class Table:
         raise AssertionError(f"{self[place]} has no dtype")
 
     def number(self, place: int) -> float | None:
-        """The number that every element of a term has; None if the term is not a number or a view of one."""
+        """Return the number that all elements of a term have; None if the term is not a number or a view of one."""
         term = self[self[place][1]] if self[place][0] == "view" else self[place]
         return float.fromhex(term[2]) if term[0] == "number" else None
 
     def filled(self, shape: tuple[int, ...], dtype: str, number: float) -> int:
-        """The term of a tensor filled with a number: a scalar, or a view that repeats it."""
+        """Return the term of a tensor filled with a number: a scalar, or a view that repeats it."""
         place = self.make(("number", dtype, number.hex()))
         return self.view(place, Window(shape, (0,) * len(shape), 0)) if shape else place
 
     def reachable(self, roots: Iterable[int]) -> set[int]:
-        """Every term that these terms depend on, including themselves."""
+        """Return every term that these terms depend on, including themselves."""
         seen, stack = set(), list(roots)
         while stack:
             place = stack.pop()

@@ -1,4 +1,4 @@
-"""Proves the end of a case's step after its graph: experts are balanced, and the optimizer updates shards.
+"""Proves the rest of a training step, after its graph: balancing the experts, and the optimizer's update of shards.
 
 1. For each side, trace `Trainer.update`, which all of our systems run. Gradients have that side's layouts. Optimizer
    state exists, as after the first step; before the first step it is zeros on both sides.
@@ -44,7 +44,7 @@ NOT_FOLLOWED = Induction(False, reason="what follows the step is not proved")
 
 @dataclass(frozen=True)
 class UpdateProof:
-    """The proof of a case's update: an answer for each input that a whole step writes, and the induction over steps.
+    """The proof of the update after a step: an answer for each input that a step changes, and the induction over steps.
 
     `proof` is the proof of the joined graphs, or None if they were refused as a whole.
     """
@@ -56,13 +56,15 @@ class UpdateProof:
     proof: Proof | None = None
 
     def count(self, verdict: str) -> int:
-        """The number of outputs with a verdict."""
+        """Return the number of outputs with a verdict."""
         return sum(answer.verdict == verdict for answer in self.answers)
 
 
 def prove_update(case: Case, step: PairProof, groups: Sequence[GroupTable], device: torch.device) -> UpdateProof:
-    """Prove the update after a case's step. `step` has the proof of the step and its two graphs; `groups` are the
-    process groups of each. A refusal does not raise: the result has its reason."""
+    """Prove the update after a case's proved step, `step`; `groups` are the process groups of its two graphs.
+
+    A refusal does not raise: the result has its reason.
+    """
     assert step.graphs is not None and step.proof is not None
     if case.schedule is not None:
         return UpdateProof(REFUSED, reason="one micro-batch is proved, and no graph says how a step adds up several")
@@ -88,10 +90,11 @@ class _Updates:
         self._written: dict[Any, Graph] = {}
 
     def of(self, step: Graph, groups: GroupTable) -> Graph:
-        """The graph of the update that follows a step, for the layouts of the step's gradients. Raises RefusedError."""
+        """Return the graph of the update after a step, for the layouts of the step's gradients. Raises RefusedError."""
         lie = {name: step.calls[index].value for name, index in step.outputs if name.startswith(GRADIENT)}
         if not all(isinstance(x, data.Tensor) and x.is_closed for x in lie.values()):
             raise RefusedError("a gradient whose layout depends on data", where="the step's outputs")
+        # The update writes parameters in place, so a gradient in the memory of an input would change with them.
         inputs = {
             call.value.storage for call in step.calls if call.op == "input" and isinstance(call.value, data.Tensor)
         }
@@ -99,6 +102,7 @@ class _Updates:
             raise RefusedError(
                 f"{shared} lies in memory of an input, which the update writes", where="the step's outputs"
             )
+        # Gradients on both sides mostly have equal layouts; then the update is traced only once.
         key = tuple((name, x.dtype, x.shape, x.strides) for name, x in lie.items())
         if key not in self._traced:
             like = {name.removeprefix(GRADIENT): _on_meta(x) for name, x in lie.items()}
@@ -110,7 +114,7 @@ class _Updates:
         return self._written[place]
 
     def _trace(self, like: dict[str, Tensor]) -> tuple[GraphModule, dict[str, Tensor]]:
-        """The traced graph of the update, and its inputs by name, as fake values. `like` are the gradients by name."""
+        """The traced update and its inputs by name, as fake values. `like` are the gradients by name."""
         try:
             module, *inputs = update_graph(self._case, like, self._device)
         except Exception as error:
@@ -126,13 +130,14 @@ def _on_meta(x: data.Tensor) -> Tensor:
 
 
 def join(step: Graph, update: Graph) -> Graph:
-    """The graph of a step followed by its update.
+    """Return the graph of a step followed by its update.
 
-    If an input of the update has the name of an input or output of the step, it becomes that value, in its memory.
-    Otherwise it becomes an input of the joined graph.
+    If an input of the update has the name of an input or output of the step (`gradient of layers.0.w`), it becomes that
+    value, in its memory. Otherwise it becomes an input of the joined graph.
     """
     known = {call.name: index for index, call in enumerate(step.calls) if call.op == "input"} | dict(step.outputs)
     calls = [*step.calls]
+    # The update's own storages are numbered after those of the step.
     num_storages = 1 + max((x.storage for call in calls for x in call.results), default=-1)
     places: list[int] = []
     # By storage of the update, its storage in the joined graph, and the offset at which it begins there.
@@ -153,6 +158,7 @@ def join(step: Graph, update: Graph) -> Graph:
         if call.op == "input" and call.name in known:
             places.append(known[call.name])
             value = step.calls[places[-1]].value
+            # A gradient may begin within a larger storage of the step, e.g. that of a bucket.
             memory[call.value.storage] = value.storage, value.offset - call.value.offset
             if told(call.value) != value:
                 raise RefusedError(f"{call.name} has another layout after the step than before", where="the update")

@@ -2,7 +2,7 @@
 
 A window (shape, strides, offset) on a tensor shows at index i its element number offset + sum(i_k * stride_k). For
 example, the transpose of a (2, 3) tensor is ((3, 2), (1, 3), 0). This is like `as_strided` on a contiguous tensor, but
-about values, wherever they are in memory.
+it counts elements, wherever they are in memory.
 
 Each window has a canonical form: a dim of size 1 has stride 0, and a window without elements only has zeros.
 """
@@ -25,7 +25,7 @@ class Window(NamedTuple):
 
 
 def window(shape: Sequence[int], strides: Sequence[int], offset: int) -> Window:
-    """A window in canonical form."""
+    """Return a window in canonical form."""
     if 0 in shape:
         return Window(tuple(shape), (0,) * len(shape), 0)
     return Window(tuple(shape), tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True)), offset)
@@ -36,19 +36,19 @@ def window(shape: Sequence[int], strides: Sequence[int], offset: int) -> Window:
 
 @functools.lru_cache(maxsize=1 << 16)
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides that count elements in row-major order."""
+    """Return the strides of a row-major tensor: (12, 4, 1) for shape (2, 3, 4)."""
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def whole(shape: tuple[int, ...]) -> Window:
-    """The window that selects all elements of a tensor of `shape`, in the same shape."""
+    """Return the window that selects all elements of a tensor of `shape`, in the same shape."""
     return window(shape, row_major(shape), 0)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def coalesced(inner: Window) -> Window:
-    """The window on the same elements in the same order that has as few dims as possible."""
+    """Return the window on the same elements in order with the fewest dims: row-major (2, 3) becomes (6,)."""
     if 0 in inner.shape:
         return window((0,), (0,), 0)
     dims: list[tuple[int, int]] = []
@@ -64,7 +64,7 @@ def coalesced(inner: Window) -> Window:
 
 @functools.lru_cache(maxsize=1 << 16)
 def composed(inner: Window, outer: Window) -> Window | None:
-    """The single window that selects the same as `outer` on top of `inner`; None if there is none.
+    """Return the single window that selects the same as `outer` on top of `inner`; None if there is none.
 
     The number of an element of `inner` is written in digits, one per dim, like hours, minutes and seconds. A step along
     a dim of `outer` adds to each digit. As long as no digit overflows into the next, the element's offset is linear in
@@ -97,14 +97,15 @@ def composed(inner: Window, outer: Window) -> Window | None:
 
 
 def joined(first: Window, second: Window, dim: int) -> Window | None:
-    """The window that selects the elements of two windows on the same tensor, the second after the first along `dim`.
+    """Return the window on the elements of two windows of one tensor, the second after the first along `dim`, or None.
 
-    None if there is none.
+    For example, x[:2] and x[2:5] along dim 0 are x[:5].
     """
     sizes = first.shape[dim], second.shape[dim]
     others = [d for d in range(len(first.shape)) if d != dim]
     if any((first.shape[d], first.strides[d]) != (second.shape[d], second.strides[d]) for d in others):
         return None
+    # The first window ends where the second begins, so the distance is the first's size times the common stride.
     distance = second.offset - first.offset
     if distance % sizes[0]:
         return None
@@ -116,7 +117,7 @@ def joined(first: Window, second: Window, dim: int) -> Window | None:
 
 
 class Piece(NamedTuple):
-    """A window on a part of a concatenation; `part` is its index."""
+    """A window on one part of a concatenation; `part` is the part's index."""
 
     part: int
     window: Window
@@ -138,6 +139,7 @@ def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | 
     block = bounds[-1]
     if 0 in outer.shape or not block:
         return None
+    # A stride that is a multiple of `block` moves from block to block, any other within a block.
     hops = [stride // block if stride % block == 0 else 0 for stride in outer.strides]
     steps = [0 if stride % block == 0 else stride for stride in outer.strides]
     first_block, start = divmod(outer.offset, block)
@@ -152,6 +154,7 @@ def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | 
     first = bisect.bisect_right(bounds, start) - 1
     if start + sum(reach) < bounds[first + 1]:
         return None, [piece(first, outer.shape, start)]
+    # At most one dim may cross from part to part: those with longer steps are tried first.
     for along in sorted((d for d, step in enumerate(steps) if step), key=lambda d: -steps[d]):
         pieces = _cut_along(outer.shape[along], steps[along], start, sum(reach) - reach[along], bounds)
         if pieces is not None:

@@ -1,11 +1,11 @@
-"""The operators that a proof admits: a scan called them, and every call did what its schema and fake values state.
+"""The operators that a proof admits: a scan called them, and every call matched its schema and fake values.
 
 The list is in `admitted.txt`; `tests/benchmarks/scan_operators.py` checks it, and writes it with `--write`. Operators
 that the scan could not call are not on it.
 
-The operator of a call with tensors of several dtypes must also be on the list of that mixture, because many operators
-promote such tensors differently from their fakes. The scan only tried two dtypes at a time, with all tensors row-major
-or all with the same layout. So other mixtures are refused.
+Many operators promote tensors of several dtypes differently from their fakes. So such a call is only admitted if its
+operator is also on the list of that mixture of dtypes. The scan tried two dtypes at a time, with all tensors row-major
+or all with the same layout; other mixtures are refused.
 
 In addition, `untold` compares the effects of each call on memory, as its fake values show them, with its schema.
 """
@@ -31,10 +31,9 @@ from bitproof.harness.torch_operators import schema_of, storage_key
 ROWS, INNER, ANY, LOOSE = LAYOUTS = ("rows", "inner-rows", "any-layout", "any-strides")
 """Layouts of an operator's tensor arguments, from strict to loose.
 
-`rows`: row-major. `inner-rows`: contiguous in the last dim. `any-layout`: any other strides, except those that are only
-`any-strides`: a dim of size 1 has a stride that decides whether torch regards the tensor as channels-last. No element
-is reached by such a stride, but a convolution chooses its layout by it, and many fakes have another stride there than
-the kernel.
+`rows`: row-major. `inner-rows`: contiguous in the last dim. `any-layout`: any other strides but the following.
+`any-strides`: also tensors with a dim of size 1 whose stride decides whether torch regards them as channels-last. This
+stride reaches no element, but a convolution chooses its layout by it, and many fakes have another one than the kernel.
 """
 
 SCANNED = ("aten", "prims")
@@ -70,14 +69,16 @@ FILES = {
 
 @functools.cache
 def names(mixture: str = ALIKE) -> Mapping[str, str]:
-    """By operator, such as `aten.add.Tensor`, the loosest layout that is admitted. With `mixture`, only for operators
-    that may mix dtypes this way."""
+    """Return the loosest layout that is admitted for each operator, such as `aten.add.Tensor`.
+
+    With `mixture`, only for operators that may mix dtypes this way.
+    """
     rows = (line.split() for line in FILES[mixture].read_text().splitlines() if line and not line.startswith("#"))
     return {f"{packet}.{overload}": layout for layout, packet, *own in rows for overload in own}
 
 
 def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
-    """The mixtures that a call's tensors have: none, one or both of MIXTURES."""
+    """Return the mixtures of dtypes among a call's tensors: none, one or both of MIXTURES."""
     dtypes = _dtypes_of(name, given)
     floats = {dtype for dtype in dtypes if dtype.is_floating_point}
     sizes = {FLOATS: len(floats), KINDS: len(dtypes - floats) + bool(floats)}
@@ -85,12 +86,12 @@ def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
 
 
 def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
-    """Whether a call with tensors of several dtypes is of a form that the scan tried.
+    """Return whether a call with tensors of several dtypes has a form that the scan tried.
 
-    That is: it has two dtypes, and its tensors are all row-major or all of the same shape and strides. With other
+    It must have two dtypes, and its tensors must be all row-major or all of the same shape and strides. With other
     layouts, torch's kernels order the result's dims by the original operands, but some fakes by the operands after the
     cast. Tensors without dims may not occur together with others, since they are promoted differently, unless a test
-    tried the operator with them. In-place calls are always of a tried form, as their result is their argument.
+    tried the operator with them. In-place calls always count as tried, as their result is their argument.
     """
     name, tensors = str(target), [*_tensors(given)]
     if written_names(target):
@@ -104,7 +105,7 @@ def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
 
 
 def _dtypes_of(name: str, given: Mapping[str, Any]) -> set[torch.dtype]:
-    """The dtypes of a call's tensors. Indices, offsets and masks are left out, as they take no part in promotion."""
+    """The dtypes of a call's tensors, without indices, offsets and masks, which take no part in promotion."""
     chosen = known.CHOOSES.get(name, ())
     held = [(key, x) for key, value in given.items() for x in _tensors(value)]
     return {x.dtype for key, x in held if not (key in chosen and x.dtype in CHOOSING)}
@@ -125,7 +126,7 @@ def write(found: Mapping[str, str], mixture: str = ALIKE) -> None:
 
 
 def layout_of(given: Mapping[str, Any]) -> str:
-    """The strictest of LAYOUTS that all tensor arguments have.
+    """Return the strictest of LAYOUTS that all tensor arguments have.
 
     It is `any-layout` if a size or stride depends on data, except the size of the first dim. It is also `any-layout`
     for a backward call with an `input_dtype` that none of its tensors has.
@@ -145,6 +146,7 @@ def _layout_of(x: Tensor) -> str:
         return ROWS
     inner = row_major((1, *shape[1:])) if shape else ()
     dims = [*zip(shape, strides, inner, strict=True)]
+    # Would other strides in dims of size 1 change whether torch regards the tensor as channels-last?
     if is_channels_last(shape, strides) != is_channels_last(
         shape, [t if isinstance(n, int) and n == 1 else s for n, s, t in dims]
     ):
@@ -155,9 +157,9 @@ def _layout_of(x: Tensor) -> str:
 
 
 def is_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """Whether torch regards a tensor as channels-last (dim 1 is the innermost in memory): c10/core/MemoryFormat.h.
+    """Return whether torch regards a tensor as channels-last: dim 1 is the innermost in memory.
 
-    Data-dependent sizes count as more than 1.
+    See c10/core/MemoryFormat.h. Data-dependent sizes count as more than 1.
     """
     if len(shape) not in (4, 5) or strides[1] == 0:
         return False
@@ -170,11 +172,11 @@ def is_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
 
 
 def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str | None:
-    """The reason why a proof does not admit a call; None if it does. `given` are its arguments by name, with fake
-    values."""
+    """Return why a proof does not admit a call with these arguments by name, as fake values; None if it does."""
     if not isinstance(target, OpOverload):
         return None
     name, namespace = str(target), target.namespace
+    # The cheap checks by name come first, then those of the call's tensors.
     if namespace in UNKNOWN:
         return f"{name} is not understood: it has not been tested against its schema"
     is_known = name in known.DRAWS | known.REFUSED or name.split(".")[1] in known.UNINITIALIZED
@@ -201,6 +203,7 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
     mixed = [names(mixture)[name] for mixture in mixtures]
     if written_names(target):  # an in-place result keeps its layout
         mixed = [LOOSE if layout == ANY else layout for layout in mixed]
+    # The strictest layout of all lists that the operator must be on.
     allowed = min((allowed, *mixed), key=LAYOUTS.index)
     if LAYOUTS.index(layout_of(given)) <= LAYOUTS.index(allowed):
         return None
@@ -209,8 +212,7 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
 
 
 def _is_outranked(target: OpOverload, given: Mapping[str, Any]) -> bool:
-    """Whether a number decides the result's dtype: its kind is higher than that of all tensors, such as 0.5 with
-    integers, or all tensors are truth values.
+    """Whether a number decides the result's dtype: 0.5 with integer tensors, or any number with bool tensors.
 
     Some fakes promote differently from torch in this case. In-place calls do not count, as they keep their dtype.
     """
@@ -223,13 +225,12 @@ def _is_outranked(target: OpOverload, given: Mapping[str, Any]) -> bool:
 
 
 def _kind_of(dtype: torch.dtype) -> int:
-    """The index of a dtype's kind in NUMBERS."""
+    # the index in NUMBERS
     return 3 if dtype.is_complex else 2 if dtype.is_floating_point else int(dtype != torch.bool)
 
 
 @functools.cache
 def _operands(target: OpOverload) -> tuple[str, ...]:
-    """The names of an operator's arguments that may be tensors or numbers of any kind."""
     return tuple(x.name for x in schema_of(target).arguments if "number" in str(x.type) or "Tensor" in str(x.type))
 
 
@@ -238,7 +239,7 @@ def _told(name: str, given: Mapping[str, Any]) -> str:
 
 
 def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is a dropout that draws its mask, which is admitted although dropout is not on the list.
+    """Whether a call is a dropout that draws its mask: it is admitted although dropout is not on the list.
 
     In the scan, dropout differed from its fake only if it draws no mask or has no elements. Its draws follow from the
     generator's state, like those of any random call.
@@ -252,10 +253,10 @@ def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
 def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
     """Whether a call is a batch norm in training that is admitted although it writes its running statistics.
 
-    With row-major tensors it had no other effect that its schema and fake lack. The statistics must share no memory
-    with other arguments, and have an element per channel: the kernel reads past the end of shorter tensors. All tensors
-    must have the same dtype, since fakes are wrong otherwise: for a 16-bit input with float32 parameters, the fake's
-    statistics are 16-bit. The functional form returns float32 statistics even if all its tensors are 16-bit.
+    The scan found no other hidden effect with row-major tensors. The statistics must share no memory with other
+    arguments, and have an element per channel: the kernel reads past the end of shorter tensors. All tensors must have
+    the same dtype, since fakes are wrong otherwise: for a 16-bit input with float32 parameters, the fake's statistics
+    are 16-bit. The functional form returns float32 statistics even if all its tensors are 16-bit.
     """
     if name not in {*known.BATCH_NORMS, *known.BATCH_NORMS.values()} or given.get("training") is not True:
         return False
@@ -270,7 +271,7 @@ def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _is_update(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is an optimizer's kernel of a form that is admitted.
+    """Whether a call is an optimizer's kernel in an admitted form.
 
     Its lists must be equally long and have row-major CPU tensors, of the same dtype and size at each index: it walks
     memory linearly, so other strides would pair other elements. It must not scale gradients; then it writes only
@@ -291,7 +292,7 @@ def _is_update(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def untold(target: Any, given: Mapping[str, Any], results: Any) -> str | None:
-    """An effect of a call on memory that its operator's schema does not state, in words; None if there is none.
+    """Return a call's effect on memory that its operator's schema does not state, in words; None if there is none.
 
     `given` has its arguments by name and `results` its results, all as fake values.
     """

@@ -1,8 +1,8 @@
-"""Equivalent arguments in a canonical form, before a call is compared: `dim=-1` of three dims becomes `dim=2`.
+"""Brings equivalent arguments of a call into one form: `dim=-1` of three dims becomes `dim=2`.
 
-Needs:    a call's arguments as data, by name, and the calls before it.
-Promises: the operator computes the same bits, in the same layout.
-Leaves:   arguments that are not in `argument_forms.txt`: no scan (`tests/benchmarks/scan_arguments.py`) confirmed them.
+Needs:    a call's arguments as data, by name, and the calls before it. Promises: the operator computes the same bits,
+in the same layout. Leaves:   arguments that are not in `argument_forms.txt`: no scan
+(`tests/benchmarks/scan_arguments.py`) confirmed them.
 
 1. Dims are counted from the start.
 2. Dims whose order does not matter, such as those of a sum, are in ascending order.
@@ -38,13 +38,13 @@ TRIED = {"float64", "float32", "bfloat16"}
 
 @functools.cache
 def listed() -> frozenset[tuple[str, str, str]]:
-    """The equivalences that the scan confirmed: form, operator and argument of each."""
+    """Return the equivalences that the scan confirmed, as (form, operator, argument)."""
     rows = (line.split() for line in FILE.read_text().splitlines() if line and not line.startswith("#"))
     return frozenset((form, name, argument) for form, name, *arguments in rows for argument in arguments)
 
 
 def write(found: Iterable[tuple[str, str, str]]) -> None:
-    """Write the list: a row for each form and operator, with its arguments."""
+    """Write the file of equivalences: a line per form and operator, with its arguments."""
     rows: dict[str, list[str]] = {}
     for form, name, argument in sorted(found, key=lambda x: (FORMS.index(x[0]), *x[1:])):
         rows.setdefault(f"{form} {name}", []).append(argument)
@@ -54,8 +54,7 @@ def write(found: Iterable[tuple[str, str, str]]) -> None:
 
 
 def canonical(target: Any, given: Sequence[tuple[str, Any]], calls: Sequence[Call]) -> list[tuple[str, Any]]:
-    """A call's arguments in canonical form. `given` are the arguments as data; they refer to `calls`, the graph's calls
-    before this one."""
+    """Return a call's arguments in canonical form. Nodes among `given`, its arguments as data, refer to `calls`."""
     schema = schema_of(target)
     if schema is None:
         return [*given]
@@ -67,6 +66,7 @@ def canonical(target: Any, given: Sequence[tuple[str, Any]], calls: Sequence[Cal
     found = []
     for name, value in given:
         value = form(name, types.get(name, ""), value)
+        # Compared after both are in canonical form: a default of -1 equals the last dim.
         if name not in defaults or form(name, types.get(name, ""), defaults[name]) != value:
             found.append((name, value))
     return found
@@ -97,8 +97,7 @@ def _is_real(op: str, tensors: Sequence[Tensor], name: str) -> bool:
 
 
 def _data(value: Any) -> Any:
-    """An argument's default value as data, in the form of arguments in graphs. Integers, and values that have no such
-    form, are returned unchanged."""
+    """An argument's default as data: `0.5` becomes `("float", "0x1.0000000000000p-1")`; integers stay."""
     match value:
         case bool():
             return ("bool", str(value))

@@ -16,7 +16,7 @@ _CALLS = ("forward", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", 
 
 
 def runs_otherwise(module: GraphModule) -> str | None:
-    """A graph module's addition that makes it run something other than its graph, in words; None if it has none.
+    """Return why a graph module would not run exactly its graph, such as `hooks`; None if it does.
 
     A user's pass may leave a hook on the module, on a nested graph or on all modules. It may replace the function or
     the class that runs the graph, or install a function that rewrites the generated code.
@@ -40,7 +40,6 @@ def runs_otherwise(module: GraphModule) -> str | None:
 
 
 def _is_called_otherwise(kind: type) -> bool:
-    """Whether the class that torch makes for each graph module was given a function that is not torch's."""
     names = {*_CALLS, "__call__"} - {"_wrapped_call"}  # torch's is an object, see `wraps_its_call`
     return any(not _is_torchs(value) for name, value in vars(kind).items() if name in names)
 

@@ -2,7 +2,7 @@
 
 Metadata in the graph is not trusted, since passes write it, even a user's. Instead, every call runs again on fake
 values, starting from the inputs: its result has the layout. For operators in `admitted`, fake values share memory
-exactly where real values do. So aliases follow from fake values, not from names of operators. Any other operator is
+exactly if real values do. So aliases follow from fake values, not from names of operators. Any other operator is
 refused.
 """
 
@@ -65,7 +65,7 @@ class CallOrigin(NamedTuple):
 
 
 class RefusedError(BitproofError):
-    """A call that proofs do not support. No output that depends on it can be proved."""
+    """A call or program that proofs do not support. No output that depends on it can be proved."""
 
 
 def export_graph(
@@ -78,9 +78,9 @@ def export_graph(
 ) -> Graph:
     """Return a module's graph as data.
 
-    `names` and `inputs` are the names and values of its inputs, in order: only layouts matter, not the values'
-    elements. `outputs` are the names of its results. If inputs have open sizes, `bounds` is filled with the bounds
-    within which the result holds. Raises RefusedError, which names the node.
+    `names` and `inputs` are the names and values of its inputs, in order; only the layouts of the values matter.
+    `outputs` are the names of its results. If inputs have open sizes, `bounds` is filled with the bounds within which
+    the result holds. Raises RefusedError, which names the node.
     """
     if otherwise := runs_otherwise(module):
         raise RefusedError(f"a graph that is run with {otherwise}", where="the whole graph")
@@ -95,6 +95,7 @@ def export_graph(
             found=str(len(returned)),
         )
     places = tuple((name, exporter.place_of(node, name)) for name, node in zip(outputs, returned, strict=True))
+    # Only now are all calls known, and with them the strides of every result.
     if call := unsure_product(exporter.calls):
         what = f"{call.op} of a tensor that may have another stride where a dim has one element (`{call.name}`)"
         raise RefusedError(what, where=str((call.place or (None,))[-1] or "the graph"))
@@ -148,7 +149,7 @@ class _Exporter:
         return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
     def place_of(self, returned: Any, name: str) -> int:
-        """The index of the call that computes an output. Raises RefusedError unless the output is a tensor or a size.
+        """Return the index of the call that computes an output. Raises RefusedError unless it is a tensor or a size.
 
         A size has no call of its own yet, so one is added.
         """
@@ -242,16 +243,12 @@ class _Exporter:
         return value if op == "getitem" and isinstance(value, list | tuple) else self.repeats.fake(value)
 
     def _update(self, node: Node, op: str, given: Mapping[str, Any]) -> None:
-        """Record an optimizer's kernel as a call per parameter."""
         written = operators.written_names(node.target)
         call = Call(node.name, op, tuple(self._arguments(node)), None, place=_place(node))
         self.values[node] = [*add_updates(self.calls, call, given, written, functools.partial(self._layout, node))]
 
     def _choose(self, node: Node, arguments: Sequence[tuple[str, Any]]) -> None:
-        """Record a masked fill as `where`.
-
-        If the fill is in place, also record a copy of the result of `where` into the filled tensor.
-        """
+        """Record a masked fill as `where`; in place, followed by a copy of the result into the filled tensor."""
         given, own = dict(arguments), self._layout(node, self.values[node])
         other = given["value"]
         if not (isinstance(other, tuple) and other[0] == "node"):
@@ -289,8 +286,10 @@ class _Exporter:
         self.calls.append(told_once(call, self.calls))
 
     def _shared(self, node: Node, value: Any, layout: Any) -> Any:
-        """A result's layout, corrected for waits and `_unsafe_view`: these return their argument's memory, although
-        neither their schemas nor their fake values state it."""
+        """A result's layout, corrected for waits and `_unsafe_view`.
+
+        These return their argument's memory, although neither their schemas nor their fake values state it.
+        """
         if node.op != "call_function" or not (operators.is_wait(node) or node.target is _UNSAFE_VIEW):
             return layout
         source = self.calls[self.index[node.all_input_nodes[0]]].value
@@ -331,6 +330,7 @@ class _Exporter:
             raise _refused(node, str(error)) from None
 
     def _arguments(self, node: Node) -> list[tuple[str, Any]]:
+        # A Python function has no schema: its arguments are named by position.
         schema = schema_of(_target(node))
         if schema is None:
             declared = [str(place) for place in range(len(node.args))]
@@ -341,6 +341,7 @@ class _Exporter:
         found = []
         for name in known_first:
             value = given[name]
+            # Two sides may have other names for a group of the same ranks.
             if name == "group_name" and isinstance(value, str) and value in self.partitions:
                 found.append((name, ("ranks", self.partitions[value])))
             else:
@@ -353,6 +354,7 @@ class _Exporter:
                 held = self.values[x]
                 if isinstance(held, GraphModule):
                     return ("graph", _nested(node, held))
+                # An integer is compared by its expression, a float by the call that computed it.
                 is_call = x in self.index and (not symbols.is_number(held) or isinstance(held, torch.SymFloat))
                 return ("node", self.index[x]) if is_call else self._argument(node, held)
             case list() | tuple():
@@ -371,6 +373,7 @@ class _Exporter:
             case torch.dtype():
                 return ("dtype", str(x).removeprefix("torch."))
             case torch.device():
+                # Without its index: each rank has another.
                 return ("device", x.type)
             case torch.memory_format() | torch.layout():
                 return ("enum", str(x))
@@ -381,7 +384,7 @@ class _Exporter:
 
 
 def refuse(call: Call, what: str) -> RefusedError:
-    """The error to raise about a refused call, with its module and source line."""
+    """Return the error to raise about a refused call, with its module and source line."""
     place = CallOrigin(*call.place)
     where = f"{place.module or 'no module'} ({place.direction})" + (f", {place.source}" if place.source else "")
     return RefusedError(f"{what} (`{call.name}`)", where=where)
@@ -425,7 +428,6 @@ def _draws(node: Node) -> bool:
 
 
 def _by_name(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's arguments by name. Names of positional arguments come from the operator's schema."""
     schema = schema_of(node.target)
     names = [argument.name for argument in schema.arguments] if schema else []
     return dict(zip(names, args, strict=False)) | dict(kwargs)

@@ -1,4 +1,4 @@
-"""Turns sizes from torch's tracer, which are sympy expressions, into data."""
+"""Converts symbolic sizes from torch's tracer (sympy expressions) to plain tuples."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from bitproof.harness.powers.proofs.prover.proof_data import Size
 
 @functools.lru_cache(maxsize=1 << 16)
 def size_of(expression: Any) -> Size:
-    """A size as a sum of products of symbols, in canonical order. Raises ValueError if it is no such sum.
+    """Convert a size to a sum of products of symbols: `2*s0*s1 + 3` becomes `("size", (3,), (2, "s0", "s1"))`.
 
-    A whole step has few distinct expressions, but torch builds each of them many times, so results are cached.
+    Products are sorted, so equal sizes are equal tuples. Raises ValueError for any other expression, such as `s0 // 2`.
+    A step has few distinct expressions, but torch builds each of them many times, so results are cached.
     """
     expanded = sympy.expand(expression)
     if expanded.is_Integer:
         return int(expanded)
     products = []
+    # Add.make_args and Mul.make_args also accept a single product or factor.
     for product in sympy.Add.make_args(expanded):
         coefficient, names = 1, []
         for factor in sympy.Mul.make_args(product):

@@ -1,4 +1,4 @@
-"""Operators that do not check shapes: mismatching shapes make them read or write past their tensors, or abort.
+"""Checks shapes for operators that do not: with mismatching shapes they read or write past their tensors, or abort.
 
 Calls from autograd have matching shapes; a graph from elsewhere may not.
 
@@ -21,8 +21,7 @@ from bitproof.harness.powers.proofs.prover import known_operators as known
 
 
 def misfits(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is of an operator that does not check shapes, and has mismatching shapes. `given` has its
-    arguments by name, as fake values."""
+    """Return whether shapes mismatch that a call's operator does not check; `given` has fakes by argument."""
     if not given:
         return False
     if names := known.SAME_SHAPE.get(name):
@@ -60,7 +59,7 @@ def _misfits_index(x: Tensor, indices: Sequence[Tensor | None]) -> bool:
 
 
 def _dims_of(x: Tensor) -> list[tuple[Any, Any]]:
-    """Size and stride of each dim."""
+    # (size, stride) of each dim
     return [*zip(x.shape, x.stride(), strict=True)]
 
 
@@ -86,8 +85,7 @@ def _sizes(x: Tensor) -> tuple[str, ...]:
 
 
 def _misfits_batch_norm(given: Mapping[str, Any]) -> bool:
-    """Whether the statistics or weights of a batch norm's backward do not have an element per channel, or its gradient
-    does not have its input's shape."""
+    """Statistics and weights must have an element per channel, and the gradient the input's shape."""
     read = ("save_mean", "save_invstd") if given["train"] else known.STATISTICS
     channels = _sizes(given["input"])[1:2]
     statistics = [given.get(x) for x in read]
@@ -102,10 +100,9 @@ def _misfits_layer_norm(given: Mapping[str, Any]) -> bool:
 
 
 def _misfits_attention(given: Mapping[str, Any]) -> bool:
-    """Whether attention's shapes mismatch.
+    """The query is (batch, head, row, feature). Key and value may only have another number of rows.
 
-    The query is (batch, head, row, feature). Key and value may have another number of rows, but otherwise the query's
-    shape. The mask must expand to (batch, head, query row, key row).
+    The mask must expand to (batch, head, query row, key row).
     """
     query, key, mask = _sizes(given["query"]), _sizes(given["key"]), given.get("attn_mask")
     fits = (

@@ -1,8 +1,4 @@
-"""Checks that real results have the memory layouts that a proof assumes.
-
-A proof takes layouts and shared memory from fake values. When a step is computed on values, the real results are
-compared with these.
-"""
+"""Checks that real results have the memory layouts of their fake values, on which a proof relies."""
 
 from __future__ import annotations
 
@@ -18,8 +14,7 @@ from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
 
 
 class Layouts:
-    """Compares the layouts in a graph as data with the real results of its nodes, on every rank. Call it for each node,
-    in order."""
+    """Compares each node's real results, on every rank, with the layouts in a graph. Call it for each node in order."""
 
     def __init__(self, graph: data.Graph) -> None:
         self._inputs = iter([call for call in graph.calls if call.op == "input"])
@@ -49,13 +44,11 @@ class Layouts:
                     )
 
     def _otherwise(self, rank: int, told: data.Tensor, real: Tensor) -> str | None:
-        """How the layout of a real tensor differs from `told`, the layout in the graph; None if it does not.
-
-        Data-dependent sizes are not compared.
-        """
+        """How a real tensor's layout differs from `told`, its fake's layout: `offset 4, not 0`. None if it does not."""
         dtype = str(real.dtype).removeprefix("torch.")
         if dtype != told.dtype:
             return f"dtype {dtype}, not {told.dtype}"
+        # A size or stride that is no int depends on data: its fake has no number to compare.
         if any(isinstance(n, int) and n != m for n, m in zip(told.shape, real.shape, strict=True)):
             return f"shape {tuple(real.shape)}, not {told.shape}"
         if real.numel() == 0:

@@ -1,8 +1,8 @@
-"""Open sizes of inputs: a tracer's symbols become bounded symbols on which no code can branch.
+"""Open sizes of inputs: runs a graph on sizes that have bounds but no number, so that no call can branch on them.
 
-A tracer has an example number for each of its symbols and may have branched on it. Here the graph runs again, on sizes
-that have bounds but no number. A call that branches on such a size fails, and is refused. Lower bounds are at least 2,
-since tensors with a size of 0 or 1 have other layouts, and broadcast.
+A tracer has an example number for each of its symbols and may have branched on it. Here the graph runs again without
+example numbers. A call that branches on an open size fails, and is refused. Lower bounds are at least 2, since tensors
+with a size of 0 or 1 have other layouts, and broadcast.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LEAST = 2
 
 @dataclass
 class SizeBounds:
-    """The bounds of open sizes, by the place where each first occurs in the inputs, such as `dim 0 of input 1`."""
+    """The least and greatest value of each open size, by its first place in the inputs, such as `dim 0 of input 1`."""
 
     found: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
     def joined(self, other: SizeBounds) -> Iterator[str]:
-        """The intersection of two graphs' bounds in words, one line per place."""
+        """Yield the intersection of two graphs' bounds, a line per place: `dim 0 of input 1: 2 to 64`."""
         for place in dict.fromkeys([*self.found, *other.found]):
             sides = [x.found[place] for x in (self, other) if place in x.found]
             most = min((end for _, end in sides if end is not None), default=None)
@@ -38,9 +38,9 @@ class SizeBounds:
 
 
 class OpenSizes:
-    """The open sizes of one graph's inputs, each with a new symbol. Use it within the fake mode of `shape_env`.
+    """Replaces the tracer's symbols in the sizes of a graph's inputs by new symbols.
 
-    `bounds` is filled with the bounds of each symbol.
+    `bounds` is filled with their bounds. Use it within the fake mode of `shape_env`.
     """
 
     def __init__(self, shape_env: ShapeEnv, bounds: SizeBounds) -> None:
@@ -49,8 +49,7 @@ class OpenSizes:
         self._own: dict[Any, Any] = {}
 
     def size(self, size: Any, place: str) -> Any:
-        """A size with the tracer's symbols replaced by new ones. Raises ValueError unless it is a sum of products of
-        symbols."""
+        """Return a size with new symbols. Raises ValueError unless it is a sum of products of symbols."""
         if isinstance(size, int):
             return size
         if not isinstance(size, torch.SymInt):
@@ -61,6 +60,7 @@ class OpenSizes:
         for symbol in sorted(expression.free_symbols, key=str):
             if symbol not in self._own:
                 self._own[symbol] = self._opened(range_of(size, symbol), place)
+        # The same polynomial, over new symbols.
         by_name = {str(symbol): own for symbol, own in self._own.items()}
         found = 0
         for coefficient, *names in _products(size_of(expression)):

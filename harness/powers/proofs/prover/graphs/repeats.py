@@ -1,4 +1,4 @@
-"""Avoids running repeated calls on fake values: layers of a model repeat each other's calls.
+"""Runs each distinct call on fake values only once: layers of a model repeat each other's calls.
 
 1. A plain tensor without open sizes is stored as a `Lying`: its layout and the number of its memory. Its fake value is
    only created if a call that runs reads it.
@@ -26,7 +26,7 @@ from bitproof.harness.torch_operators import storage_key
 
 
 class Lies(NamedTuple):
-    """A tensor's dtype, device, and layout in its memory."""
+    """A tensor's dtype, device, and layout within its memory."""
 
     dtype: torch.dtype
     device: torch.device
@@ -36,13 +36,12 @@ class Lies(NamedTuple):
 
     @property
     def told(self) -> tuple[str, str, tuple[int, ...], tuple[int, ...], int]:
-        """The layout as data."""
+        """The layout in the form of `proof_data.Tensor`, without its storage."""
         return str(self.dtype).removeprefix("torch."), self.device.type, self.shape, self.strides, self.offset
 
 
 class Result(NamedTuple):
-    """A remembered result of a call. `place` is the index of its memory among the memories that the call reads, or None
-    for new memory."""
+    """A remembered result: its layout, and the index of its memory among those that the call reads; None if new."""
 
     lies: Lies
     place: int | None
@@ -50,7 +49,7 @@ class Result(NamedTuple):
 
 @dataclass(eq=False)
 class Lying:
-    """A tensor known by its layout and the number of its memory. `fake` is its fake value, None until it is needed."""
+    """A tensor known by its layout and the number of its memory; `fake` is None until a call needs the fake value."""
 
     lies: Lies
     memory: int
@@ -62,7 +61,7 @@ class _OpenError(Exception):
 
 
 class Repeats:
-    """The stored values of a graph, and the remembered results of its calls. Use it within the graph's fake mode."""
+    """A graph's values in stored form, and the remembered results of its calls. Use it within the graph's fake mode."""
 
     def __init__(self) -> None:
         self._given: dict[Hashable, Any] = {}  # by a call's key, a Result for each of its results
@@ -73,7 +72,7 @@ class Repeats:
         self._of_fake: dict[int, Lying] = {}  # by id of a fake value; the Lying keeps it alive, so ids stay unique
 
     def told(self, value: Any) -> Any:
-        """A call's result in its stored form: each plain tensor without open sizes as a `Lying`."""
+        """Return a call's result in stored form: each plain tensor without open sizes as a `Lying`."""
         if type(value) in (tuple, list):
             return type(value)(map(self.told, value))
         layout = _layout(value) if isinstance(value, Tensor) else None
@@ -85,7 +84,7 @@ class Repeats:
         return known
 
     def memory_of(self, value: Any) -> int:
-        """The number of a tensor's memory; tensors that share memory have the same number."""
+        """Return the number of a tensor's memory: equal for tensors that share memory."""
         if isinstance(value, Lying):
             return value.memory
         key = storage_key(value)
@@ -94,7 +93,7 @@ class Repeats:
         return self._memories[key]
 
     def fake(self, value: Any) -> Any:
-        """The fake value of a stored value, created if there is none yet."""
+        """Return the fake value of a stored value, created if there is none yet."""
         if type(value) in (tuple, list):
             return type(value)(map(self.fake, value))
         if not isinstance(value, Lying):
@@ -116,7 +115,7 @@ class Repeats:
         return value.fake
 
     def again(self, node: Node, values: Mapping[Node, Any]) -> Any:
-        """The results of a node's call if it repeats a remembered call; None if it must run."""
+        """Return the results of a node's call if it repeats a remembered call; None if it must run."""
         if not isinstance(node.target, OpOverload) or operators.written_arguments(node):
             return None
         memories: list[int] = []
@@ -135,7 +134,7 @@ class Repeats:
         return found
 
     def remember(self, node: Node, value: Any) -> None:
-        """Remember the results of a node's call, which ran and has no other effect, if they are of the allowed form."""
+        """Remember the results of a node's call, which ran without other effects, if rule 3 above allows it."""
         if node not in self._keys:
             return
         key, memories = self._keys.pop(node)
@@ -147,7 +146,6 @@ class Repeats:
 
 
 def _layout(x: Tensor) -> Lies | None:
-    """A tensor's layout; None if it has open sizes or is not plain memory."""
     if x.layout != torch.strided or x.is_conj() or x.is_neg() or x.is_quantized:
         return None
     shape, strides, offset = tuple(x.shape), tuple(x.stride()), x.storage_offset()
@@ -168,7 +166,8 @@ def _is_known(x: Any, memories: list[int]) -> bool:
 def _key(x: Any, values: Mapping[Node, Any], memories: list[int]) -> Hashable:
     """The key of an argument: equal for arguments of equal layout. Raises _OpenError.
 
-    The memories of tensors are collected in `memories`; the key has the index there, and so shows which are shared.
+    The memories of tensors are collected in `memories`. The key has the index there, and so shows which are shared:
+    `add(x, x)` has another key than `add(x, y)`.
     """
     match x:
         case Node():
@@ -187,7 +186,6 @@ def _key(x: Any, values: Mapping[Node, Any], memories: list[int]) -> Hashable:
 
 
 def _mapped(value: Any, of: Callable[[Any], Any]) -> Any:
-    """A call's results with a function applied to each; None stays None."""
     if type(value) in (tuple, list):
         return type(value)(None if x is None else of(x) for x in value)
     return of(value)

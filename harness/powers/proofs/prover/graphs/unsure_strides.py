@@ -1,9 +1,9 @@
-"""Finds matrix products that read a tensor whose stride in a dim of size 1 may be another than its fake's.
+"""Finds matrix products whose kernel may be chosen by a stride that the fake tensor has wrong.
 
-No element is reached by such a stride, so many fakes have another one than their kernels. But matrix products choose
-their kernel by these strides: in float32, a (1, 33) times (33, 1) product has different bits depending on the last
-stride of the second operand. If all tensors of a call are row-major, including such strides, its fake was seen to be
-right. Otherwise the stride of a size-1 dim in its result is unsure.
+The stride of a dim of size 1 reaches no element, and fake tensors often have another one than real results. But matrix
+products choose their kernel by it: in float32, a (1, 33) times (33, 1) product has different bits depending on the last
+stride of its second operand. If a call reads only row-major tensors (dims of size 1 included), its fake result has the
+right strides. Otherwise the stride of a size-1 dim in its result is unsure.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ backwards, with 1 and 3 heads, 1 and 33 rows.
 
 
 def unsure_product(calls: Sequence[Call]) -> Call | None:
-    """The first call that multiplies matrices and reads a tensor with an unsure stride; None if there is none."""
+    """Return the first call that multiplies matrices and reads a tensor with an unsure stride, or None."""
     unsure: set[int] = set()  # the storages of results with an unsure stride
     for call in calls:
         read = [x for place in call.reads for x in calls[place].results]
         if any(x.storage in unsure and 1 in x.shape for x in read) and any(part in call.op for part in MULTIPLIES):
             return call
         given = {x.storage for x in read}
+        # A view is left out: its storage is already known to be unsure or not.
         made = {x.storage for x in call.results if 1 in x.shape} - given
         if made and any(x.storage in unsure or not _is_in_rows(x) for x in read):
             unsure |= made
@@ -39,5 +40,5 @@ def unsure_product(calls: Sequence[Call]) -> Call | None:
 
 
 def _is_in_rows(x: Tensor) -> bool:
-    """Whether a tensor is row-major, including the strides of dims of size 1."""
+    # The first size has no effect on row-major strides, so it may be open.
     return all(type(n) is int for n in x.shape[1:]) and x.strides == row_major((1, *x.shape[1:]))[: len(x.shape)]

@@ -1,13 +1,12 @@
-"""Rewrites calls that write tensors into functional calls, each followed by a copy of the new value into its tensor.
+"""Replaces calls that write tensors by functional calls, each followed by a copy of the new value into its tensor.
 
-A batch norm writes its statistics, although not every schema states it. An optimizer's kernel writes lists of tensors;
-on the CPU it processes parameters one by one, so it becomes one call per parameter. After this, other code need not
-handle either.
+`x.masked_fill_(m, 0)` becomes `y = where(m, 0, x); x.copy_(y)`. So other code need not handle these writes:
 
-A masked fill becomes `where`, so that it equals code that is written with `where`.
-
-A random fill reads none of its tensor's elements. The tensor is filled with zeros first, so that its old content, such
-as uninitialized memory, affects no answer.
+- A batch norm writes its statistics, although not every schema states it.
+- An optimizer's kernel writes lists of tensors; on the CPU it processes parameters one by one, so it becomes one call
+  per parameter.
+- A random fill reads none of its tensor's elements. The tensor is filled with zeros first, so that its old content,
+  such as uninitialized memory, affects no answer.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ UNCHANGED = "grads"
 
 
 def results_of(results: tuple[Any, ...], given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The results of a batch norm, followed by its new statistics as fake values in new memory."""
+    """Return a batch norm's results, followed by its new statistics as fake values in new memory."""
     return (*results, *(torch.clone(given[name]) for name in known.STATISTICS))
 
 
@@ -41,14 +40,16 @@ def add_copies(calls: list[Call]) -> None:
 
 
 def add_zeros(calls: list[Call], name: str, written: Any, place: Any) -> None:
-    """Add a call that fills the tensor `written` with zeros. The next call, named `name`, overwrites the tensor."""
+    """Add a call that fills the tensor `written` with zeros before the call `name` overwrites it."""
     told = f"{name} overwrites", known.ZEROS_INTO, (("self", written),), calls[written[1]].value
     calls.append(Call(*told, writes=("self",), place=place))
 
 
 def is_choice(given: Mapping[str, Any]) -> bool:
-    """Whether a masked fill equals `where`: its mask is bool, and its value is of the tensor's dtype or a Python number
-    that converts to it."""
+    """Return whether a masked fill equals `where`.
+
+    It does if the mask is bool, and the value is of the tensor's dtype or a Python number that converts to it.
+    """
     x, value = given["self"], given["value"]
     if given["mask"].dtype != torch.bool or str(x.dtype).removeprefix("torch.") not in known.FLOATS | known.WHOLE:
         return False
@@ -58,8 +59,10 @@ def is_choice(given: Mapping[str, Any]) -> bool:
 
 
 def is_apart(given: Mapping[str, Any]) -> bool:
-    """Whether an in-place division equals a division followed by a copy: a row-major real CPU tensor is divided by a
-    number, or by a tensor of the same dtype and layout."""
+    """Return whether an in-place division equals a division followed by a copy.
+
+    It does for a row-major real CPU tensor divided by a number, or by a tensor of the same dtype and layout.
+    """
     x, other = given["self"], given["other"]
     if not x.is_floating_point() or x.device.type != "cpu" or not all(isinstance(n, int) for n in x.shape):
         return False
@@ -72,8 +75,9 @@ def is_apart(given: Mapping[str, Any]) -> bool:
 
 
 def copied_number(node: Node, value: Tensor) -> Any:
-    """The number in a scalar constant that is only copied, as in a trace of `torch.tensor(1.0)`. None for any other
-    constant: a call may write it.
+    """Return the number in a scalar constant that is only copied, as in a trace of `torch.tensor(1.0)`.
+
+    None for any other constant: a call may write it.
     """
     is_real = value.dim() == 0 and not isinstance(value, FakeTensor) and value.dtype in (torch.float32, torch.float64)
     is_copied = all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
@@ -85,8 +89,10 @@ def copied_number(node: Node, value: Tensor) -> Any:
 
 
 def of_number(op: str, args: Sequence[tuple[str, Any]]) -> tuple[str, Sequence[tuple[str, Any]]]:
-    """The operator and arguments as which a Python call on numbers is recorded: a product with -1 as a negation, which
-    has the same bits, and any other call unchanged."""
+    """Return the operator and arguments as which a Python call on numbers is recorded.
+
+    A product with -1 becomes a negation, which has the same bits; any other call is unchanged.
+    """
     if op == f"{known.PYTHON}mul":
         for place, (_, factor) in enumerate(args):
             if factor == -1 or factor == ("float", (-1.0).hex()):
@@ -95,7 +101,7 @@ def of_number(op: str, args: Sequence[tuple[str, Any]]) -> tuple[str, Sequence[t
 
 
 def number_of(name: str, number: Any, value: Any, place: Any) -> Call:
-    """The call that creates a scalar tensor from a number, in the form in which a trace of `torch.where` has it."""
+    """Return the call that creates a scalar tensor from a number, as a trace of `torch.where` has it."""
     told = (
         ("dtype", ("dtype", value.dtype)),
         ("layout", ("enum", "torch.strided")),
@@ -122,7 +128,7 @@ def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> No
 def add_updates(
     calls: list[Call], call: Call, given: Mapping[str, Any], names: Sequence[str], layout: Callable[[Any], Any]
 ) -> Iterator[Any]:
-    """Add an optimizer's kernel over lists as one call per parameter. Yields the new fake values of each parameter.
+    """Add an optimizer's kernel over lists as one call per parameter. Yields each parameter's new fake values.
 
     `call` is the kernel as data. `given` has its arguments by name, as fake values. `names` are the arguments that it
     writes by its schema. `layout` returns the layout of a fake value.
@@ -138,7 +144,6 @@ def add_updates(
 
 
 def _one_of(argument: Any, place: int) -> Any:
-    """One element of a list of tensors, as a list; any other argument unchanged."""
     match argument:
         case ("list", *items) if items and all(isinstance(x, tuple) and x[:1] == ("node",) for x in items):
             return ("list", items[place])

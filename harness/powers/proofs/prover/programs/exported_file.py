@@ -96,7 +96,7 @@ class _Signature:
 
 @dataclass(frozen=True)
 class SavedProgram:
-    """The parts of an exported program that a proof reads, with torch's names."""
+    """The parts of an exported program that a proof reads, named as in torch's ExportedProgram."""
 
     graph_module: GraphModule
     graph_signature: _Signature
@@ -108,7 +108,7 @@ class SavedProgram:
 
 
 def read_exported(file: Path) -> SavedProgram:
-    """Read a program from a file.
+    """Read a program from a file that torch.export.save wrote.
 
     Raises UsageError if the file is damaged or not an exported program, and RefusedError if a proof does not support
     it.
@@ -218,6 +218,7 @@ class _Reader:
                 raise payload.wrong("a name of plain identifiers and numbers, joined by points")
             facts = payload.object(("path_name", "is_param", "use_pickle", "tensor_meta"))
             path = facts["path_name"].text()
+            # A pickle could run code when it is loaded.
             if facts["use_pickle"].truth():
                 raise payload.wrong(f"a plain tensor; the file has {name} as a pickle")
             if not re.fullmatch(prefix + r"\d{1,9}", path, re.ASCII):
@@ -270,6 +271,7 @@ class _Reader:
         )
         if parts["is_single_tensor_return"].value not in (None, False):
             raise parts["is_single_tensor_return"].wrong("false")
+        # Every size of the file is checked, also those that are not used.
         sizes = OpenSizesOfFile(self.shape_env, ranges)
         numbers = dict(parts["sym_int_values"].items())
         for values in (numbers, *(dict(parts[f"sym_{kind}_values"].items()) for kind in ("bool", "float"))):
@@ -280,6 +282,7 @@ class _Reader:
             for size in (*meta["sizes"].list(), *meta["strides"].list(), meta["storage_offset"]):
                 _check_number(size)
         inputs: list[Any] = []
+        # Inputs first: calls may only refer to values that are defined before them.
         for argument in parts["inputs"].list():
             kind, told = argument.one_of(_INPUTS)
             value: Any
@@ -337,7 +340,7 @@ class _Reader:
                 self._define(_identifier(own), one, told)
 
     def _arguments(self, target: Any, field: Field) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A call's positional and named arguments. Raises unless they match an operator's schema in name and order."""
+        """A call's positional and named arguments. Raises FieldError unless they match the schema in name and order."""
         given = []
         for argument in field.list():
             parts = argument.object(("name", "arg"), ("kind",))
@@ -401,6 +404,7 @@ class _Reader:
         nodes = self.graph.find_nodes(op="placeholder")
         specs, returned = parts["input_specs"].list(), self.graph.output_node().args[0]
         assert isinstance(returned, tuple)
+        # The signature repeats the graph's inputs and outputs. A difference would give them another meaning.
         if len(specs) != len(nodes):
             raise parts["input_specs"].wrong(f"{len(nodes)}, as the graph has inputs")
         inputs = [self._input(spec, node) for spec, node in zip(specs, nodes, strict=True)]
@@ -494,7 +498,7 @@ def _unproved(what: str, field: Field) -> RefusedError:
 
 
 def _identifier(field: Field) -> str:
-    """The text of a field that must be a plain identifier, which torch may safely write into code."""
+    """The text of a field that must be a plain identifier, because torch writes it into code."""
     name = field.text()
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise field.wrong("a plain identifier")
@@ -517,7 +521,6 @@ def _target(field: Field) -> Any:
 
 
 def _constant(kind: str, field: Field) -> Any:
-    """The value of an argument that is no tensor. `kind` is one of _ARGUMENTS."""
     match kind:
         case "as_none":
             return None
@@ -544,6 +547,7 @@ def _constant(kind: str, field: Field) -> Any:
             return [tuple(x.integer() for x in own.list()) for own in field.list()]
         case "as_float_lists":
             return [[x.real() for x in own.list()] for own in field.list()]
+    # The other kinds are lists of the kinds above: `as_ints` of `as_int`.
     return [_constant(kind.removesuffix("s"), x) for x in field.list()]
 
 
@@ -569,7 +573,6 @@ def _device(field: Field) -> torch.device:
 
 
 def _closed(field: Field) -> int:
-    """A size, stride or offset of a stored tensor. Only a number is allowed."""
     return field.one_of(("as_int",))[1].integer()
 
 
@@ -628,7 +631,7 @@ def _check_state(found: SavedProgram, inputs: Sequence[Any]) -> None:
 
 
 def _returns(field: Field) -> str:
-    """The nesting of the outputs, as text: it is in the entry of the whole program. It is not interpreted."""
+    """The nesting of the outputs, as the file's text: it is in the entry of the whole program, whose name is empty."""
     for entry in field.list():
         parts = entry.object(("fqn",), ("signature",))
         if parts["fqn"].text() == "" and parts["signature"].value is not None:

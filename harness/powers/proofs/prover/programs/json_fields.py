@@ -25,18 +25,21 @@ class FieldError(ValueError):
 
 
 class Field:
-    """A value at a path."""
+    """A JSON value and its path in the file, such as `model.layers[3]`."""
 
     def __init__(self, value: Any, path: str) -> None:
         self.value = value
         self.path = path
 
     def wrong(self, expected: str) -> FieldError:
-        """The error to raise about this value: its path, the value, and the expectation."""
+        """Return the error to raise about this value: its path, the value, and the expectation."""
         return FieldError(f"{self.path} is {_shown(self.value)}: expected {expected}")
 
     def object(self, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Field]:
-        """The fields of an object. A missing field of `optional` is null. Raises FieldError for any other field."""
+        """Return the fields of an object, all with a `Field`: null if a field of `optional` is missing.
+
+        Raises FieldError for a missing `required` field, and for an unknown field that is not null, false or empty.
+        """
         if not isinstance(self.value, dict):
             raise self.wrong("an object")
         known = (*required, *optional)
@@ -49,7 +52,7 @@ class Field:
         return {name: Field(self.value.get(name), f"{self.path}.{name}") for name in known}
 
     def items(self) -> Iterator[tuple[str, Field]]:
-        """The items of an object with arbitrary keys; none for null."""
+        """Yield the items of an object with arbitrary keys; none for null."""
         if self.value is None:
             return
         if not isinstance(self.value, dict):
@@ -58,37 +61,37 @@ class Field:
             yield name, Field(value, f"{self.path}.{name[:80]}")
 
     def list(self) -> list[Field]:
-        """The items of an array."""
+        """Return the items of an array."""
         if not isinstance(self.value, list):
             raise self.wrong("an array")
         return [Field(value, f"{self.path}[{place}]") for place, value in enumerate(self.value)]
 
     def one_of(self, kinds: Any) -> tuple[str, Field]:
-        """The kind and the value of an object with a single field: the field's name is the kind, one of `kinds`."""
+        """Return name and value of an object's single field, such as `{"as_int": 3}`. `kinds`: allowed names."""
         if not isinstance(self.value, dict) or len(self.value) != 1 or (kind := next(iter(self.value))) not in kinds:
             raise self.wrong(f"an object with one of these fields: {', '.join(kinds)}")
         return kind, Field(self.value[kind], f"{self.path}.{kind}")
 
     def text(self) -> str:
-        """A text."""
+        """Return the string. Raises FieldError for any other value, like the methods below."""
         if not isinstance(self.value, str):
             raise self.wrong("a text")
         return self.value
 
     def truth(self) -> bool:
-        """True or false."""
+        """Return the boolean."""
         if not isinstance(self.value, bool):
             raise self.wrong("true or false")
         return self.value
 
     def integer(self) -> int:
-        """An integer of 64 bits."""
+        """Return the integer, which must fit into 64 bits with a sign."""
         if type(self.value) is not int or not -LARGEST_INTEGER - 1 <= self.value <= LARGEST_INTEGER:
             raise self.wrong("an integer of 64 bits")
         return self.value
 
     def real(self) -> float:
-        """A real number. Infinities and NaN are texts, as torch writes them."""
+        """Return the float. torch writes infinities and NaN as "Infinity", "-Infinity" and "NaN"."""
         if isinstance(self.value, str) and self.value in _REALS:
             return _REALS[self.value]
         if type(self.value) not in (int, float) or not math.isfinite(float(self.value)):

@@ -110,8 +110,10 @@ class KeptPass:
         return found
 
     def uuid(self) -> Any:
-        """The pass's identity for Inductor's cache: a digest of its source and of bitproof's. None if the source does
-        not determine the pass; then Inductor caches no graph."""
+        """Return the pass's identity for Inductor's cache: a digest of its source and of bitproof's.
+
+        None if the source does not determine the pass; then Inductor caches no graph.
+        """
         own = getattr(self._pass, "uuid", None)
         try:
             told_by = own() if callable(own) else inspect.getsource(self._pass)
@@ -122,12 +124,12 @@ class KeptPass:
 
 
 def _has_state(a_pass: Any) -> bool:
-    """Whether a pass may have state that its source does not show: it is a closure or no function, and has no uuid."""
+    """Whether a pass may have state that its source does not show: a closure or an object, without a `uuid`."""
     return not hasattr(a_pass, "uuid") and bool(getattr(a_pass, "__closure__", None) or not inspect.isfunction(a_pass))
 
 
 class _Snapshot:
-    """A graph as it is before a pass, and the process's switches; `_before` is its program, or a refusal."""
+    """A graph and the process's switches before a pass; `_before` is its program, or a refusal."""
 
     def __init__(self, graph: Graph | GraphModule, inputs: Sequence[Any] | None) -> None:
         self._inputs = list(inputs) if inputs is not None else None
@@ -153,6 +155,7 @@ class _Snapshot:
             if isinstance(side, RefusedError):
                 return PassProof(name, PairProof(REFUSED, reason=told(side)), changed)
         assert isinstance(self._before, Held) and isinstance(after, Held)
+        # The proof reads parameters as inputs, so a pass that changes their values must be refused separately.
         state = _digests(after)
         if written := [x for x in self._state if state.get(x, self._state[x]) != self._state[x]]:
             reason = f"the pass changes the values of {written[0]}, which is an input of the program"
@@ -203,7 +206,6 @@ def _text(graph: Graph | GraphModule) -> list[str]:
 
 
 def _inputs_of(module: GraphModule) -> list[Any]:
-    """The fake values of a graph's inputs, from its placeholders. Raises RefusedError if one has none."""
     found = []
     for node in module.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val", node.meta.get("example_value"))

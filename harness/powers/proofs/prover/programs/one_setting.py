@@ -46,5 +46,5 @@ def _kernels_switches() -> dict[str, Any]:
 
 
 def under_one_setting() -> AbstractContextManager[Any]:
-    """Within this context, RefusedError is raised at an operator that runs under other switches than the first."""
+    """Return a context in which RefusedError is raised at an operator that runs under other switches than the first."""
     return _OneSetting()

@@ -2,8 +2,8 @@
 
     optimizer NAME.KEY      state tensor KEY of parameter NAME; `written optimizer NAME.KEY` is its value after a step
 
-Other state and settings are part of the program. If a step changes them, the next step is another program, which is not
-proved.
+State that is no tensor, and settings such as `lr`, are part of the program. If a step changes them, the next step is
+another program, and only one step is proved.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class HeldOptimizers:
 
     @contextmanager
     def swapped(self, given: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Iterator[None]:
-        """Context in which the optimizers update these parameters, with these state tensors, by name."""
+        """Context in which the optimizers update `parameters` with the state tensors in `given`; both are by name."""
         kept = [(x, [dict(group) for group in x.param_groups], x.state) for x in self.optimizers]
         try:
             # The original state is put back at the end, so it must stay unchanged: the new parameters get copies of its

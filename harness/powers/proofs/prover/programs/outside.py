@@ -80,7 +80,7 @@ _watches: list[tuple[set[int], Callable[[str], bool]]] = []
 
 @contextmanager
 def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
-    """Context for a program's call. Raises RefusedError for an effect outside, even if the program catches errors."""
+    """Context for a program's call. An effect outside raises RefusedError, even if the program catches errors."""
     _hook()
     others = {x.ident for x in threading.enumerate() if x.ident is not None} - {threading.get_ident()}
     watch = (others, is_users_file)
@@ -93,8 +93,7 @@ def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
 
 
 def _refuse_file(file: object) -> None:
-    """Raise RefusedError for a file that is about to be written. A file that is a Python object of the program is
-    compared instead."""
+    """Raise RefusedError for a path that is about to be written. A file that is a Python object is compared instead."""
     if isinstance(file, str | os.PathLike):
         raise refused(RefusedError(f"it opens {str(file)!r} to write, which nothing compares", where="the program"))
 
@@ -119,7 +118,6 @@ _SILENT = ((os, "urandom"), (random, "_urandom"), (atexit, "register"), (atexit,
 
 @contextmanager
 def _silent_told() -> Iterator[None]:
-    """Context in which calls of _SILENT raise audit events, such as `os.urandom`."""
     with ExitStack() as stack:
         for module, name in _SILENT:
             own, event = getattr(module, name), f"{module.__name__}.{name.lstrip('_')}"
@@ -134,7 +132,7 @@ def _silent_told() -> Iterator[None]:
 
 @functools.cache
 def _hook() -> None:
-    """Listen to this process's audit events. Python cannot remove a hook, so it does nothing while no program runs."""
+    # Python cannot remove an audit hook, so it is added once and does nothing while no program runs.
     sys.addaudithook(_heard)
 
 
@@ -193,7 +191,8 @@ def _opens_to_write(path: Any, mode: str | None, flags: int | None) -> bool:
 
 
 def process_state() -> Mapping[str, Any]:
-    """The state of the process, by description. A call may change it without any audit event."""
+    """Return state of the process that a call may change without any audit event, by its description."""
+    # A program may keep a count in an attribute of a thread.
     threads = [(x.ident, x.name, len(vars(x))) for x in threading.enumerate()]
     own = vars(threading.current_thread()).items()
     plain = {key: value for key, value in own if isinstance(value, int | float | str)}
@@ -219,8 +218,11 @@ def process_state() -> Mapping[str, Any]:
 
 
 def _open_files() -> dict[int, Any]:
-    """By file descriptor: device, inode, size and offset of an open regular file, or the number of unread bytes of a
-    pipe whose two ends this process has. Empty if the system is not Linux."""
+    """The state of open files, by descriptor; empty if the system is not Linux.
+
+    For a regular file: device, inode, size and offset. For a pipe whose two ends this process has: the number of unread
+    bytes.
+    """
     found: dict[int, Any] = {}
     pipes: dict[int, tuple[int, int]] = {}
     try:
@@ -262,8 +264,7 @@ def _files_of_ancestors() -> set[tuple[int, int]]:
 
 
 def _mask_of_new_files() -> str | None:
-    """The process's umask, the permissions that new files lack, as Linux reports it. None on other systems: they only
-    return the umask to a call that sets it."""
+    """The process's umask, from Linux. None on other systems, which only return it to a call that sets it."""
     with suppress(OSError):
         lines = Path("/proc/self/status").read_text().splitlines()
         return next((line for line in lines if line.startswith("Umask")), None)
@@ -271,10 +272,9 @@ def _mask_of_new_files() -> str | None:
 
 
 def of_file(address: int) -> tuple[object, int]:
-    """An identity for an address of memory: the file that is mapped there with sharing, and the byte in it. For any
-    other memory, the address itself.
+    """Return an identity of a memory address, equal for the two addresses of a byte in a file that is mapped twice.
 
-    Two mappings of a file are one memory at two addresses, and so have equal identities.
+    It is the mapped file and the byte in it, for a shared mapping; otherwise the address itself.
     """
     found = next((x for x in _shared_mappings() if x.start <= address < x.end), None)
     return (found.file, found.offset + address - found.start) if found else ("memory", address)
@@ -282,8 +282,7 @@ def of_file(address: int) -> tuple[object, int]:
 
 @dataclass(frozen=True)
 class _Mapping:
-    """A shared mapping: the addresses from `start` to `end` are bytes of a file, from byte `offset` on. `file` is its
-    device and inode."""
+    """A shared mapping of a file: addresses `start` to `end` are its bytes from `offset` on. `file`: device, inode."""
 
     start: int
     end: int
@@ -292,7 +291,6 @@ class _Mapping:
 
 
 def _shared_mappings() -> list[_Mapping]:
-    """The shared mappings of this process. Empty if the system has no list of them, as only Linux does."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Reads a zip archive that every reader sees in the same way, and refuses any other.
+"""Reads a zip archive, and refuses it unless all readers would see the same files in it.
 
 A zip file has three lists of its contents (a header before each file, a directory, and a record at the end), and
 readers differ in the list that they trust. Here every byte of the archive must have one meaning: the files follow each
@@ -44,7 +44,7 @@ class _Facts(NamedTuple):
 
 
 def files_of(content: bytes) -> Mapping[str, memoryview]:
-    """The files of an archive by name. Raises ArchiveError."""
+    """Return an archive's files by name. Raises ArchiveError if it is damaged or ambiguous."""
     try:
         return _files_of(memoryview(content))
     except struct.error:
@@ -88,6 +88,7 @@ def _end_of(content: memoryview) -> tuple[int, int, int]:
         if (disk, record, disks) != (0, at_end, 1) or at_end < 0 or bytes(content[at_end : at_end + 4]) != _END64:
             raise ArchiveError("its zip64 record is not where the locator says")
         length, _, _, disk, other, *told = struct.unpack_from("<Q2H2I4Q", content, at_end + 4)
+        # A zip64 record without extensions has 44 bytes after its length field.
         if length != 44 or disk or other or [own, num_files, size, begin] != told:
             raise ArchiveError("its end record and its zip64 record say different things")
     if begin + size != at_end:

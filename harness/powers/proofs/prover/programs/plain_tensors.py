@@ -1,4 +1,4 @@
-"""Tensors over the bytes of a file: a tensor is refused unless all its elements are within these bytes."""
+"""Builds tensors over the bytes of an untrusted file; refuses a tensor that would reach outside these bytes."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ DTYPES = {
 
 
 class TensorError(ValueError):
-    """The tensor exceeds its memory, or no memory could contain it."""
+    """A tensor reaches outside its memory, or is larger than any memory."""
 
 
 def refuse_layout(sizes: Sequence[Any], strides: Sequence[Any], offset: Any, where: str) -> None:
-    """Raise TensorError for an impossible layout. Open sizes are any numbers of 0 or more."""
+    """Raise TensorError for a layout that no tensor has. A size that is no int is open: any number from 0 on."""
     numbers = [x for x in (*sizes, *strides, offset) if isinstance(x, int)]
     if len(sizes) != len(strides) or len(sizes) > MOST_DIMS or any(not 0 <= x <= LARGEST for x in numbers):
         raise TensorError(f"{where} has sizes, strides or an offset that no tensor has")
@@ -58,7 +58,7 @@ def refuse_layout(sizes: Sequence[Any], strides: Sequence[Any], offset: Any, whe
 
 
 def memory_of(content: memoryview | bytes, dtype: torch.dtype, where: str) -> Tensor:
-    """A tensor of one dim over a copy of these bytes. Raises TensorError if they are no elements of the dtype."""
+    """Return a 1-d tensor over a copy of these bytes. Raises TensorError if they are not valid elements."""
     if len(content) % dtype.itemsize:
         raise TensorError(f"{where} has {len(content)} bytes, which are no elements of {dtype}")
     if dtype is torch.bool and bytes(content).translate(None, b"\0\1"):
@@ -69,7 +69,7 @@ def memory_of(content: memoryview | bytes, dtype: torch.dtype, where: str) -> Te
 
 
 def laid_out(memory: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int, where: str) -> Tensor:
-    """A tensor of these sizes and strides over `memory`. Raises TensorError if it would extend past the end."""
+    """Return a view of `memory` with these sizes and strides. Raises TensorError if it would reach past the end."""
     refuse_layout(sizes, strides, offset, where)
     is_empty = 0 in sizes
     last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))

@@ -113,7 +113,7 @@ def held(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any = None) -> Hel
 
 
 def is_plain(module: GraphModule) -> bool:
-    """Whether a graph only calls operators and arithmetic on numbers, so that it can be proved without a trace."""
+    """Return whether a graph only calls operators and arithmetic on numbers, so that no trace is needed."""
     return all(
         node.op in ("placeholder", "get_attr", "output")
         or (node.op == "call_function" and (isinstance(node.target, _READABLE) or node.target in known.ARITHMETIC))
@@ -126,8 +126,7 @@ _READABLE = (OpOverload, HigherOrderOperator)
 
 
 def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
-    """The program of a graph in its current state; later changes of the graph do not affect it. Constant tensors are
-    part of the program."""
+    """Return a graph in its current state as a program, with its constant tensors, unaffected by later changes."""
     placeholders = module.graph.find_nodes(op="placeholder")
     leaves = flattened(tuple(inputs))[0]
     if len(leaves) != len(placeholders):
@@ -145,7 +144,7 @@ def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
 
 
 def _program(module: GraphModule, names: Sequence[str], inputs: Sequence[Any], returned: Sequence[Any]) -> Provable:
-    """The program of a graph that has no output node yet: it gets one that returns these values, named by position."""
+    # The copied graph has no output node yet; `_returning` adds one.
     named = [(f"{OUTPUT}{i}", x) for i, x in enumerate(returned)]
     return _returning(module, names, inputs, named)
 
@@ -167,8 +166,6 @@ def _returning(
 
 
 class _Function(nn.Module):
-    """A function as a module for torch.export."""
-
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
@@ -242,7 +239,6 @@ _INPUTS = {"PARAMETER": PARAMETER, "BUFFER": BUFFER, "USER_INPUT": INPUT}
 
 
 def _kept(signature: Any) -> Iterator[str]:
-    """The name of each input of an exported program, in order."""
     count = 0
     for spec in signature.input_specs:
         is_users = spec.kind.name == "USER_INPUT"
@@ -251,8 +247,10 @@ def _kept(signature: Any) -> Iterator[str]:
 
 
 def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
-    """The name of an output, without its number if it is a user's. The final value of an input is named after the
-    input, as if it were written in place."""
+    """The name of an output, without its number if it is a user's.
+
+    The final value of an input is named after the input, as if it were written in place.
+    """
     match spec.kind.name:
         case "USER_OUTPUT":
             return OUTPUT
@@ -275,8 +273,10 @@ def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
 
 
 def _modules(subject: Any, leaves: Sequence[Any]) -> dict[str, nn.Module]:
-    """The modules of a program: itself, and those among its inputs. Each comes with a prefix for the names of its
-    parameters and buffers, which is empty for a single module."""
+    """The modules of a program: itself, and those among its inputs.
+
+    Each has a prefix for the names of its parameters and buffers, which is empty for a single module.
+    """
     modules = {"": subject} if isinstance(subject, nn.Module) else {}
     inner = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
     return modules | {f"{i}." if modules or len(inner) > 1 else "": leaf for i, leaf in enumerate(inner)}
@@ -291,9 +291,9 @@ def _state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 
 
 def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
-    """The objects from which a program can reach anything, by name.
+    """Return the objects from which a program can reach anything, by name.
 
-    Modules and optimizers come first. So the paths to what they hold start with their names, and are the same in two
+    Modules and optimizers come first. So the paths to their contents start with their names, and are the same in two
     programs that take them at different positions.
     """
     leaves = flattened(tuple(inputs))[0]
@@ -332,9 +332,11 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
             raise RefusedError(f"{name} has hooks on its gradient, which no graph shows", where="the inputs")
     tracing = _Tracing(own["subject"], own["inputs"], leaves, rebuilt, modules, optimizers, values)
     fake_mode = step_fake_mode(ShapeEnv())
+    # Fixed sizes: code of the user's may branch on them, and the proof holds for these sizes only.
     fakes = [fixed_fake(fake_mode, x, x.device) for x in values.values()]
     before = Switches.now()
     try:
+        # One thread for backward, so that its calls have the same order in each trace.
         with torch.autograd.set_multithreading_enabled(False), lazily_compiled(), _failing_refused(why_not_run(values)):
             graph = symbolic_graph(lambda given: tracing.run(given), fake_mode, as_eager=True)(fakes)
     except RefusedError:
@@ -368,7 +370,7 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
 
 
 def why_not_run(values: Mapping[str, Any]) -> str | None:
-    """The reason why a program with these inputs cannot be run here; None if it can."""
+    """Return the reason why a program with these inputs cannot be run here; None if it can."""
     tensors = [x for x in values.values() if isinstance(x, Tensor)]
     if not all(map(has_values, tensors)):
         return "the inputs have no values"
@@ -393,7 +395,6 @@ def _failing_refused(not_run: str | None) -> AbstractContextManager[Any]:
 
 
 def _line_of(error: BaseException) -> str:
-    """The innermost line of the user's code in an error's traceback, in words."""
     lines = (user_line(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
     return next((line for line in reversed([*lines]) if line), "its first call")
 
@@ -429,8 +430,10 @@ class _Tracing:
         self.where: str | None = None
 
     def run(self, given: list[Tensor]) -> list[Any]:
-        """Run the function with these tensors as its inputs. Returns the tensors and sizes among `outputs`: what it
-        returned, and the changed tensors that it left."""
+        """Run the function with these tensors as its inputs; return the tensors and sizes among `outputs`.
+
+        Outputs are the returned values, and the tensors that the function changed.
+        """
         by_name = self._one_for_one(given)
         tracer = cast(Any, get_proxy_mode()).tracer
         tensors = iter(x for name, x in by_name.items() if name.startswith(INPUT))
@@ -484,8 +487,7 @@ class _Tracing:
         return by_name
 
     def _refuse_replaced(self, given: Mapping[str, Tensor]) -> None:
-        """Raise RefusedError if the program replaced a parameter by another tensor: the next step would not train that
-        tensor."""
+        """Raise RefusedError if the program replaced a parameter's tensor: the next step would not train it."""
         for prefix, module in self.modules.items():
             for name, x in module.named_parameters(remove_duplicate=False):
                 if given.get(f"{PARAMETER}{prefix}{name}", x) is not x:
@@ -533,6 +535,7 @@ class _Named(Interpreter):
             made: Node = create_node(*args, **kwargs)
             own = made.meta.get(META_KEY)
             if own is not None:
+                # A call without a line of user code is identified by the node that runs.
                 made.meta[META_KEY] = Origin(own.module, own.direction, own.source or f"`{n.name}`")
             return made
 

@@ -86,7 +86,7 @@ class Reached:
             stack += reversed([*self._met(place.replace(" .", " "), x)])
 
     def _met(self, place: str, x: Any) -> Iterator[tuple[str, Any]]:
-        """Note an object at a path; yield path and object for each object directly inside it."""
+        """Record an object at a path; yield path and object for each object directly inside it."""
         if (token := plain_token(x)) is not None:
             self.tokens[place] = token
             return
@@ -108,7 +108,7 @@ class Reached:
 
 
 def changed(before: Reached, after: Reached, *, without: str | None = None) -> dict[str, Token | Tensor]:
-    """By path, each change that a call made: the new tensor there, or the new token, or None if nothing is there now.
+    """Return each change that a call made, by path: the new tensor, or the new token, or None if nothing is there now.
 
     Paths below the root `without` are left out.
     """
@@ -125,8 +125,10 @@ def changed(before: Reached, after: Reached, *, without: str | None = None) -> d
 
 
 def plain_token(x: Any) -> Token:
-    """The token of a plain value; None for other objects. Unequal values have unequal tokens: -0.0 is not 0.0, and True
-    is not 1."""
+    """Return the token of a plain value; None for other objects.
+
+    Unequal values have unequal tokens: -0.0 is not 0.0, and True is not 1.
+    """
     if isinstance(x, float) and type(x) is float:
         return "float", x.hex()
     if isinstance(x, complex) and type(x) is complex:
@@ -179,8 +181,7 @@ def _token(x: Any) -> Token:
 
 
 def _is_atom(x: Any) -> bool:
-    """Whether an object is neither copied nor inspected: code, the standard streams, and objects that exist once per
-    process, such as modules and classes."""
+    """Whether an object is neither copied nor inspected, such as code, the standard streams, modules and classes."""
     if isinstance(x, types.FunctionType):
         return not (x.__closure__ or x.__defaults__ or x.__kwdefaults__ or vars(x)) or is_of_compiler(x)
     if isinstance(x, _CachedFunction):
@@ -216,6 +217,7 @@ def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[st
         case Tensor():
             if (x.is_leaf or x.retains_grad) and x.grad is not None:
                 yield f"{GRADIENT}{place}", x.grad
+            # A fake tensor's attributes belong to torch, not to the user.
             if not isinstance(x, FakeTensor):
                 yield from ((f"{place}.{key}", value) for key, value in vars(x).items())
             return
@@ -264,6 +266,7 @@ def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[st
             yield from ((f"{place}[{i}]", y) for i, y in enumerate(x))
         case set() | frozenset():
             yield from ((f"{place} item {i}", y) for i, y in enumerate(x) if plain_token(y) is None)
+    # Attributes, in the dictionary or in slots. For objects with hidden state, pickle has the rest.
     own = getattr(x, "__dict__", None)
     slots = [key for kind in type(x).__mro__ for key in _slots(kind) if hasattr(x, key)]
     yield from ((f"{place}.{key}", value) for key, value in (own.items() if isinstance(own, dict) else ()))
@@ -282,8 +285,7 @@ _LOOKED_INTO = (
 
 
 def _has_more(kind: type) -> bool:
-    """Whether objects of a class have state besides that of its base class and their attributes, as in a class written
-    in C."""
+    """Whether objects of a class have hidden state, besides their attributes and their base class's state, as in C."""
     # A slot, the dictionary of attributes and the list of weak references each add a pointer; other state adds more.
     if (base := kind.__base__) is None or kind.__itemsize__ != base.__itemsize__:
         return kind is not object
@@ -295,8 +297,8 @@ _POINTER = type("_", (), {"__slots__": ("x",)}).__basicsize__ - object.__basicsi
 
 
 def _results(cached: Any) -> Iterator[Any]:
-    """The results in a cached function's cache that are neither tensors nor plain values. Only the garbage collector
-    can find them."""
+    """The results in a cached function's cache that are neither tensors nor plain values."""
+    # Only the garbage collector can find them.
     for x in gc.get_referents(cached):
         for y in x.values() if isinstance(x, dict) and x is not vars(cached) else ():
             held = gc.get_referents(y) if type(y).__name__ == "_lru_list_elem" else [y]
@@ -347,7 +349,7 @@ def _optimizers(place: str, x: Optimizer, known: Mapping[int, str]) -> Iterator[
 
 
 def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """A copy of the objects, with sharing preserved and `tensor(x)` in place of each tensor.
+    """Return a copy of the objects, with sharing preserved and `tensor(x)` in place of each tensor.
 
     Raises RefusedError unless the copy is the same at every path. Python's own deepcopy would not do: it leaves out
     attributes that a class leaves out of its pickle, as optimizers do, and it does not copy functions, so copies would
@@ -394,8 +396,7 @@ def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict
 
 
 def _refuse_shared(objects: Sequence[Any]) -> None:
-    """Raise RefusedError if an array or buffer shares memory with another one, or with a tensor: their copies would
-    not share it."""
+    """Raise RefusedError if an array shares memory with another object: their copies would not share it."""
     spans: dict[int, tuple[Any, object, int, int]] = {}
     for x in objects:
         try:
@@ -475,6 +476,7 @@ class Memories:
         made = torch.empty(0, dtype=x.dtype, device=x.device)
         with torch.no_grad():
             made.set_(self._copies[memory], x.storage_offset(), x.shape, x.stride())
+            # Autograd refuses some in-place writes to views, so the copy of a view must be a view.
             made = made.view_as(made) if is_view(x) else made
         made = nn.Parameter(made, x.requires_grad) if isinstance(x, nn.Parameter) else made
         self.made[id(x)] = made.requires_grad_(x.requires_grad)
@@ -482,13 +484,14 @@ class Memories:
 
 
 def valued(roots: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A copy of the objects that has zeros on the CPU in place of tensors without values.
+    """Return a copy of the objects that has zeros on the CPU in place of tensors without values.
 
     None if all tensors have values, or if the zeros would need more than MOST_BYTES. Raises RefusedError.
     """
     lacking = {id(x): x for x in Reached(roots).objects if isinstance(x, Tensor) and not has_values(x)}
     if not lacking or sum(x.untyped_storage().nbytes() for x in lacking.values()) > MOST_BYTES:
         return None
+    # Tensors that share memory stay views of one storage.
     memories: dict[object, Tensor] = {}
 
     def tensor(x: Tensor) -> Tensor:
@@ -506,7 +509,7 @@ def valued(roots: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def has_values(x: Any) -> bool:
-    """Whether an object is a tensor with values: no fake tensor, and not on the meta device."""
+    """Return whether an object is a tensor with values: no fake tensor, and not on the meta device."""
     return isinstance(x, Tensor) and not isinstance(x, FakeTensor) and x.device.type != "meta"
 
 
@@ -514,11 +517,11 @@ def has_values(x: Any) -> bool:
 
 
 class Around:
-    """A snapshot of the global state around a program: variables and class attributes that the user's code names, and
-    the state of the process.
+    """A snapshot of the global state around a program.
 
-    Copies of a program share this state with the original, so a call that changes any of it is refused. `in_place` is
-    false while tracing: then no values of tensors in such variables can change, and they are not compared.
+    It has the variables and class attributes that the user's code names, loggers, and the state of the process. Copies
+    of a program share this state with the original, so a call that changes any of it is refused. `in_place` is false
+    while tracing: then no values of tensors in such variables can change, and they are not compared.
     """
 
     def __init__(self, reached: Reached, *, in_place: bool = True) -> None:
@@ -534,6 +537,7 @@ class Around:
 
     def refuse_changes(self) -> None:
         """Raise RefusedError for the first part of the state that has changed since the snapshot."""
+        # A variable is compared by identity here; the content of the user's own variables is in `now`, below.
         added = (
             f"the variable {name}{key}"
             for name, space, before in self._variables
@@ -584,8 +588,11 @@ _PYTHONS = ("__annotations__", "__builtins__", "__warningregistry__", "__abstrac
 
 
 def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Mapping[str, Any]]]]:
-    """The variables that the user's code around these objects names, by name; and named namespaces, whose entries are
-    only compared by identity: those of the objects' classes, and of installed packages' objects that the code names."""
+    """The variables that the user's code around these objects names, by name; and named namespaces.
+
+    Entries of these namespaces are only compared by identity. They are those of the objects' classes, and of installed
+    packages' objects that the code names.
+    """
     found: dict[str, Any] = {}
     spaces: dict[int, tuple[str, Mapping[str, Any]]] = {}
     seen: set[int] = set()
@@ -635,8 +642,7 @@ def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Map
 
 
 def _refuse_unreadable(function: types.FunctionType) -> None:
-    """Raise RefusedError if a user's function uses a name of _UNREADABLE: it may then read state that any code can
-    change, and that is not compared."""
+    """Raise RefusedError if a user's function uses a name of _UNREADABLE: it may read state that is not compared."""
     names = {*function.__code__.co_names}
     for word, beside in _UNREADABLE.items():
         if word in names and (not beside or beside & names):
@@ -650,11 +656,10 @@ only counts together with `grad_fn` and the like, as an attribute of an autograd
 
 
 def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
-    """Yield name, value and a flag for each global that a function's code names, and for each variable of a module that
-    it names. The flag says whether the variable is a user's.
+    """Yield name, value and a flag for each global and each module variable that a function's code names.
 
-    Code that reads variables by text, as `globals()["count"]`, may mean any variable. For such code every container is
-    yielded as well.
+    The flag says whether the variable is a user's. Code that reads variables by text, as `globals()["count"]`, may mean
+    any variable. For such code every container is yielded as well.
     """
     # `names` has every name in the code, `asked` the globals that it loads, and the first attribute that it takes.
     names, codes = set[str](), [function.__code__]
@@ -704,7 +709,6 @@ _NAMESPACES = {"f_globals", "__globals__"}
 
 
 def _is_container(name: str, x: Any) -> bool:
-    """Whether a variable is a container that code may change in place."""
     kinds = (dict, list, set, collections.deque, bytearray, numpy.ndarray, Tensor)
     return isinstance(x, kinds) and not name.startswith("__")
 
@@ -724,7 +728,7 @@ def _is_users_module(name: str) -> bool:
 
 
 def is_users_file(path: str) -> bool:
-    """Whether a file is the user's: neither of an installed package nor of bitproof."""
+    """Return whether a file is the user's: neither of an installed package nor of bitproof."""
     # An environment may lie over others (`pip install --user`, `venv --system-site-packages`), each with a folder.
     return not path.startswith(_INSTALLED) and _FOLDERS_OF_PACKAGES.isdisjoint(path.split(os.sep)[:-1])
 

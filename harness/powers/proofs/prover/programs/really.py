@@ -1,8 +1,8 @@
-"""Really runs a program, and compares it with its own graph.
+"""Runs a program, and compares it with its own graph.
 
-A proof is about a graph. That the graph does what the function does is not proved, but tried: both run on copies of the
-given inputs, and on random inputs. They start from the same state of the random generators, with the caller's threads,
-precision, autocast and gradients. Afterwards these must agree:
+A proof is about a graph. That the graph does the same as the function is not proved, but tried: both run on copies of
+the given inputs, and on random inputs. They start from the same state of the random generators, with the caller's
+threads, precision, autocast and gradients. Afterwards these must agree:
 
 1. the returned values, and the bits of every input;
 2. all changes of reachable objects: gradients, attributes, containers, optimizer state;
@@ -45,7 +45,7 @@ generator state than its graph."""
 
 
 def not_run(held: Held) -> str | None:
-    """The reason why a program cannot be run; None if it can, or if it is only a graph."""
+    """Return the reason why a program cannot be run; None if it can, or if it is only a graph."""
     if held.subject is None:
         return None
     return why_not_run(held.values)
@@ -75,7 +75,7 @@ def check_run(held: Held, drawn: Mapping[str, Any] | None = None, *, num_steps: 
 
 @dataclass
 class _Call:
-    """A real call: its outputs by name, its changes by path, and the generator's state afterwards."""
+    """A run of the program: its outputs by name, its changes by path, and the generator's state afterwards."""
 
     outputs: dict[str, Any]
     changes: dict[str, Any]
@@ -126,7 +126,6 @@ def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> 
 
 
 def _graph_fails(held: Held, given: Sequence[Any]) -> bool:
-    """Whether a program's graph fails on these inputs."""
     assert held.program.module is not None, "what is run has a graph"
     try:
         run_graph(held.program.module, [given], held.program.groups.partitions())
@@ -136,7 +135,6 @@ def _graph_fails(held: Held, given: Sequence[Any]) -> bool:
 
 
 def _by_output(returned: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
-    """The results of a graph regrouped: for each output, its value on each rank."""
     return [*zip(*returned, strict=True)]
 
 
@@ -149,10 +147,11 @@ def _own(x: Tensor | None, value: Any) -> Any:
 
 
 def fill(named: Mapping[str, Tensor], drawn: Mapping[str, Any]) -> None:
-    """Write the values of `drawn` into the tensors of the same names."""
+    """Copy each value in `drawn` into the tensor of the same name."""
     with torch.no_grad():
         for name, x in named.items():
             if isinstance(value := drawn.get(name), Tensor):
+                # All indices of a dim with stride 0 are one element, and torch refuses to copy into such a tensor.
                 place = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())
                 x.detach()[place].copy_(value[place]) if place else x.detach().copy_(value)
 
@@ -170,11 +169,11 @@ class _Real:
         return Reached(roots_of(self._subject, self._inputs) | more, self._known)
 
     def now(self, name: str) -> Tensor | None:
-        """The tensor that is currently at the path of an input: a step may have replaced the original."""
+        """Return the tensor that is currently at the path of an input: a step may have replaced the original."""
         return self._last.tensors.get(name, self.named.get(name))
 
     def step(self) -> _Call:
-        """Run the program once. Raises RefusedError if it fails, or changes something that copies do not have."""
+        """Run the program once. Raises RefusedError if it fails, or changes something that copies do not cover."""
         switches, surroundings = Switches.now(), Around(self._last)
         try:
             with refusing_outside(is_users_file):
@@ -185,6 +184,7 @@ class _Real:
             reason = str(error).splitlines()[0] if str(error) else ""
             raise FailsError(f"it fails when it really runs: {type(error).__name__}: {reason}", where="it") from error
         generator = torch.get_rng_state()
+        # torch's generator is exempt: its state is compared with the graph's afterwards.
         told = [x for x in switches.changes() if x != "the state of torch's random number generator"]
         if told:
             raise RefusedError(f"it changes what holds for the whole process: {'; '.join(told)}", where="it")
@@ -215,6 +215,7 @@ def _unlike(
 
     `outputs`, `memory` and `generator` are the graph's: outputs by name, final values of inputs, generator state.
     """
+    # Returned values: the same number, equal numbers and texts, and then equal tensors.
     told = {name for name, _ in held.program.others} | {*outputs}
     returned = {name for name in told if name.startswith(OUTPUT)}
     if returned != {*real.outputs}:
@@ -230,9 +231,11 @@ def _unlike(
         x = x.detach() if isinstance(x, Tensor) else x
         if not same_value(x, outputs[name]):
             return f"{name} has other bits: {witness_of(x, outputs[name])} in its graph"
+    # Inputs that no output represents must have the same bits on both sides, too.
     for name, x in runs.named.items():
         if name in memory and f"{WRITTEN}{name}" not in outputs and not same_value(x.detach(), memory[name]):
             return f"{name} is left with other bits: {witness_of(x.detach(), memory[name])} in its graph"
+    # Changes of anything else, such as a counter, must be those seen while tracing.
     for place in dict.fromkeys([*real.changes, *held.effects]):
         x = real.changes.get(place)
         if not isinstance(x, Tensor) and (place not in held.effects or held.effects[place] != x):

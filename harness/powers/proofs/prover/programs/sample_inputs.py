@@ -1,4 +1,4 @@
-"""The inputs with which a program was exported, read without unpickling them.
+"""Reads the inputs with which a program was exported, without unpickling them.
 
 torch.save writes a zip that contains the tensors' bytes, and a pickle that describes how the tensors are nested. A
 pickle is a program. Here only its instructions for tuples, lists, dictionaries, numbers, texts and tensors run. The
@@ -62,11 +62,11 @@ class _Global:
 
 
 class _Mark:
-    """A mark on the stack: the items of a container come after it."""
+    """A mark on the pickle's stack: the items of a container come after it."""
 
 
 def read(content: memoryview) -> tuple[Any, Any]:
-    """The positional and the named inputs in a file's content. Raises SampleError or ArchiveError."""
+    """Return the positional and the named inputs in a file's content. Raises SampleError or ArchiveError."""
     files = {name.partition("/")[2]: data for name, data in files_of(bytes(content)).items()}
     if bytes(files.get("byteorder", b"little")) != b"little" or "data.pkl" not in files:
         raise SampleError("its sample inputs were not written by torch.save on this kind of machine")
@@ -104,6 +104,7 @@ class _Machine:
         raise SampleError("its sample inputs do not end")
 
     def _step(self, name: str, argument: Any) -> None:
+        # Each instruction pops its operands from the stack and pushes its result, as in pickle's own machine.
         stack = self.stack
         if name in _PLAIN:
             stack.append(argument)
@@ -151,7 +152,7 @@ class _Machine:
         return self.stack[-1]
 
     def _checked(self, items: Any, inner: list[Any], holder: Any = None) -> Any:
-        """The items unchanged. Raises SampleError if one is a mark, or if their container is nested too deep.
+        """Return the items. Raises SampleError if one is a mark, or if their container is nested too deep.
 
         `inner` are the values among the items, `holder` is their container unless it is `items`.
         """
@@ -172,7 +173,7 @@ class _Machine:
         return value
 
     def _memory(self, told: Any) -> Tensor:
-        """The memory of a tensor, as a tensor of one dim, from the persistent id in the pickle."""
+        """Return a tensor's memory, as a tensor of one dim, from the persistent id in the pickle."""
         kind, storage, key, _, num = told
         if kind != "storage" or not isinstance(storage, _Global) or storage.name not in _STORAGES:
             raise SampleError("its sample inputs have a tensor of another kind of memory")

@@ -1,4 +1,4 @@
-"""Read sizes such as `Add(Mul(Integer(2), Symbol('s77', positive=True, integer=True)), Integer(1))` without evaluation.
+"""Reads a file's sizes, such as `Add(Mul(Integer(2), Symbol('s77', integer=True)), Integer(1))`, without eval.
 
 Python's parser only builds a syntax tree, and only calls of known names are accepted. A size of an input must be a sum
 of products of symbols and numbers. Sizes that the graph's calls compute may be more complex: they are checked, but not
@@ -41,7 +41,7 @@ def check_expression(text: str) -> None:
 
 
 class OpenSizesOfFile:
-    """The open sizes of a file. Each symbol of the file becomes a new symbol of `shape_env`, with the file's bounds."""
+    """The open sizes of a file: each symbol of the file becomes a new symbol of `shape_env`, with the file's bounds."""
 
     def __init__(self, shape_env: ShapeEnv, ranges: Field) -> None:
         self._shape_env = shape_env
@@ -53,7 +53,7 @@ class OpenSizesOfFile:
             self._bounds(bounds)
 
     def size(self, field: Field) -> Any:
-        """A size of the file, as a number or a sum of products of new symbols."""
+        """Return a size of the file, as a number or a sum of products of new symbols."""
         kind, told = field.one_of(("as_int", "as_expr"))
         if kind == "as_int":
             return told.integer()

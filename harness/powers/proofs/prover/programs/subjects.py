@@ -63,8 +63,7 @@ def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> Pai
 
 
 def _with_values(f: Any, g: Any, inputs: Sequence[Any]) -> PairProof | None:
-    """The proof of programs some of whose tensors have no values, such as tensors on the meta device. Values are drawn
-    for these.
+    """The proof of programs whose tensors partly have no values (e.g. on the meta device); values are drawn for these.
 
     None if all tensors have values, if the drawn values would be too large, or if the programs cannot be traced so.
     """
@@ -90,7 +89,6 @@ def _proved(one: Held, other: Held) -> PairProof:
 
 
 def _unforeseen(error: Exception) -> str:
-    """The reason of a refusal by an unexpected exception: its message, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     what = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
     where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else "an unknown line"
@@ -98,8 +96,10 @@ def _unforeseen(error: Exception) -> str:
 
 
 def prove_held(one: Held, other: Held) -> PairProof:
-    """Prove two programs, and compute their graphs on their own values and on random values. The programs themselves
-    are run as well, unless the graphs were refused as a whole."""
+    """Prove two programs, and compute their graphs on their own values and on random values.
+
+    The programs themselves are run as well, unless the graphs were refused as a whole.
+    """
     found = prove_programs(one.program, other.program, lambda: _sets(one), must_read=())
     if found.proof is None or found.graphs is None:
         return found
@@ -111,12 +111,15 @@ def prove_held(one: Held, other: Held) -> PairProof:
 
 
 def really_run(found: PairProof, one: Held, other: Held) -> PairProof:
-    """Run both programs, and return the proof `found`: refused if a program does something else than its graph; with
-    `not_run` set if a program could not be run."""
+    """Run both programs, and return the proof `found`: refused if a program does not do the same as its graph.
+
+    If a program could not be run, `not_run` is set.
+    """
     if not_runnable := not_run(one) or not_run(other):
         return replace(found, not_run=not_runnable)
     like = dict(zip(one.program.names, one.program.inputs, strict=True))
     drawn = [random(like, one.values, seed) for seed in (range(NUM_SETS) if _all_closed(like) else ())]
+    # Only a second step shows whether the first left something that the next one reads.
     next_is_claimed = found.induction is not None and found.induction.holds
     for who, side in (("reference", one), ("candidate", other)):
         if side.subject is None:
@@ -137,7 +140,6 @@ def _refused(found: PairProof, reason: str) -> PairProof:
 
 
 def _check_keys(one: Held, other: Held) -> None:
-    """Raise RefusedError if an output is returned under different dictionary keys or fields on the two sides."""
     for place, (x, y) in enumerate(zip(one.keys or (), other.keys or (), strict=False)):
         if x and y and x != y:
             names = ["".join(keys) for keys in (x, y)]
@@ -146,8 +148,7 @@ def _check_keys(one: Held, other: Held) -> None:
 
 
 def _check_effects(one: Held, other: Held) -> None:
-    """Raise RefusedError unless both calls leave their effects other than outputs at the same paths, with equal values
-    of all that are no tensors."""
+    """Raise RefusedError unless both calls have the same side effects, by path and, if no tensor, by value."""
     lefts = [
         dict.fromkeys([*(x for x in side.program.outputs if _is_left(x, side)), *side.effects]) for side in (one, other)
     ]
@@ -171,7 +172,6 @@ def _is_left(name: str, side: Held) -> bool:
 
 
 def _check_state(one: Held, other: Held) -> None:
-    """Raise RefusedError if a parameter, buffer or gradient has different bits on the two sides. It may lack values."""
     for name in one.values.keys() & other.values.keys():
         x, y = one.values[name], other.values[name]
         is_kept = name.startswith((PARAMETER, BUFFER, GRADIENT)) and has_values(x) and has_values(y) and x is not y
@@ -186,6 +186,7 @@ def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None
     An input must start at a multiple of 64 bytes, and two inputs must not share memory that a program writes. Tensors
     over NumPy arrays may violate both. A file that is mapped twice is one memory at two addresses.
     """
+    # By input: an identity of its memory, and the addresses at which that begins and ends.
     spans: dict[str, tuple[object, int, int]] = {}
     for name, x in values.items():
         if not isinstance(x, Tensor) or x.layout != torch.strided or has_open_sizes(x):
@@ -215,7 +216,6 @@ def _written_inputs(graph: Graph) -> set[str]:
 
 
 def _sets(one: Held) -> list[Values]:
-    """Sets of inputs to compute: the given inputs, if all have values, and random inputs."""
     like = dict(zip(one.program.names, one.program.inputs, strict=True))
     if sum(map(_span, like.values())) > MOST_ELEMENTS:
         return []
@@ -229,8 +229,7 @@ def _all_closed(like: Mapping[str, Any]) -> bool:
 
 
 def _span(x: Any) -> int:
-    """The number of elements from a tensor's first to its last in memory. With large strides it exceeds the number of
-    the tensor's elements."""
+    """The number of elements from a tensor's first to its last in memory: 9 for shape (2,) and stride (8,)."""
     if not isinstance(x, Tensor) or not _is_closed(x) or 0 in x.shape:
         return 0
     return 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
@@ -241,9 +240,10 @@ def _is_closed(x: Tensor) -> bool:
 
 
 def random(like: Mapping[str, Tensor], values: Mapping[str, Any], seed: int) -> Sequence[Any]:
-    """Random inputs of the layouts of `like`. Their magnitudes are far enough apart to expose a different rounding.
+    """Return random inputs of the layouts of `like`.
 
-    Integers keep their values from `values`, since they may be indices; so does optimizer state, which may be counts.
+    Their magnitudes are far enough apart to expose a different rounding. Integers keep their values from `values`,
+    since they may be indices; so does optimizer state, which may be counts.
     """
     generator = torch.Generator().manual_seed(seed)
     found = []

@@ -1,5 +1,6 @@
-"""The update that every built-in system runs after the gradients, as a graph: it balances experts, and the optimizer
-updates shards."""
+"""Trace the update of every built-in system as a graph: after the gradients it balances experts and runs the
+optimizer.
+"""
 
 from __future__ import annotations
 

@@ -265,8 +265,8 @@ def join_recording(
 ) -> None:
     """Join the ranks' files of records, and of values if these were kept, into a recording.
 
-    `done` are the ranks' last reports, in rank order. Raises RecordingError if a rule by which the system translates
-    names matched no tensor on any rank: such a rule is out of date, and may hide missing records.
+    `done` are the ranks' last reports, in rank order. Raises RecordingError if one of the system's rules for names
+    matched no tensor on any rank: such a rule is out of date, and may hide missing records.
     """
     # A rule is used if any rank shows its name: a stage of a pipeline, for example, has only its own layers.
     by_rank = [rank.unused_names for rank in done]

@@ -1,4 +1,4 @@
-"""Run a command on torchrun's ranks above 0: answer rank 0's requests, and print nothing."""
+"""Run a command on torchrun's ranks other than 0: answer rank 0's requests, and print nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Make a case of two scripts, of two revisions of a script, or of a script with two sets of arguments.
 
-    bitproof run train.py --reference git:HEAD~1           the same file in another revision
-    bitproof run new/train.py --reference old/train.py     another file
-    bitproof run train.py --candidate-args=--fused         the same file with other arguments
+bitproof run train.py --reference git:HEAD~1           the same file in another revision
+bitproof run new/train.py --reference old/train.py     another file
+bitproof run train.py --candidate-args=--fused         the same file with other arguments
 """
 
 from __future__ import annotations

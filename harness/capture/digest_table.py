@@ -1,4 +1,4 @@
-"""The columns of a table of digests, and the valid values of each."""
+"""Define the columns of a table of digests, and check the values in each."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MAX_NAME = 1000
 
 
 def check_values(path: Path, table: pa.Table, manifest: Manifest) -> None:
-    """Raise RecordingError unless every value is in its range. Later readers then need no checks."""
+    """Raise RecordingError unless every value is in its range, so that later readers need no checks."""
     is_loss = pc.equal(table["kind"], _scalar("loss", pa.string()))
     checks = {
         f"step in 0..{manifest.steps - 1}": _within(table["step"], manifest.steps),
@@ -90,7 +90,7 @@ def _are_among(texts: pa.ChunkedArray, known: Sequence[str]) -> Any:
 
 
 def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
-    """A Python value as Arrow's scalar, for comparisons. Arrow's own conversion would import pandas first."""
+    # Arrow's own conversion would import pandas first.
     return column([value], pa.field("", kind))[0]
 
 
@@ -99,8 +99,7 @@ def _matches(column: pa.ChunkedArray, pattern: str) -> Any:
 
 
 def _are_printable(column: pa.ChunkedArray) -> Any:
-    """A mask of the texts that are printable and of allowed length, in any script: letters beyond ASCII are allowed,
-    control characters are not."""
+    """A mask of the texts that are printable, in any script, and of allowed length."""
     sizes = pc.utf8_length(column)
     fits = pc.and_(pc.greater(sizes, _scalar(0, sizes.type)), pc.less_equal(sizes, _scalar(_MAX_NAME, sizes.type)))
     return pc.and_(fits, pc.invert(_matches(column, r"[\p{C}\p{Zl}\p{Zp}]")))

@@ -1,9 +1,9 @@
-"""The optimum of a placement problem, by HiGHS, through `scipy.optimize.milp`.
+"""Find the optimum of a placement problem with HiGHS, through `scipy.optimize.milp`.
 
-Needs:    a problem with at least one feasible choice; scipy, the extra `placement`.
+Needs: a problem with at least one feasible choice; scipy, the extra `placement`.
 Promises: the choices are optimal: the solver proved a gap of zero, within its tolerance of 1e-6 of the cost. Among
           equally expensive choices the first is preferred, so the optimum does not depend on the solver's internals.
-Refuses:  an infeasible bound, naming the minimum that is feasible; a machine without scipy (MachineError).
+Refuses: an infeasible bound, naming the minimum that is feasible; a machine without scipy (MachineError).
 
 1. Fix nodes with a single choice: their edges become costs of the other node, and incompatible choices are removed.
 2. Make a binary variable for each remaining choice. The variables of a node add up to 1.
@@ -90,9 +90,7 @@ def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) ->
 @dataclass
 class _Lines:
     """The linear program: columns are variables; each row is a weighted sum of columns, equal to its entry of `equals`.
-
-    Columns of choices come first (those of a node start at `first`), then columns of pairs.
-    """
+    Columns of choices are first (those of a node start at `first`), then columns of pairs."""
 
     first: dict[str, int]
     num_choices: int
@@ -136,8 +134,7 @@ def _written(program: PlacementProblem, choices: dict[str, list[int]], base: dic
 
 
 def _minimized(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndarray, float] | None:
-    """Step 4: the values of all variables, and the gap; None if no choices keep the bound. `sizes` are the choices', in
-    MiB."""
+    """Step 4: the values of all variables, and the gap; None if no choices keep the bound. `sizes` are in MiB."""
     optimize, sparse = _scipy()
     num_variables, equals = len(lines.objective), lines.equals
     table = sparse.csr_array((lines.values, (lines.rows, lines.columns)), (len(equals), num_variables))

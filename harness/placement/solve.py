@@ -1,9 +1,9 @@
 """Find the optimum of a placement problem with HiGHS, through `scipy.optimize.milp`.
 
-Needs: a problem with at least one feasible choice; scipy, the extra `placement`.
+Needs:    a problem with at least one feasible choice; scipy, the extra `placement`.
 Promises: the choices are optimal: the solver proved a gap of zero, within its tolerance of 1e-6 of the cost. Among
           equally expensive choices the first is preferred, so the optimum does not depend on the solver's internals.
-Refuses: an infeasible bound, naming the minimum that is feasible; a machine without scipy (MachineError).
+Refuses:  an infeasible bound, naming the minimum that is feasible; a machine without scipy (MachineError).
 
 1. Fix nodes with a single choice: their edges become costs of the other node, and incompatible choices are removed.
 2. Make a binary variable for each remaining choice. The variables of a node add up to 1.

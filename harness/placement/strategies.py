@@ -2,10 +2,10 @@
 
 A placement is a text: "R" replicated, "S0" sharded evenly along dim 0, "P" a partial sum on each rank.
 
-Needs: an operator, and fake tensors for its arguments and results.
+Needs:    an operator, and fake tensors for its arguments and results.
 Promises: unique strategies, starting with full replication, then in the propagator's order. An operator without a
           DTensor rule is replicated, except for the CPU's attention, which is split by heads like other devices'.
-Refuses: nothing. Uneven shards, and reductions other than sums, are left out.
+Refuses:  nothing. Uneven shards, and reductions other than sums, are left out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Keep a traced graph on disk from one run for the next, in the graph cache of its case.
 
-Needs: a graph cache, whose key covers everything that decides the graph.
+Needs:    a graph cache, whose key covers everything that decides the graph.
 Promises: a program with exactly the traced code: its hash is compared with the kept hash. Its hazards are kept with it,
           because they depend on the devices of values, which a kept graph does not have.
-Refuses: to keep graphs that cannot be written as plain data, and graphs made while their source files were edited.
+Refuses:  to keep graphs that cannot be written as plain data, and graphs made while their source files were edited.
 
 Never kept are graphs that a user's pass modified, since it may do anything, compiled code of a backend, and graphs that
 depend on a user's own cost model.

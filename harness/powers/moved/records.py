@@ -1,4 +1,6 @@
-"""The certificate of an upgrade: both environments, the calls that moved, and whether they explain the difference."""
+"""Define the certificate of an upgrade: both environments, the calls that moved, and whether they explain the
+difference.
+"""
 
 from __future__ import annotations
 
@@ -77,10 +79,8 @@ class RecordingIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class MovedCertificate:
-    """The result of comparing two environments. `uncollected` counts calls that are outside of it, with the reason.
-
-    `recordings` has the old and the new recording of a case; it is empty for a script or a function.
-    """
+    """The result of comparing two environments. `uncollected` counts calls that were not compared, by the reason.
+    `recordings` has the old and the new recording of a case; it is empty for a script or a function."""
 
     __pydantic_config__ = STRICT
 
@@ -110,7 +110,7 @@ class MovedCertificate:
         return self.verified.plain == "DIFFERENT" and self.verified.with_exchange == "EQUAL"
 
     def problem(self) -> str | None:
-        """How the certificate contradicts itself, if it does."""
+        """A sentence about how the certificate contradicts itself; None if it does not."""
         found, replayed = self.verified, [row for row in self.rows if not row.only_in_the_program]
         if self.equal + len(replayed) != self.calls:
             return f"{self.equal} equal calls and {len(replayed)} others, of {self.calls}"
@@ -140,12 +140,12 @@ def write_certificate(path: Path, certificate: MovedCertificate) -> None:
 
 
 def digest_of(values: dict[str, Any]) -> str:
-    """The digest of a certificate's values. It shows damage; it does not show who wrote them."""
+    """The digest of a certificate's values. It reveals damage; it does not show who wrote them."""
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def read_certificate(path: Path) -> MovedCertificate:
-    """Read a certificate. Raises RecordingError if it is none, or contradicts itself."""
+    """Read a certificate. Raises RecordingError if the file is damaged, or contradicts itself."""
     try:
         values: Any = parse(read_plain(path))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Compare two environments: record here, replay there, exchange, and explain.
+"""Compare two environments: record in the old one, replay in the new one, exchange results, and explain.
 
 1. Record the program's distinct calls in the old environment, and replay them there: calls that do not repeat show
    nothing.
@@ -34,7 +34,8 @@ SWITCHES: tuple[Mapping[str, str], ...] = (
 
 @dataclass(kw_only=True)
 class TwoEnvironments:
-    """Two environments and a folder for the archive. `memory` is the most that a replay may use, in bytes."""
+    """Two environments and a folder for the archive. `budget` is the most bytes of values to keep, `memory` the most
+    that a replay may use, and `seconds` each process's time limit."""
 
     old: Environment
     new: Environment
@@ -56,7 +57,8 @@ class TwoEnvironments:
         return self.program
 
     def replay(self, *, control: bool) -> MovedCertificate:
-        """Replay the archive in the new environment, without running the program."""
+        """Replay the archive in the new environment, without running the program. With `control`, also in the old one:
+        a call that differs there is nondeterministic, and has not moved."""
         repeats = self._replay(self.old)["rows"] if control else {}
         found = self._replay(self.new)
         for key, row in found["rows"].items():
@@ -83,7 +85,10 @@ class TwoEnvironments:
         return environment.ask("replay", asked, self.seconds)
 
     def verify(self) -> Verified:
-        """Run the program in the new environment, plainly and with moved calls exchanged. Call `replay` before."""
+        """Run the program in the new environment, without changes and with moved calls exchanged.
+
+        Call `replay` before.
+        """
         # A program that finds a cache of its first run makes fewer calls, and would hide those that moved.
         (old,) = self._runs([[]], self.old)
         plain, again = self._runs([[], []])
@@ -164,7 +169,7 @@ class TwoEnvironments:
                 left.remove(key)
 
     def finished(self, certificate: MovedCertificate, verified: Verified) -> MovedCertificate:
-        """The certificate with all that was found."""
+        """The certificate with the results of `verify` and `explain`."""
         rows = [self._row(row) for row in self.rows.values() if row["state"] != "equal"]
         told: dict[str, Any] = {"rows": rows, "verified": verified}
         if isinstance(self.program, CaseOnRanks):
@@ -178,7 +183,6 @@ class TwoEnvironments:
 
 
 def _remainder(run: Mapping[str, Any]) -> str:
-    """The source of the rest of the difference."""
     if (again := run["moved_again"]) is not None:
         return f"call {again['call']}, {again['op']}, moves on values of the program; its old results were not kept"
     if (other := run["other"]) is not None:

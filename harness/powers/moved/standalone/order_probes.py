@@ -1,9 +1,9 @@
-"""How a kernel adds: the order of additions, the accumulator's width, fused multiply-adds, flushed subnormals.
+"""Probe how a kernel adds: the order of additions, the accumulator's width, fused multiply-adds, flushed subnormals.
 
 The order is revealed as in FPRev (Xie et al., USENIX ATC 2025): of n ones, two become +big and -big. They cancel where
 they meet in the tree of additions, and every term that was added to either before is lost. The sum of the others shows
-the size of the subtree in which the two meet. For example, 8 terms added in order, with +big first and -big third,
-give 5.
+the size of the subtree in which the two meet. For example, 8 terms added in order, with +big first and -big third, give
+5.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SUMS = {"sum", "mean"}
 
 
 def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
-    """Facts about a call's kernel here, to be compared with the other environment's. Facts that cannot be had are left
-    out."""
+    """Facts about a call's kernel here, to be compared with the other environment's. Facts that cannot be probed are
+    absent."""
     found: dict[str, Any] = {}
     for name, ask in _ASKED.items():
         try:
@@ -73,7 +73,7 @@ def _terms(call: dict[str, Any], rows_KN: Tensor) -> Tensor | None:
 
 
 def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
-    """How many terms a call adds, and their dtype."""
+    """The number of terms that a call adds, and their dtype."""
     name = call["op"].split(".")[1]
     tensor = call["tensors"][-2 if name in PRODUCTS and len(call["tensors"]) > 1 else 0]
     dtype = DTYPES[tensor["dtype"]]

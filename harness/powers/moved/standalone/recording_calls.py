@@ -1,4 +1,4 @@
-"""Record a program's distinct calls into an archive, and the values of some calls for an exchange."""
+"""Record a program's distinct calls into an archive, and keep the results of some calls for an exchange."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ class _Recorder(Listener):
 
 class RecordingSession:
     """Records the calls of a run into a folder. The run makes its calls under `events`, then `end` writes the archive.
-
-    `budget` limits the bytes of values.bin.
-    """
+    `budget` limits the bytes of values.bin."""
 
     def __init__(self, folder: str, budget: int) -> None:
         os.makedirs(folder, exist_ok=True)
@@ -103,7 +101,7 @@ class RecordingSession:
 
 
 def record(folder: str, program: str, arguments: list[str], steps: int, budget: int) -> dict[str, Any]:
-    """Record a program into a folder; returns counts."""
+    """Run a program and record its calls into a folder; returns counts."""
     session = RecordingSession(folder, budget)
     records = run_program(program, arguments, steps, session.events)
     return session.end(records, program, arguments, steps)
@@ -111,9 +109,7 @@ def record(folder: str, program: str, arguments: list[str], steps: int, budget: 
 
 def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: int) -> dict[str, Any]:
     """Merge the archives of ranks, in folders `0`, `1`, ..., into an archive of their distinct calls; returns counts.
-
-    Values are of the first rank that made a call. The log stays with each rank.
-    """
+    Values are of the first rank that made a call. The log stays with each rank."""
     values = ValuesFile(os.path.join(folder, "values.bin"), 1 << 62)
     calls: dict[str, dict[str, Any]] = {}
     uncollected: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""A user's program: a script, or a function of a file; and its records: losses, gradients, parameters, results.
+"""Run a user's program, a script or a function, and record its losses, gradients, parameters and results.
 
 A function `FILE.py:NAME` is called once a step. If the first call returns an object with `step`, as `bitproof.watch`
 does, that is called instead, with the step's index. A script is left after its steps of the optimizer.
@@ -26,11 +26,11 @@ class ProgramError(Exception):
 
 
 class _Left(BaseException):
-    """Leaves a script after its last step."""
+    """Raised to leave a script after its last step."""
 
 
 class Records:
-    """The records of a run, in order: `rows` has step, kind, name and digest, and how many calls were logged before."""
+    """The records of a run, in order: `rows` has step, kind, name and digest, and the number of calls logged before."""
 
     def __init__(self, events: Any, steps: int, leaves_after: bool) -> None:
         self.events, self.steps, self.leaves_after = events, steps, leaves_after
@@ -58,7 +58,7 @@ class Records:
                 self.add_nested(getattr(value, key), f"{name}.{key}")
 
     def backward(self, tensors: Any) -> None:
-        """Record the values that backward begins with."""
+        """Record the tensors with which backward begins, as losses."""
         for tensor in [tensors] if isinstance(tensors, Tensor) else tensors:
             self.add("loss", "loss" if self._losses == 0 else f"loss.{self._losses}", tensor)
             self._losses += 1
@@ -84,7 +84,7 @@ class Records:
 
 
 def run_program(program: str, arguments: Sequence[str], steps: int, events: Any) -> list[list[Any]]:
-    """Run a program under a mode of events, seeded alike, and return its records. Raises ProgramError."""
+    """Run a program under a mode of events, with fixed seeds, and return its records. Raises ProgramError."""
     path, _, name = program.partition(":")
     if not path.endswith(".py") or not os.path.isfile(path):
         raise ProgramError(f"{path} is not a file of Python")
@@ -155,7 +155,7 @@ def _call(path: str, name: str, steps: int, records: Records) -> None:
 
 
 def _system_step(step: Any, index: int, records: Records) -> None:
-    """A step of a system, which shows its tensors to `observe`, yields them, or returns a value."""
+    """Run a step of a system, which shows its tensors to `observe`, yields them, or returns a value."""
     takes = len(inspect.signature(step).parameters)
     shown: Any = step(index, records.add) if takes > 1 else step(index)
     if inspect.isgenerator(shown):

@@ -117,7 +117,7 @@ class RankOrderGroup(dist.ProcessGroup):
 
 
 class LoneGroup(RankOrderGroup):
-    """The group of a single rank: each collective is a copy at the launch, and the sum over ranks is the rank's own
+    """The group of a single rank: a collective is a copy at its launch, since the sum over ranks is the rank's own
     part."""
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ def _refuse_all_but_sum(opts: Any) -> None:
 
 
 def to_host(x: Tensor) -> Tensor:
-    """Return `x` contiguous and in host memory; `x` itself if it already is."""
+    """`x` contiguous and in host memory; `x` itself if it already is."""
     return x.contiguous().cpu()
 
 

@@ -49,6 +49,7 @@ def check_values(path: Path, table: pa.Table, manifest: Manifest) -> None:
         f"step in 0..{manifest.steps - 1}": _within(table["step"], manifest.steps),
         f"rank in 0..{manifest.world_size - 1}": _within(table["rank"], manifest.world_size),
         f"kind among {', '.join(KINDS)}": _are_among(table["kind"], KINDS),
+        # Names and dtypes repeat in many rows, so each distinct text is checked once.
         f"name of 1 to {_MAX_NAME} printable characters": _are_printable(table["name"].unique()),
         "name that leads nowhere else": pc.invert(_matches(table["name"].unique(), r"(^|/)\.\.(/|$)")),
         "dtype by its name": _matches(table["dtype"].unique(), r"^[a-z][a-z0-9_]{0,40}$"),

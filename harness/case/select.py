@@ -20,7 +20,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.errors import UsageError, cut
 
 DEEPEST = 50
-"""The deepest nesting of parentheses."""
+"""The deepest nesting of parentheses: the parser calls itself for each."""
 
 _SHOWN = 200
 
@@ -66,6 +66,7 @@ class _Token(NamedTuple):
     column: int
 
 
+# A name has the characters that pytest allows in names.
 _TOKENS = re.compile(
     r"(?P<space>[ \t]+)|(?P<paren>[()])|(?P<name>(?:\w|:|\+|-|\.|\[|\]|\\|/)+)|(?P<other>.)", re.DOTALL
 )

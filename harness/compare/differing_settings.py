@@ -109,6 +109,7 @@ def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _He
         for entry in _entries_of(rank):
             if entry["step"] > step:
                 break
+            # A group's first entry is complete. Later entries have only what changed.
             name, held, settings = groups.setdefault(entry["group"], ("", [], {}))
             groups[entry["group"]] = (
                 entry.get("optimizer", name),

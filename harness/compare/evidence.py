@@ -152,6 +152,7 @@ class Evidence:
         self._unpaired.add(alignment)
         self.order.add(alignment.pairs)
         unpaired = {*alignment.missing, *alignment.extra}
+        # A buffer or a changed setting of one system alone may be no gap: `one_sided` decides at the end.
         for role, keys, records in zip(
             ROLES, (alignment.missing, alignment.extra), (reference, candidate), strict=True
         ):

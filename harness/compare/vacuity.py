@@ -49,6 +49,7 @@ class Agreement:
     def vacuous_steps(self, case: Case) -> Iterator[str]:
         """Yield a sentence for each required kind whose tensors show nothing at some step, on all ranks."""
         for kind in required_kinds(case):
+            # A kind without records at a step is a gap in the evidence, and is reported as one.
             steps = [step for step in case.compared_steps if None not in self._steps.get((kind, step), {None})]
             if steps:
                 reasons = sorted({reason for step in steps for reason in self._steps[kind, step] if reason})

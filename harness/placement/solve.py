@@ -118,10 +118,12 @@ def _written(program: PlacementProblem, choices: dict[str, list[int]], base: dic
     objective = [base[name][i] + TIE * rank for name, left in choices.items() for rank, i in enumerate(left)]
     lines = _Lines(first, count, objective)
     for name, left in choices.items():
+        # Step 2: each node takes exactly one of its choices.
         lines.constrain([(first[name] + k, 1.0) for k in range(len(left))], 1.0)
     for (a, b), matrix in program.edges.items():
         if a not in choices or b not in choices:
             continue
+        # Step 3: a variable for each compatible pair; those with a choice add up to that choice's variable.
         costs = matrix[np.ix_(choices[a], choices[b])]
         allowed = [(int(i), int(j)) for i, j in np.argwhere(np.isfinite(costs))]
         pairs = {pair: len(lines.objective) + k for k, pair in enumerate(allowed)}

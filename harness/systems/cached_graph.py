@@ -87,6 +87,7 @@ def program_of(kept: Json, began: float, allowed: Container[str] | None = None) 
         code_hash=kept["code_hash"],
         groups=groups,
         trace_seconds=time.perf_counter() - began,
+        # No pass runs for a kept graph, so none takes time.
         passes=[PassReport(**entry | {"seconds": 0.0}) for entry in kept["passes"]],
         is_kept=True,
     )

@@ -121,6 +121,7 @@ class RunFiles:
         self._notes = work.parent / f"{case}.written"
         self.out = self._own_folder(work)
         checkouts, caches = work.parent / "revisions", [os.environ[name] for name in _CACHES if name in os.environ]
+        # With a separator at the end, as the name of one folder may begin another's.
         self._checkouts = f"{os.path.realpath(checkouts)}{os.sep}"
         self._ours = tuple(f"{os.path.realpath(each)}{os.sep}" for each in map(str, (work.parent, *ours, *caches)))
         self._noted = set(self._notes.read_text().splitlines()) if self._notes.exists() else set()
@@ -161,6 +162,7 @@ class RunFiles:
         _RUNNING.remove(self)
         for each in self._asking:
             each.stop()
+        # bitproof's own error names its cause. The script's may be due to an earlier run's file.
         if not isinstance(error, BitproofError):
             with refusing():
                 self._check(error)

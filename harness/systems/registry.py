@@ -145,6 +145,7 @@ def check_system(name: str) -> None:
         else:
             names_in(Path(script.file), f"script {script.file}")
         return
+    # Otherwise a factory: FILE.py:NAME, MODULE:NAME, or the name under which a distribution registers one.
     source, _, factory = (entries[name].value if name in entries else name).rpartition(":")
     if not source or not factory:
         known = (*NAMED, *entries)

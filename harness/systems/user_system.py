@@ -54,6 +54,7 @@ class UserSystem:
         _refuse_what_trains_nothing(name, made)
         self._step = getattr(made, "step", made)
         self._kept = KeptState(made)
+        # `print` stands for the function that records values: only the number of arguments counts.
         self._takes_observe = _takes(self._step, 0, print)
         if not self._takes_observe and not _takes(self._step, 0):
             raise UsageError(

@@ -233,6 +233,7 @@ class WatchedStep:
         @refusing()
         def hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             nonlocal is_shown
+            # A subclass that calls `super().step()` runs the hook again, for the same step.
             if is_within_own_step(optimizer):
                 return None
             is_shown = False

@@ -117,6 +117,7 @@ def split_layers(
     device = next(model.parameters()).device
 
     def register_coordinate(module: nn.Module) -> None:
+        # As a buffer, the coordinate is an input of a traced graph, whose code is then equal on all ranks.
         coordinate = torch.tensor([mesh.coordinate(TENSOR)], device=device)
         module.register_buffer("tensor_coordinate", coordinate, persistent=False)
 
@@ -130,6 +131,7 @@ def split_layers(
                 dims |= split_dims(path, module, size, num_tokens)
                 if isinstance(module, MoE):
                     register_coordinate(module)
+                # Only the class is replaced, so the module's parameters, their names and its hooks stay.
                 module.__class__ = _splitting_class(type(module), size, by_sequence)
     if by_sequence:
         dims["norm.weight"] = None

@@ -131,6 +131,7 @@ class Answerer:
 
     def _run(self, request: RunRequest) -> RunAnswer:
         try:
+            # A run that is resumed has two halves, any other a single one.
             *before, (end, parts) = [self._run_ranks(half, at) for at, half in enumerate(request.halves)]
             return finish_run(request, [end], parts, [part for _, earlier in before for part in earlier])
         finally:

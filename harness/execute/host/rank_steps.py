@@ -79,6 +79,7 @@ class RankSteps:
             refusals_raised(),
             lent(self.device),
             disturbed,
+            # Of these dispatch modes the last one sees a call first, so `sums` sees calls as the system made them.
             computed_in_float64(self.widened),
             regroup,
             self.sums.at_work(),

@@ -268,6 +268,7 @@ class Coordinator:
         from bitproof.harness.execute.host.answerer import finish_run
 
         try:
+            # A run that is resumed has two halves, any other a single one.
             *before, (ends, parts) = [self._run_half(half, at, on_event) for at, half in enumerate(request.halves)]
             return finish_run(request, ends, parts, [part for _, earlier in before for part in earlier])
         finally:

@@ -158,6 +158,7 @@ class TwoEnvironments:
         for key in keys:
             self.rows[key]["causes"] = causes_of(old[key], new[key])
             self.rows[key]["smallest"] = smallest_shape(old[key]["shapes"], new[key]["shapes"])
+        # Each switch is tried on the calls that no earlier one brought back.
         left = list(keys)
         for switch in SWITCHES:
             if not left or switch.items() <= self.new.variables.items():

@@ -33,7 +33,9 @@ class CallEvent:
         self._layouts()
         text = json.dumps([self.name, self.args, self.kwargs, sorted(self.settings.items())])
         layout = [[NAMES[t.dtype], [*t.shape], [*t.stride()]] for t in self.tensors]
+        # Calls with the same key differ at most in values, and are recorded once.
         self.key = short_digest(text.encode(), json.dumps([layout, self.places, self.aligned]).encode())
+        # A call such as `copy_` overwrites tensors unread: their old values are no inputs.
         unread = {id(each) for each in written(operator, args, kwargs)} if overwrites(operator) else set()
         values = ["" if id(t) in unread else digest_of(t) for t in self.tensors]
         self.inputs = joined([text, json.dumps([layout, self.places]), *values, short_digest(self.state or b"")])

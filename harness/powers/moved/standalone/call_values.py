@@ -120,6 +120,7 @@ def decode(value: Any, tensors: Sequence[Tensor], generator: Any, depth: int = 0
     hold(depth <= MAX_DEPTH and type(value) is list and len(value) == 2 and type(value[0]) is str, "not an argument")
     tag, inner = value
     kinds = {"t": int, "i": int, "b": bool, "f": str, "c": list, "s": str, "l": list, "d": str, "g": int, "n": int}
+    # By exact type, as True is an int for isinstance. Tags without a row have a name, such as that of a layout.
     hold(type(inner) is kinds.get(tag, str), f"argument {tag!r:.20} of type {type(inner).__name__}")
     if tag == "t":
         hold(0 <= inner < len(tensors), f"an argument is tensor {inner}, which is not there")

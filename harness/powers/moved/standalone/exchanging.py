@@ -112,8 +112,10 @@ def _forked(archive: Archive, results: str | None, keys: set[str]) -> dict[str, 
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
+            # The child must neither return into the parent's code nor run its exit handlers.
             os._exit(status)
     os.close(writing)
+    # Read before waiting: a child whose answer fills the pipe would never end.
     with open(reading) as pipe:
         text = pipe.read()
     _, status = os.waitpid(child, 0)

@@ -91,9 +91,11 @@ def _order(call: dict[str, Any]) -> dict[str, Any] | None:
     terms, dtype = _inner(call)
     if call["op"].split(".")[1] not in PRODUCTS | SUMS or terms < 3:
         return None
+    # More ones than 256 cannot be counted exactly in bfloat16.
     most = {torch.bfloat16: 256, torch.float16: 256}.get(dtype, MOST_TERMS)
     terms = min(terms, most)
     sizes = []
+    # With term 0 alone, terms that meet it together show no order among themselves.
     for pivot in (0, terms // 2):
         for other in (each for each in range(terms) if each != pivot):
             rows_KN = torch.ones(terms, 1, dtype=dtype)
@@ -128,6 +130,7 @@ def _bits(call: dict[str, Any]) -> int | None:
 def _fused(call: dict[str, Any]) -> bool | None:
     """Whether a product is added without being rounded first."""
     operator, name = operator_named(call["op"]), call["op"].split(".")[1]
+    # a * a is 1 + 2^-11 + 2^-24, which float32 rounds to 1 + 2^-11. Only a fused sum with c keeps the 2^-24.
     a = torch.full((64,), 1 + 2.0**-12)
     c = torch.full((64,), -(1 + 2.0**-11))
     calls = {
@@ -163,6 +166,7 @@ def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
     """Digests of the call's results at smaller sizes, by size: each dim size is halved, wherever it occurs."""
     found: dict[str, str] = {}
     bases, state = archive.bases(call), archive.state(call)
+    # Not for calls that draw numbers, nor with lists of integers, which may be sizes.
     if state is not None or any(value[0] == "l" and value[1] and value[1][0][0] == "i" for value in call["args"][2:]):
         return found
     tried: list[dict[int, int]] = [{}]

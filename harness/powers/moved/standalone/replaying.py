@@ -151,6 +151,7 @@ def ordered(values: Tensor) -> Tensor:
     width = {8: torch.int64, 4: torch.int32, 2: torch.int16}[values.element_size()]
     bits = values.view(width).long()
     low = torch.iinfo(width).min
+    # As integers, the bits of negative floats descend: they are mirrored, and -0 becomes -1.
     return torch.where(bits >= 0, bits, low - bits - 1)
 
 
@@ -158,6 +159,7 @@ def _ulps(a: Tensor, b: Tensor) -> int | None:
     """The largest distance in ULPs; None for integers, or if only a single side has a NaN."""
     if not (a.is_floating_point() or a.is_complex()) or bool((a.isnan() != b.isnan()).any()):
         return None
+    # In Python's integers, as a distance between int64 may overflow; so only for the first 65,536 elements.
     distances = [
         abs(x - y)
         for x, y in zip(ordered(a).flatten()[: 1 << 16].tolist(), ordered(b).flatten().tolist(), strict=False)
@@ -170,6 +172,7 @@ def _where(differ: Tensor) -> str:
     if bool(differ.all()):
         return "all elements"
     places = differ.nonzero()
+    # The last dim first, as vector lanes lie along it. A dim of size 1 or 2 shows no pattern.
     for dim in reversed(range(differ.dim())):
         size, used = differ.shape[dim], places[:, dim].unique().tolist()
         if len(used) == size or size < 3:

@@ -100,6 +100,7 @@ def run_program(program: str, arguments: Sequence[str], steps: int, events: Any)
         return backward(tensors, *args, **kwargs)
 
     hook = register_optimizer_step_post_hook(records.optimizer_step)
+    # torch has no hook for the tensors with which backward begins, so the function itself is replaced.
     torch.autograd.backward = watched
     kept = sys.argv, [*sys.path]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
@@ -132,6 +133,7 @@ def _call(path: str, name: str, steps: int, records: Records) -> None:
     stem = os.path.basename(path)[:-3]
     spec = importlib.util.spec_from_file_location(stem, path)
     assert spec is not None and spec.loader is not None
+    # Registered before its code runs, as by an import: dataclasses and pickle look a class's module up.
     module = sys.modules[stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     function = getattr(module, name, None)
@@ -140,6 +142,7 @@ def _call(path: str, name: str, steps: int, records: Records) -> None:
     needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind < 2]
     if needed and needed != ["index"]:
         raise ProgramError(f"{name} takes {', '.join(needed)}: give a function that takes nothing, or index")
+    # A function that returns a system (an object with `step`) is called once; any other is called for each step.
     result = function(0) if needed else function()
     step = getattr(result, "step", None)
     if callable(step) and not isinstance(result, Tensor):

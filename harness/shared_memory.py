@@ -203,8 +203,7 @@ class Board:
 
 
 class Ring:
-    """Slots through which the ranks of a group exchange pieces of data, in one order: post, wait for all, read,
-    release.
+    """Slots through which a group's ranks exchange pieces of data, in one order: post, wait for all, read, release.
 
     Offsets are in bytes from the mapping's beginning. `stride` is the distance from a rank's slot to the next rank's.
     """

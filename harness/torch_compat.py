@@ -263,8 +263,7 @@ def role_of(descriptor: Any) -> Role:
 def divided(
     module: GraphModule, num_outputs: int, num_static: int, *, by: str, cse: bool
 ) -> tuple[GraphModule, GraphModule]:
-    """Divide a joint graph into forward and backward. `by` is "min_cut" or "default", torch's two ways to choose saved
-    values.
+    """Divide a joint graph into forward and backward. `by` is torch's choice of saved values, "min_cut" or "default".
 
     The first `num_outputs` outputs are forward's; inputs with "tangents" in their names are backward's. The first
     `num_static` inputs, such as parameters, stay in memory in any case. Calls keep their names and metadata; a call in

@@ -1,5 +1,4 @@
-"""Two user passes in plain FX: `wait_late` keeps every bit; `add_gradients_in_bfloat16` looks harmless but changes
-some.
+"""Two user passes in plain FX: `wait_late` keeps every bit, `add_gradients_in_bfloat16` silently changes some.
 
     bitproof run -k moe_batch --extra-pass cases/examples/extra_passes.py:wait_late
     bitproof run -k moe_batch --extra-pass cases/examples/extra_passes.py:add_gradients_in_bfloat16

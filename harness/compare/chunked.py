@@ -19,8 +19,7 @@ Calls = Mapping[str, int]
 def agreed_by_ranks(
     system: str, by_rank: Sequence[dict[str, int] | None], stage_ranks: int | None = None
 ) -> dict[str, int] | None:
-    """The number of calls in chunks per step by module, on which all ranks must agree; None for a system without
-    chunks.
+    """By module, the number of calls in chunks per step, on which all ranks must agree; None without chunks.
 
     In a pipeline, only the `stage_ranks` ranks of each stage must agree, on the stage's modules. Raises RecordingError,
     naming the first rank that differs.

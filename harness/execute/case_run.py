@@ -162,7 +162,7 @@ class CaseRun:
 
     @property
     def has_partners(self) -> bool:
-        """Whether each call of a side has a counterpart on the other, so a cause can be searched for."""
+        """Whether each operator call of one system has a counterpart in the other: only then a cause can be found."""
         return self.across is None or self.across.have_partners
 
     @property

@@ -39,8 +39,7 @@ def tell_diff(
     *,
     advises: bool = True,
 ) -> Iterator[str]:
-    """Yield lines: the verdict, counts by kind, the first divergence and where its cause is, drift, manifest
-    differences.
+    """Yield lines: verdict, counts by kind, first divergence, place of its cause, drift, differences of manifests.
 
     Lines have 80 columns if possible. `systems` are the systems of the two recordings of a `case`. With `advises`, if
     the recordings are from different environments, lines show the commands that explain the difference.

@@ -1,5 +1,4 @@
-"""Write report.md, a summary for people that fits a CI job's page. Verdicts are first, details are in collapsible
-blocks.
+"""Write report.md, a summary for people that fits a CI job's page: verdicts first, details in collapsible blocks.
 
 GitHub accepts 1 MiB per summary, counted in bytes. So long texts are cut in the middle, and rows and details beyond the
 limit are left out; a sentence states how many.

@@ -57,11 +57,8 @@ class Traced:
 
 
 def placed_case(case: Case) -> Case:
-    """The case with a plan: the plan that it has already, or a solved one. A case without `autoplace` is returned
-    unchanged.
-
-    Raises the errors of `place`.
-    """
+    """The case with a plan: the one that it has already, or a solved one. Unchanged without `autoplace`. Raises the
+    errors of `place`."""
     if case.autoplace is None or case.autoplace.plan is not None:
         return case
     return with_plan(case, place(case)[0])
@@ -177,11 +174,8 @@ def trace_placements(case: Case) -> Traced:
 
 
 def _keep_one_of_a_kind(model: nn.Module) -> dict[str, list[str]]:
-    """Reduce the model to the first layer of each kind; returns the numbers of each kind's layers, by the kept layer's
-    number.
-
-    Layers are of the same kind if their parameters have the same names and shapes.
-    """
+    """Keep only the first layer of each kind. Returns the numbers of each kind's layers, by the kept layer's number.
+    Layers are of the same kind if their parameters have the same names and shapes."""
     kinds: dict[tuple[tuple[str, torch.Size], ...], list[str]] = {}
     blocks = dict(model.get_submodule("layers").named_children())
     for index, block in blocks.items():

@@ -34,11 +34,8 @@ def bare_tensors(model: nn.Module, kind: Literal["parameters", "buffers"]) -> It
 
 
 def _names_of(module: nn.Module, left_out: dict[int, set[str]]) -> set[str]:
-    """The names of a module's tensors and children; a wrapped child is replaced by its own names if none of them
-    collides.
-
-    `left_out` gets, by id of each module, the names of the children that were replaced.
-    """
+    """The names of a module's tensors and children. A wrapped child is replaced by its own names if none collides.
+    `left_out` gets, by id of each module, the names of the children that were replaced."""
     left_out[id(module)] = set()
     tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     children = dict(module.named_children())

@@ -74,8 +74,7 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class GraphProgram:
-    """A training step as a graph that any rank can run. `code_hash` identifies the graph's code; it is equal on all
-    ranks.
+    """A training step as a graph that any rank can run. `code_hash` identifies its code, and is equal on all ranks.
 
     - `run` takes the graph's inputs: it is the graph itself, or compiled code of a backend.
     - `groups` has, by name, the groups that all ranks must make, in this order, before they run the graph.
@@ -109,11 +108,8 @@ class GraphProgram:
         )
 
     def hazards(self, case: Case) -> list[str]:
-        """Pairs of calls that use the same memory without an order, and possible deadlocks between ranks, as lines of
-        text.
-
-        They are computed once. Ranks that are forked afterwards inherit the result.
-        """
+        """Pairs of calls that use the same memory without an order, and possible deadlocks of ranks, as lines of text.
+        They are computed once. Ranks that are forked afterwards inherit the result."""
         if "_hazards" not in self.__dict__:
             _, groups = graph_of_program(case, self)
             self.__dict__["_hazards"] = hazard_lines(self.module, groups.partitions())
@@ -222,11 +218,8 @@ def finish(
     options: GraphOptions | None = None,
     enter: Callable[[str], None] = lambda place: None,
 ) -> GraphProgram:
-    """Run the passes over a step, with the options' extra passes among them. They modify the traced graph, so use it
-    once.
-
-    Raises the errors of `prepare`.
-    """
+    """Run the passes over a step, with the options' extra passes among them. They modify the traced graph: use it once.
+    Raises the errors of `prepare`."""
     options = options or GraphOptions()
     extra_passes = []
     for text in options.extra_passes:

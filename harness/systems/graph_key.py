@@ -61,11 +61,11 @@ class GraphCache:
         return keep(self.folder, kind, self.key, {"later": asdict(later), "value": value})
 
     def of_rank(self, rank: int, device: torch.device) -> GraphCache:
-        """The cache of a rank that traces on its own device. On a GPU, the key also has the rank, the GPU, its
-        libraries and switches.
+        """The cache of a rank that traces on its own GPU, whose key also has the rank, the GPU, its libraries and
+        switches.
 
-        The host that made the key may not touch a GPU. Each rank keeps a graph of its own: if all ranks read the graph
-        of one rank, a rank with a different trace would go unnoticed.
+        On a CPU it is this cache. The host that made the key may not touch a GPU. Each rank keeps a graph of its own:
+        if all ranks read the graph of one rank, a rank with a different trace would go unnoticed.
         """
         if device.type == "cpu":
             return self

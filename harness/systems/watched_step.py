@@ -360,8 +360,7 @@ class WatchedStep:
                     yield name, parameter
 
     def _held_by(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and tensor of each parameter of an optimizer: first those of the models, in the models' order,
-        then others.
+        """Yield name and tensor of each parameter of an optimizer: the models' parameters in their order, then others.
 
         A trainable parameter in no optimizer counts as a parameter of the first optimizer, because a trainer may have
         forgotten it.

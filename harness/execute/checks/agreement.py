@@ -24,10 +24,8 @@ def substance(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def races(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Withdraw the EQUAL or CLOSE of a graph that races; list the races if a system differs from itself.
-
-    A graph races if it reads the result of a collective or a copy, or writes its input, before it waits for it.
-    """
+    """Withdraw the EQUAL or CLOSE of a graph that races; list the races if a system differs from itself. A graph races
+    if it reads the result of a collective or a copy, or writes its input, before the wait for that call."""
     text = tell(RACES, run.races)
     if judgement.verdict in (Verdict.EQUAL, Verdict.CLOSE):
         return judgement.withdrawn(text)

@@ -21,11 +21,8 @@ if TYPE_CHECKING:
 
 
 def cause(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Trace a difference or noise to an operator call. Incomplete recordings are traced too: two differing records
-    suffice.
-
-    If a replay does not reproduce its recording, DIFFERENT becomes NONDETERMINISTIC.
-    """
+    """Trace a difference or noise to an operator call, even in incomplete recordings: two records that differ suffice.
+    If a replay does not reproduce its recording, DIFFERENT becomes NONDETERMINISTIC."""
     first = judgement.first_divergence
     assert first is not None, "there is a difference to explain"
     run.begin_explaining()

@@ -20,8 +20,7 @@ _DRIFT_TIMEOUT = 300.0  # seconds, to compare the values of two recordings
 
 
 def baselines(result: CaseResult, run: CaseRun) -> CaseResult:
-    """Compare each system's recording with its baseline; if a system drifted, find the first operator call that
-    changed.
+    """Compare each system's recording with its baseline. If a system drifted, find the first call that changed.
 
     Recordings that are to become baselines get their calls logged, too. If the log of a drifted system cannot be made,
     its result states the reason.

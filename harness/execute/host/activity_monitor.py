@@ -25,8 +25,7 @@ OP_BY_OP = {"eager", "aot_eager", "aot_eager_decomp_partition"}
 
 
 class ActivityMonitor:
-    """Counts a rank's collectives with other ranks (`collectives`, during steps, messages included) and its
-    compilations.
+    """Counts a rank's collectives with other ranks (`collectives`: in steps, with messages), and its compilations.
 
     `stays_whole`: graph breaks would change the bits of some compiled code, or keep it from running. `in_memory`
     returns the number of collectives launched so far, by group, for the groups that torch does not know.

@@ -138,11 +138,8 @@ class Answerer:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_ranks(self, request: RunRequest, number: int) -> tuple[End, list[Path]]:
-        """Run all ranks; returns the end of the run, and the file of each rank's records. Raises the error of the rank
-        to blame.
-
-        `number` is 0 or 1: for the halves of a run that is resumed, so that their files have different names.
-        """
+        """Run all ranks. Returns the end of the run and the files of records; raises the error of the rank to blame.
+        `number` is 0 or 1: for the halves of a run that is resumed, so that their files have different names."""
         part, ranks = (
             str(request.work / f"parts{number}" / "rank{rank}.parquet"),
             range(request.case.parallelism.world_size),

@@ -1,5 +1,4 @@
-"""Generate oneDNN's kernels for the experts' matrix products once, before ranks are forked, so that all ranks have
-them.
+"""Generate oneDNN's kernels for the experts' matrix products once, in the process from which ranks are forked.
 
 oneDNN generates machine code for a shape at its first product, in 0.7 ms. The number of rows of an expert differs from
 step to step and from rank to rank, so each rank would generate some 300 kernels in 20 steps, a seventh of its time. A

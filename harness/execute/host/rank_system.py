@@ -84,11 +84,7 @@ def _kept_or_made(job: Job, rank: int, device: torch.device) -> Any:
 
 
 def disturbance(injector: Injector) -> Any:
-    """For a fault in the order of sums: a function that wraps a process group, so that the group adds in the fault's
-    order.
-
-    None for any other fault, and without a fault.
-    """
+    """A function that makes a process group add in a fault's order. None unless the run's fault is an order of sums."""
     order, fault = injector.sum_order, injector.fault
     if order is None or fault is None:
         return None

@@ -63,11 +63,8 @@ class Runner:
         self._preloaders: dict[tuple[tuple[str, ...], Path | None], Stage] = {}
 
     def run(self, request: RunRequest, rank_slots: RankSlots) -> End:
-        """Run a request on the ranks that `rank_slots` lists; returns the end of the run, which may be a rank's
-        failure.
-
-        Raises an error that occurs before ranks start.
-        """
+        """Run a request on the ranks of `rank_slots`. Returns the end of the run, also if a rank failed. Raises an
+        error that occurs before ranks start."""
         in_stage = _is_staged(request)
         self._leave(request)
         if not in_stage:

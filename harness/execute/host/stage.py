@@ -54,11 +54,8 @@ _END_SECONDS = 2.0
 
 
 class Stage:
-    """A forked process that answers requests, as its parent sees it. Its output goes to `log`, or else to the parent's
-    output.
-
-    With `adds_to_log`, output is appended to the log.
-    """
+    """A forked process that answers requests, as its parent sees it. Its output goes to `log`, else where the parent's
+    goes. With `adds_to_log`, output is appended to the log."""
 
     def __init__(
         self,

@@ -275,11 +275,8 @@ class Coordinator:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_half(self, request: RunRequest, number: int, on_event: OnEvent) -> tuple[list[End], list[Path]]:
-        """Run all ranks; returns the end of the run on each rank, and their files. Raises the error of the rank to
-        blame.
-
-        `number` is 0 or 1: for the halves of a run that is resumed, so that their files have different names.
-        """
+        """Run all ranks. Returns each rank's end of the run, and its file; raises the error of the rank to blame.
+        `number` is 0 or 1: for the halves of a run that is resumed, so that their files have different names."""
         if self.peers.lost is not None:
             raise self.peers.lost
         self.peers.listen()
@@ -298,11 +295,8 @@ class Coordinator:
         return [account.end for account, _ in answers if account.end is not None], parts
 
     def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[Account, list[Path]]:
-        """Run this rank's part of a run; returns the end of the part, or its error, as an Account, and the rank's
-        files.
-
-        Except on rank 0, RankError is raised if rank 0 or the launcher is gone.
-        """
+        """Run this rank's part of a run. Returns the part's end, or its error, as an Account, and the rank's files.
+        Except on rank 0, RankError is raised if rank 0 or the launcher is gone."""
         number = self.peers.begin_run()
         files = [(self.work / "part").with_suffix(suffix) for suffix in FILES]
         for file in files:
@@ -390,11 +384,8 @@ class Coordinator:
         return HostProcess(log, temporary=self.work, verbose=self.options.verbose, starts=starts)
 
     def _gather(self, own: tuple[Account, list[Path]], run: RunRequest) -> list[tuple[Account, Path | None]]:
-        """Wait until each rank has sent the end of its part; returns the ends in rank order, with a file of attached
-        bytes each.
-
-        Raises the error of the rank to blame, and RankError if a rank is silent or gone.
-        """
+        """Wait until each rank has sent its end. Returns the ends in rank order, each with a file of attached bytes.
+        Raises the error of the rank to blame, and RankError if a rank is silent or gone."""
         # After a failure here the others end soon, so they get the margin but not a whole run's time.
         is_bad = own[0].end is None or not own[0].end.done
         limit = time.monotonic() + (_MARGIN if is_bad else run.timeout + _MARGIN)

@@ -24,11 +24,8 @@ _FILES_A_RANK = 16
 
 
 class Peers:
-    """All ranks but this one. On rank 0, `lines` has a connection to each of them; on any other rank, only one to rank
-    0.
-
-    Received files go into the folder `spool`.
-    """
+    """All ranks but this one. `lines` has a connection to each of them on rank 0, elsewhere only the one to rank 0.
+    Received files go into the folder `spool`."""
 
     def __init__(self, rank: int, world_size: int, spool: Path) -> None:
         self.rank = rank

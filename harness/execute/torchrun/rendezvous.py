@@ -51,11 +51,8 @@ class Rendezvous:
         self._told_at, self._told = time.monotonic(), ""
 
     def call_roll(self, own: Hello) -> list[Seat]:
-        """On rank 0: wait for all other ranks, compare versions and code, and assign each rank its seat (number and
-        GPU).
-
-        Raises RankError, which names the missing ranks, and CaseError if some ranks have other versions or code.
-        """
+        """On rank 0: wait for all ranks, compare versions and code, and assign each rank its seat (number and GPU).
+        Raises RankError, which names the missing ranks, and CaseError if some ranks have other versions or code."""
         deadline = self._deadline
         self._peers.token = secrets.token_hex(16)
         arrived: dict[int, Hello] = {0: own}

@@ -107,11 +107,8 @@ class Store:
         self.where = ""
 
     def put(self, word: str, instead_of: str | None = None) -> str | None:
-        """Store rank 0's message `word`, if the present message is `instead_of`. None means: if there is no message
-        yet.
-
-        Returns the message in the store afterwards; None if the store cannot be reached.
-        """
+        """Store rank 0's message `word`, if the present message is `instead_of` (None: if there is none yet). Returns
+        the message in the store afterwards; None if the store cannot be reached."""
         found = self._use(lambda store: store.compare_set(_key(), instead_of or "", word))
         return cast(bytes, found).decode() if found is not None else None
 

@@ -24,8 +24,8 @@ Verdict = Literal["EQUAL", "DIFFERENT", "NONDETERMINISTIC", "not run"]
 class MovedRow:
     """A distinct call that is not equal in the new environment.
 
-    `smallest` has the shapes of the smallest input, among those tried, at which it shows. `alone` is the first record
-    that changes if this call alone moves. `is_drawn` means that its inputs were drawn again, being above the budget.
+    `smallest` has the smallest of the tried input shapes with which the call differs. `alone` is the first record that
+    changes if this call alone moves. `is_drawn`: its inputs were drawn again, as they were above the budget.
     """
 
     __pydantic_config__ = STRICT

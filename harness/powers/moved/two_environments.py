@@ -135,7 +135,7 @@ class TwoEnvironments:
         )
 
     def _add_moved(self, key: str, operator: str) -> None:
-        """Add a call that moves on values of the program, and is equal on its recorded inputs or was not recorded."""
+        """Add a call that moves on the program's own values, but not on recorded inputs, or that was not recorded."""
         row = self.rows.setdefault(key, {"op": operator, "dtypes": [], "shapes": [], "drawn": False, "state": "equal"})
         if row["state"] == "equal":
             detail = "equal on its recorded inputs, moved on others of the program"

@@ -1,5 +1,4 @@
-"""Answer a request; run by path, with any Python that has torch: `python answer_request.py WHAT REQUEST.json
-ANSWER.json`.
+"""Answer a request: `python answer_request.py WHAT REQUEST.json ANSWER.json`, with any Python that has torch.
 
 The request is a JSON object of the command's arguments. The answer is a JSON object; `error` in it is a refusal.
 """

@@ -75,7 +75,7 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 class Archive:
-    """An archive whose every field was checked. `calls` has a dict per call."""
+    """An archive of calls, whose fields were all checked. `calls` has a dict per call."""
 
     def __init__(self, folder: str) -> None:
         self.path = os.path.join(folder, "values.bin")

@@ -87,7 +87,10 @@ def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
 
 
 def _order(call: dict[str, Any]) -> dict[str, Any] | None:
-    """For term 0 and each other term, how many terms were added to either before the two met."""
+    """The order of additions: for two terms, the first and the middle one, how early each other term meets them.
+
+    `sizes` has the number of terms in the smallest subtree that contains both: 3 for terms 0 and 2 of a sum in order.
+    """
     terms, dtype = _inner(call)
     if call["op"].split(".")[1] not in PRODUCTS | SUMS or terms < 3:
         return None
@@ -163,7 +166,7 @@ def _flushes(call: dict[str, Any]) -> bool | None:
 
 
 def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
-    """Digests of the call's results at smaller sizes, by size: each dim size is halved, wherever it occurs."""
+    """Digests of the call's results at smaller sizes: its three largest dim sizes, each halved up to several times."""
     found: dict[str, str] = {}
     bases, state = archive.bases(call), archive.state(call)
     # Not for calls that draw numbers, nor with lists of integers, which may be sizes.

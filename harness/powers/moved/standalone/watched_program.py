@@ -1,7 +1,7 @@
 """Run a user's program, a script or a function, and record its losses, gradients, parameters and results.
 
-A function `FILE.py:NAME` is called once a step. If the first call returns an object with `step`, as `bitproof.watch`
-does, that is called instead, with the step's index. A script is left after its steps of the optimizer.
+A function `FILE.py:NAME` is called once a step. If its first call returns an object with `step`, as `bitproof.watch`
+does, `step(index)` is called in its place. A script is ended after the requested number of optimizer steps.
 """
 
 from __future__ import annotations

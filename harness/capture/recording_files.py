@@ -86,6 +86,7 @@ def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: 
         whole = pa.concat_tables(tables)
         tables, silent = [whole], silent_columns(whole)
     else:
+        # The parts are read twice: the columns to leave out must be known before the first table is written.
         silent = set.intersection(*(silent_columns(DigestFile(part).table()) for part in parts))
     _write_folder(folder, manifest, tables, silent, values)
 
@@ -120,6 +121,7 @@ def add_calls(folder: Path, step: int, logs: Sequence[bytes]) -> None:
         for rank, content in enumerate(logs):
             _calls_path(folder, rank).write_bytes(content)
     sums = [_sha256(_calls_path(folder, rank)) for rank in range(len(logs))]
+    # The manifest is changed last: logs that it does not name are ignored.
     restate(folder, calls=KeptCalls(step=step, sha256=sums))
 
 

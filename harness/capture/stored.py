@@ -260,6 +260,7 @@ def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
         for part in parts:
             before = _checked_keys(file.path, RankRows(*part), before)
         return StoredRecording(manifest, {rank: _given(part) for rank, part in parts})
+    # The rows of some rank are not contiguous, so only all records together show a repeated key.
     records = read_records(table)
     _refuse_twice(file.path, len(records), len(table))
     return Recording(manifest, records)
@@ -382,4 +383,5 @@ def _given(table: pa.Table) -> Callable[[], pa.Table]:
 
 
 def _again(file: DigestFile, group: int) -> Callable[[], pa.Table]:
+    # A function of its own: a lambda in the caller's loop would read the last `group`.
     return lambda: file.table(group)

@@ -70,6 +70,7 @@ def _score_of(reports: Reports) -> tuple[Score | None, Reports]:
 def _merge(reports: Reports, score: Score | None, run_dir: Path) -> int:
     try:
         merged = _join(run_dir.name, [report for _, report in reports], score)
+        # Printed first, so that a failure to copy or write does not hide the verdicts.
         terminal.print_report(merged)
         with interrupts.let_in():
             for folder, report in reports:
@@ -83,6 +84,7 @@ def _merge(reports: Reports, score: Score | None, run_dir: Path) -> int:
     except BaseException:
         shutil.rmtree(run_dir, ignore_errors=True)
         raise
+    # The report exists, so the command must end with its exit status.
     interrupts.too_late()
     print(f"report: {run_dir / 'report.md'}", flush=True)
     return merged.exit_status

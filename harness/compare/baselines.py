@@ -300,6 +300,7 @@ def _children(folder: Path) -> list[Path]:
         raise RecordingError(
             "baselines cannot be read", found=error.strerror or str(error), where=str(folder)
         ) from error
+    # An interrupted replacement leaves a hidden folder, which counts unless the visible folder exists, too.
     names = {child.name for child in children}
     return [
         child

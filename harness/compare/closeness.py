@@ -115,6 +115,7 @@ def _opened(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
 def _norm_of(x: Tensor) -> float:
     """The Euclidean norm of finite float64s. Their squares are added in row-major order."""
     largest = float(x.abs().max()) if x.numel() else 0.0
+    # `cumsum` adds in sequence; `sum` would add in blocks that depend on the processor.
     return 0.0 if largest == 0 else largest * math.sqrt(float((x / largest).square().cumsum(0)[-1]))
 
 

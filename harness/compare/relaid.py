@@ -236,6 +236,7 @@ class _Cells:
         self.has[side] += 1
         self.placed[side] += bool(record.placements)
         unknown = f"which parts ranks hold is not known of {self.tensor}"
+        # Once per tensor, and before all other sentences.
         if record.box is None and record.placements and unknown not in self.unusable[:1]:
             self.unusable.insert(0, unknown)
         if self.cuts is None:
@@ -302,6 +303,7 @@ def _across(
     here, there = _layouts_of(reference), _layouts_of(candidate)
     sides = {name: (here.get(name, {}), there.get(name, {})) for name in {**here, **there}}
     if have_as_many:
+        # Equal layouts pair rank by rank. A tensor that one system lacks is a missing record.
         sides = {name: pair for name, pair in sides.items() if pair[0] and pair[1] and pair[0] != pair[1]}
     for step in sorted({step for pair in sides.values() for side in pair for steps in side.values() for step in steps}):
         for name, pair in sides.items():
@@ -379,6 +381,7 @@ def are_staged(*recordings: Recording) -> bool:
         parameters = [ranks for (kind, _), ranks in _layouts_of(recording).items() if kind == "param"]
         held = [{*steps.values()} for ranks in parameters for steps in ranks.values()]
         at = [[step for steps in ranks.values() for step in steps] for ranks in parameters]
+        # A step that occurs twice is that of a parameter on two ranks.
         if not parameters or any(len(steps) != len({*steps}) for steps in at):
             return False
         if any(part.placements is not None for parts in held for part in parts):

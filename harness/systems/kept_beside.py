@@ -46,6 +46,7 @@ class KeptBeside:
         """The settings that have changed since the step began, by group and name."""
         found: dict[int, dict[str, Tensor]] = {}
         for (group, name), value in _settings(self._holder):
+            # A group that was added during the step has no earlier settings.
             if group < self._groups and _content(value) != self._settings.get((group, name)):
                 found.setdefault(group, {})[f"{name}{CHANGED}"] = _number_of(value)
         return found

@@ -105,6 +105,7 @@ class WatchedScript(WatchedLoop):
         sys.argv[:] = [self._script.file, *(word.replace(OUT, out) for word in self._script.args)]
         find_beside(self._path.parent)
         check_own_modules(self._path, self._path.parent)
+        # As in `python FILE`, `__main__` is the script: pickle and dataclasses look its classes up there.
         ours, sys.modules["__main__"] = sys.modules["__main__"], module
         printed_before = _size_of_log()
         try:

@@ -235,6 +235,7 @@ class _Steps:
                 return
             self._end_step()
         if self.are_over:
+            # Not within `refusing`: leaving the loop is no refusal.
             raise _EnoughError
 
     def _leave_again(self) -> None:

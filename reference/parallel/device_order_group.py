@@ -76,6 +76,7 @@ class DeviceOrderGroup(RankOrderGroup):
 
         def finish() -> None:
             sum_N = self._sum(received_WN)
+            # The received parts are not needed any more, so the sums are gathered into their memory.
             gathering = self._all_gather(received_WN, sum_N)
             gathering.wait()
             x.copy_(received_WN.view(-1)[: x.numel()].view_as(x))

@@ -91,6 +91,7 @@ class CapacityExchange:
     def __init__(self, size: int, group: str, capacity: float) -> None:
         self.size = size
         self.group = group
+        # As written in decimals: the float 1.1 is a little more than 11 / 10, and could round up to a slot more.
         self.capacity = Fraction(str(capacity))
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Slots]:
@@ -103,6 +104,7 @@ class CapacityExchange:
         slot_C = torch.arange(num_slots, device=rows_RD.device)
         # Index 0 is a row of zeros.
         row_EC = (starts_E.unsqueeze(1) + slot_C + 1) * (slot_C < counts_E.unsqueeze(1))
+        # The inverse, for `combine`: each row's slot, counted from 1, or 0 for a dropped row.
         expert_R = torch.searchsorted(ends_E, row_R, right=True)
         place_R = row_R - starts_E[expert_R]
         slot_R = (expert_R * num_slots + place_R + 1) * (place_R < num_slots)

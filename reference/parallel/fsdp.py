@@ -93,6 +93,7 @@ class Unshard(torch.autograd.Function):
         if sharding.is_replicated:
             return all_reduce(grad.contiguous(), sharding.group).to(torch.float32), None
         if padding:
+            # `pad` takes two sizes per dim, from the last dim to the first.
             grad = functional.pad(grad, [0, 0] * (grad.dim() - 1) + [0, padding])
         rows = reduce_scatter(grad.contiguous(), sharding.size, sharding.group)
         return rows.to(torch.float32), None

@@ -134,6 +134,7 @@ def join_groups(
     dist.init_process_group(
         backend, store=store, rank=mesh.rank, world_size=world_size, timeout=limit, device_id=device_id
     )
+    # `ensure_group` reads these lists, so they are filled first.
     time_limits.append(limit)
     _wraps.append(RankOrderGroup if backend == "gloo" else (lambda group: group) if native else DeviceOrderGroup)
     if disturb is not None:

@@ -101,6 +101,7 @@ class RankOrderGroup(dist.ProcessGroup):
         return transfer if received is output else _FinishOnWait(transfer, lambda: output.copy_(received))
 
     def _all_gather(self, output: Tensor, x_N: Tensor) -> Work:
+        # gloo's all-to-all sends each rank a part of its own, so the tensor is repeated W times.
         sent_WN = kept_apart(to_host(x_N).reshape(1, -1).expand(self.size(), -1).contiguous(), x_N)
         return self._transfer(output.view(self.size(), -1), sent_WN, [], [])
 

@@ -292,6 +292,7 @@ def _summing(group: SharedMemoryGroup, target: Tensor) -> Receive:
 
     def receive(offsets: Sequence[int], sizes: Sequence[int], done: int) -> None:
         itemsize = target.element_size()
+        # Messages of equal size begin at the same place in each slot, so offsets are equally far apart.
         stride = offsets[1] - offsets[0] if len(offsets) > 1 else 0
         rows = group.rows(target.dtype, offsets[0], stride, sizes[0] // itemsize)
         total_N = target.view(-1)

@@ -263,5 +263,6 @@ def _routed_share(self: MoE, cls: type[MoE], size: int, x_TD: Tensor, routing: R
     experts_tK = own(routing.experts_TK)
     counts_E = count_rows(experts_tK, routing.counts_E.shape[0])
     y_tD = cls._routed(self, own(x_TD), Routing(experts_tK, own(routing.weights_TK), counts_E))
+    # Zeros for the other ranks' tokens, so that the sum over the ranks adds each token once.
     others_WtD = y_tD.new_zeros(size, *y_tD.shape)
     return others_WtD.index_copy(0, coordinate, y_tD.unsqueeze(0)).flatten(0, 1)

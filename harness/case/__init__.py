@@ -1,4 +1,4 @@
-"""A case: two systems, a model, its layout on ranks, and the expected verdict. Every run starts from one.
+"""A case: two systems, a model, its layout on ranks, and the expected verdict. Every run starts from a case.
 
 This package has its definition, its file, and its selection by expressions.
 """

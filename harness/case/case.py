@@ -1,4 +1,4 @@
-"""A case: everything that can change a bit of a run, as one frozen value.
+"""A case: everything that can change a bit of a run, as a single frozen value.
 
 A case names two systems, the model and how it is split over ranks, and the expected verdict. It travels between
 processes as JSON, and every recording's manifest contains it.
@@ -167,7 +167,7 @@ class Case:
 
     @property
     def bound(self) -> float | None:
-        """The largest relative error that the case allows, if it states one."""
+        """The largest relative error that the case allows; None if it states no bound."""
         return self.close_within or self.differs_within
 
     @property
@@ -279,7 +279,7 @@ class Case:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Case:
-        """The inverse of `to_dict`. Raises CaseError for an unknown field or one of the wrong type."""
+        """The inverse of `to_dict`. Raises CaseError for an unknown field or a value of the wrong type."""
         return read(Case, values, "case", CaseError)
 
 

@@ -26,7 +26,7 @@ _CAUSES = {
     "optimizer": "the update: the gradients of this step agree",
     "rng": "a draw of random numbers: one side draws more often, or with another seed",
 }
-"""Where to look for the cause, by the kind of the first differing record: all earlier records of the step agree."""
+"""The part of the step that has the cause, by the kind of the first differing record: all earlier records agree."""
 
 
 def tell_diff(

@@ -57,7 +57,7 @@ class Traced:
 
 
 def placed_case(case: Case) -> Case:
-    """The case with a plan: the one that it has already, or a solved one. Unchanged without `autoplace`. Raises the
+    """The case with a plan: the plan that it has already, or a solved one. Unchanged without `autoplace`. Raises the
     errors of `place`."""
     if case.autoplace is None or case.autoplace.plan is not None:
         return case

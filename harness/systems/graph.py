@@ -83,7 +83,7 @@ class GraphProgram:
       stages.
     - `is_kept`: an earlier run traced the graph (harness/systems/cached_graph.py).
     - `layout` describes the state for which the step was traced, if known.
-    - `artifact` describes the file of the precompiled step, if the program was read from one.
+    - `artifact` describes the file of the precompiled step, if the program was read from a file.
     """
 
     module: GraphModule

@@ -117,7 +117,7 @@ def _sums_of(manifest: Manifest) -> str | None:
 def registered() -> dict[str, EntryPoint]:
     """The systems of installed distributions, by name.
 
-    Raises UsageError if two distributions claim the same name, or if one claims a built-in name.
+    Raises UsageError if two distributions claim the same name, or if a distribution claims a built-in name.
     """
     found = plugins.entry_points(plugins.SYSTEMS)
     for name in NAMED:

@@ -310,7 +310,7 @@ def _size_of_log() -> int:
 
 
 def _last_lines(begin: int) -> str:
-    """What was printed since the log had the size `begin`: its last lines. `argparse` prints its errors there."""
+    """The last lines that were printed since the log had the size `begin`. `argparse` prints its errors there."""
     lines: list[str] = []
     if (size := _size_of_log()) > begin:
         with contextlib.suppress(OSError), open(_LOG, "rb") as log:

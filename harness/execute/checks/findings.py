@@ -54,7 +54,7 @@ def prepared(cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterat
 
 
 def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
-    """What the named check may read and run: the result, the recordings, and further runs of either system."""
+    """The evidence for the named check: the case's result and recordings, and a way to run either system again."""
     return Evidence(
         result=result,
         options=run.options,

@@ -1,11 +1,11 @@
-"""`bitproof` and `python -m bitproof`: set up signals and streams before anything else is imported."""
+"""Start `bitproof` and `python -m bitproof`: set up signals and streams before anything else is imported."""
 
 from __future__ import annotations
 
 
 def main() -> int:
-    """Run the command line's command and return its exit status. From then on signals are ignored, so the status
-    stays."""
+    """Run the command line's command and return its exit status. Afterwards signals are ignored, so they cannot change
+    it."""
     _end_when_interrupted()
     from bitproof.harness.runtime import garbage, interrupts, output, text_loader
 

@@ -1,4 +1,4 @@
-"""`assert_bitwise_equal`: two tensors, or two structures of them, agree in every bit.
+"""Assert that two tensors, or two structures of them, agree in every bit.
 
 `torch.equal` regards 0.0 and -0.0 as equal and a NaN as unequal to itself; `torch.testing.assert_close` has a
 tolerance. Here bits decide: dtype first, then shape, then every bit. torch is imported on the first call.
@@ -31,7 +31,7 @@ def assert_bitwise_equal(actual: Any, expected: Any, *, msg: str | None = None) 
     no tensor of a GPU is fetched whole. For example, `assert_bitwise_equal(model(x), model(x))`.
 
     Raises AssertionError, which starts with `msg` if given, and describes each part that differs (the first ten): its
-    path, the number of differing elements, the first element's index and bits on both sides, the largest distance in
+    path, the number of differing elements, the first element's index and its bits in both, the largest distance in
     ULPs, and a histogram of distances. Raises TypeError for values without comparable bits: a sparse, nested,
     quantized, fake or freed tensor, or any other kind of object.
     """
@@ -46,7 +46,7 @@ def assert_bitwise_equal(actual: Any, expected: Any, *, msg: str | None = None) 
 
 
 def _differences(actual: Any, expected: Any, path: str) -> Iterator[str]:
-    """A text for each part that differs, in the order of `expected`."""
+    """Yield a text for each part that differs, in the order of `expected`."""
     import torch
 
     at = f" at {path}" if path else ""
@@ -102,7 +102,6 @@ def _tensor_differences(actual: Tensor, expected: Tensor, at: str) -> Iterator[s
 
 
 def _tell(difference: BitDifference, head: str) -> str:
-    """A difference in words; its `reference` is the expected side."""
     lines = [
         f"{head}: {difference.elements_differing} of {difference.elements} elements",
         f"  first: index {difference.first_index}, {difference.candidate_bits} where "
@@ -115,7 +114,6 @@ def _tell(difference: BitDifference, head: str) -> str:
 
 
 def _layout(tensor: Tensor) -> str:
-    """A tensor's distribution over ranks, in words."""
     placements = getattr(tensor, "placements", None)
     if placements is None:
         return "a tensor of one rank"

@@ -1,4 +1,4 @@
-"""A run's comparisons as a pandas DataFrame."""
+"""Make a pandas DataFrame of a run's comparisons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TOLD = ("digest", "dtype", "shape", "placements")
 
 
 def frame_of_run(result: CaseResult, run_dir: Path) -> pd.DataFrame:
-    """A row per tensor that either side recorded, in the order of computation. Tensors of the candidate alone come
+    """A row per tensor that either system recorded, in the order of computation. Tensors of the candidate alone are
     last."""
     reference, candidate = _recordings(result, run_dir)
     keys = list(dict.fromkeys([*reference.records, *candidate.records]))
@@ -29,7 +29,7 @@ def frame_of_run(result: CaseResult, run_dir: Path) -> pd.DataFrame:
 
 
 def _recordings(result: CaseResult, run_dir: Path) -> tuple[Recording, Recording]:
-    """Both sides' first runs; the same recording twice if a case compares a system with itself."""
+    """Both systems' first recordings; the same recording twice if a case compares a system with itself."""
     folder = run_dir / "recordings" / result.case.name
     found = dict(first_runs(folder))
     missing = [system for system in (result.case.reference, result.case.candidate) if system not in found]

@@ -1,4 +1,4 @@
-"""The keywords of `bitproof.run` and similar functions, for type checkers.
+"""Declare the keywords of `bitproof.run` and similar functions, for type checkers.
 
 Their meanings and defaults are documented at their fields in `harness/changes.py` and `harness/options.py`, which also
 define the command line. `tests/bitproof/test_keywords.py` compares these types with those fields.
@@ -106,10 +106,8 @@ class RunSettings(LocalizeSettings, total=False):
 def read_settings(
     name: str, taken: type[Any], given: Mapping[str, Any], first: type[A], second: type[B]
 ) -> tuple[A, B]:
-    """The instances of `first` and `second` that a call's keywords make. `name` is the called function.
-
-    Raises TypeError for a keyword that `taken` lacks, and UsageError for a value that its option does not take.
-    """
+    """The instances of `first` and `second` with the values of a call's keywords. `name` is the called function. Raises
+    TypeError for a keyword that `taken` lacks, and UsageError for a value that its option does not take."""
     from bitproof.harness.settings import checked, made
 
     known = taken.__optional_keys__ | taken.__required_keys__

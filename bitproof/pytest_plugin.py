@@ -1,4 +1,4 @@
-"""pytest fixtures that run cases, a marker that names a case, and divergences in failure reports.
+"""Provide pytest fixtures that run cases, a marker that names a case, and divergences in failure reports.
 
     bitproof_run                            run a case and fail the test unless it gets its expected verdict
     bitproof_result                         the run of the case named by the test's marker, whatever its verdict
@@ -63,7 +63,7 @@ def bitproof_result(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 @pytest.fixture
 def bitproof_keeps_bits() -> Iterator[Any]:
-    """The Inductor passes that ran in the test, each proved; the test fails if one is not."""
+    """The Inductor passes that ran in the test, each proved to keep every bit; the test fails if one is not."""
     import bitproof
 
     with bitproof.keeps_bits() as kept:
@@ -84,11 +84,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def _runner(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
-    """`bitproof.run`, with its runs stored for the test's report."""
     import bitproof
 
     folder = request.config.getoption("--bitproof-reports")
 
+    # The runs are stored for the report of a failing test.
     def run(case: Any = None, **options: Any) -> bitproof.Run:
         options.setdefault("report_dir", folder or tmp_path / "bitproof")
         done = bitproof.run(case, **options)

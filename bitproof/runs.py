@@ -37,7 +37,7 @@ class Run:
 
     @property
     def result(self) -> CaseResult:
-        """The case's line of the report."""
+        """The result of the case, as in the report."""
         return self.report.cases[0]
 
     @property
@@ -68,8 +68,8 @@ class Run:
     def frame(self) -> pd.DataFrame:
         """The comparison as a DataFrame with a row per tensor.
 
-        Columns: step, rank, kind, name, both sides' digests, dtypes and shapes, `equal`. If only one side recorded a
-        tensor, the other side's columns are missing. Raises RecordingError if the run left no recordings of both
+        Columns: step, rank, kind, name, both systems' digests, dtypes and shapes, `equal`. If only one system recorded
+        a tensor, the columns of the other are missing. Raises RecordingError if the run left no recordings of both
         systems, e.g. after an error.
         """
         from bitproof.frames import frame_of_run
@@ -98,10 +98,8 @@ class Run:
 
 
 def cases(expression: str | None = None) -> tuple[Case, ...]:
-    """The cases of bitproof and installed distributions, or those that a `-k` expression selects.
-
-    For example, `cases("moe and not seq")`. Raises UsageError for an invalid expression, or if it selects nothing.
-    """
+    """The cases of bitproof and of installed distributions, or those that a `-k` expression selects. For example,
+    `cases("moe and not seq")`. Raises UsageError for an invalid expression, or if it selects nothing."""
     from bitproof.builtin_cases import all_cases
     from bitproof.harness.case.select import select
 
@@ -126,7 +124,7 @@ def run(
 
     Without a case, `reference` and `candidate` are compared: systems by name, or factories of the calling script, test
     or module, which ranks find again by file and name. A training script is a system, too, run unmodified: a file such
-    as "train.py", or with arguments, "train.py --fused". `args` are arguments for the scripts of both sides, and
+    as "train.py", or with arguments, "train.py --fused". `args` are arguments for the scripts of both systems, and
     `reference="git:HEAD~1"` is the candidate's script in that revision: `run(reference="git:HEAD~1",
     candidate="train.py", args=["--steps", "5"])`.
 
@@ -149,7 +147,7 @@ def run(
 
 @dataclass(frozen=True)
 class Asked:
-    """A parsed call: the case as given, the case to run, and options."""
+    """A parsed call of `bitproof.run` or similar: the case as given, the case to run, and options."""
 
     given: Case | str
     case: Case
@@ -212,7 +210,7 @@ def run_asked(
     on_event: OnEvent,
     more: Callable[[CaseResult], Mapping[str, str]] = lambda result: {},
 ) -> Run:
-    """Run the requested cases, and write the run folder, with `more` files by name."""
+    """Run the requested case, and write the run folder, with `more` files by name."""
     from bitproof.harness.commands.run import NO_RESULT
     from bitproof.harness.compare.outcome import complete
     from bitproof.harness.execute import launch
@@ -255,10 +253,10 @@ def run_asked(
 
 
 def _refuse_while_loading(name: str) -> None:
-    """Refuse to run while a rank loads the calling script: each rank would start another run, without end."""
     from bitproof.harness.user_code.user_file import is_loading
     from bitproof.harness.within_user_code import refused
 
+    # A rank loads the calling script, so each rank would start another run, without end.
     if is_loading():
         raise refused(
             UsageError(
@@ -277,7 +275,6 @@ def _source(system: System | None) -> str | None:
 
 
 def _case_of(reference: str | None, candidate: str | None) -> Case:
-    """A case that compares two systems, with defaults for everything else."""
     from bitproof.harness.commands.scripts import is_script, script_case
 
     if reference is not None and candidate is not None and is_script(candidate):
@@ -295,8 +292,9 @@ def _case_of(reference: str | None, candidate: str | None) -> Case:
 
 
 def _files_of(case: Case | str, names: Mapping[str, str], folder: Path) -> tuple[dict[str, str], list[str]]:
-    """The rest of a replay command: the texts of files, by their names in `folder`, and the options that name these
-    files."""
+    """The rest of a replay command: texts of files by their names in `folder`, and the options that name these
+    files.
+    """
     from bitproof.harness.case.case_file import case_text
     from bitproof.harness.report.text import CASE_FILE
     from bitproof.harness.user_code.names import NamesInFile
@@ -330,7 +328,7 @@ def record(
     """Record one system on a case at `out`, a folder that must not exist yet, and return it.
 
     `settings` are the options of `bitproof record`, by the same names with `_` for `-`. Logs go to a run folder under
-    `report_dir`. Raises UsageError for a call that is wrong and RankError when the system fails.
+    `report_dir`. Raises UsageError for a wrong call and RankError if the system fails.
     """
     from bitproof.harness.capture.selection import parse_values
     from bitproof.harness.changes import Changes, change_case
@@ -353,10 +351,8 @@ def record(
 
 
 def diff(first: str | Path, second: str | Path) -> Comparison:
-    """Compare two recordings: a verdict, counts by kind, and the first record that differs.
-
-    Raises UsageError for a path that is no folder and RecordingError for a damaged recording.
-    """
+    """Compare two recordings: a verdict, counts by kind, and the first record that differs. Raises UsageError for a
+    path that is no folder and RecordingError for a damaged recording."""
     from bitproof.harness.commands.record import compare_recordings
 
     return compare_recordings(Path(first), Path(second))

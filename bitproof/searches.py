@@ -1,4 +1,4 @@
-"""The other commands from Python: find a cause, the pass, a smaller case or a proof, or measure sensitivity.
+"""Run the other commands from Python: find a cause, a pass, a smaller case or a proof, or measure sensitivity.
 
 Each function takes a case, or two systems, like `bitproof.run`, and the options of the command with its name, as
 keywords. It writes the command's run folder and returns a typed result. Nothing prints, and torch is not loaded here.
@@ -34,10 +34,8 @@ def localize(
     on_event: OnEvent | None = None,
     **settings: Unpack[LocalizeSettings],
 ) -> Run:
-    """Run a case with any expected verdict, and find the cause of its first difference: see `first_divergence`.
-
-    Raises UsageError for a wrong call or case, before anything runs.
-    """
+    """Run a case with any expected verdict, and find the cause of its first difference: see `first_divergence`. Raises
+    UsageError for a wrong call or case, before anything runs."""
     from bitproof.harness.commands.localize import LOCALIZE_FILE
     from bitproof.harness.localize.bisect_passes import any_difference
     from bitproof.harness.report.story import render
@@ -149,7 +147,7 @@ def sensitivity(
     report_dir: str | Path = "reports",
     **settings: Unpack[SensitivitySettings],
 ) -> Sensitivity | None:
-    """Change each call of a step by 1 ULP, one at a time, and count how many the case's comparison detects.
+    """Change each operator call of a step by 1 ULP, one at a time, and count how many the case's comparison detects.
 
     `sample` is the number of calls to try, drawn by the case's seed. No call starts after `limit` seconds; 0 means no
     limit. Returns None if the case is not as expected, since nothing was measured. Raises UsageError for a wrong call
@@ -168,10 +166,8 @@ def sensitivity(
 
 @contextmanager
 def _written_down(call: Asked, report_dir: str | Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """The report folder and the replay options, for a command whose output is suppressed.
-
-    A case without a file is written there, so that a replay finds it.
-    """
+    """Yield the report folder and the replay options, and suppress the command's output within the block. A case
+    without a file is written there, so that a replay finds it."""
     folder = Path(report_dir)
     files, words = call.replay(folder)
     for name, text in files.items():

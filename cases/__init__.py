@@ -1,4 +1,7 @@
-"""The built-in cases by name, with a file for each family, and the cases of installed distributions."""
+"""The built-in cases by name. A module here holds a family: cases that test the same feature.
+
+Cases of installed distributions follow them in lists and runs.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def collect(*families: Iterable[Case]) -> dict[str, Case]:
-    """Return the cases of some families by name, in order. Raises CaseError if two share a name."""
+    """Map names to cases, in the order of the families. Raises CaseError if two cases share a name."""
     by_name: dict[str, Case] = {}
     for case in (case for family in families for case in family):
         if case.name in by_name:
@@ -82,17 +85,18 @@ CASES = collect(*(family.CASES for family in FAMILIES))
 
 
 def all_cases() -> tuple[Case, ...]:
-    """Return every case, including those of installed distributions, in the order of runs and lists.
+    """Return every case, in the order of runs and lists: the built-in ones, then those of installed distributions.
 
-    Distributions declare cases by entry points of group `bitproof.cases`. Raises UsageError, which names the
-    distribution, for an entry point that cannot be loaded or is not a case, and CaseError if two cases share a name.
+    A distribution declares its cases by entry points of the group `bitproof.cases`. Raises UsageError, which names the
+    distribution, for an entry point that cannot be loaded or gives no list of cases; CaseError if two cases share a
+    name.
     """
     own = [_cases_of(entry) for entry in plugins.entry_points(plugins.CASES).values()]
     return tuple(collect(CASES.values(), *own).values())
 
 
 def _cases_of(entry: EntryPoint) -> Iterable[Case]:
-    """The cases of an entry point, which names cases or a function that returns them."""
+    """Load an entry point, which names a list of cases or a function that returns one. Raises UsageError otherwise."""
     found = plugins.load(entry)
     found = found() if callable(found) else found
     if not isinstance(found, (list, tuple)) or not all(isinstance(case, Case) for case in found):

@@ -1,4 +1,7 @@
-"""FlexAttention with a document mask: each layer has a higher-order operator with nested graphs."""
+"""Cases with FlexAttention and a document mask.
+
+FlexAttention is a higher-order operator, so a layer has nested graphs.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ FAMILY = "attention"
 
 
 def _flex(case: Case) -> Case:
-    """The case with FlexAttention, where each line of text is a document.
+    """Return the case with FlexAttention, where each line of text is a document.
 
-    A row of 32 tokens has several documents, and may begin and end inside them: for example, the last 9 tokens of a
+    A row of 32 tokens has several documents, and may begin and end inside one: for example, the last 9 tokens of a
     document, a whole document of 15, and the first 8 of the next.
     """
     batch = Batch(data="pydoc_lines")

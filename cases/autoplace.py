@@ -1,7 +1,7 @@
-"""Placements chosen by a linear program, under a bound on a rank's memory: the system autoplace against eager.
+"""Cases whose placements a linear program chooses under a bound on a rank's memory: system autoplace against eager.
 
-Eager uses the same placements, so both agree in every bit. Each bound forces the program to mix placements: FSDP alone
-exceeds it. docs/explanation/placement.md has the figures.
+Eager uses the same placements, so all bits are equal. FSDP alone exceeds each bound, so the program must use other
+placements for some parameters. docs/explanation/placement.md has the figures.
 """
 
 from __future__ import annotations

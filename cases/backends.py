@@ -1,8 +1,8 @@
-"""The graph's backends: Inductor fuses operators and sums in other orders than eager, so these cases expect CLOSE.
+"""Cases with Inductor as the graph's backend. It fuses operators and sums in another order than eager, so CLOSE.
 
-The bounds of the first two are above the largest errors measured, on 8 ranks with torch 2.13.0 on a CPU: Inductor's
-code, and so the error, depends on the CPU's instructions. `regional_inductor` needs CUDA, but its kernels are compiled
-for three kinds of GPUs on any machine (`make cuda-kernels`).
+The bounds of the first two cases are above the largest errors measured, on 8 ranks with torch 2.13.0 on a CPU.
+Inductor's code, and so the error, depends on the CPU's instructions. `regional_inductor` runs on CUDA only; `make
+cuda-kernels` compiles its kernels for three kinds of GPUs on any machine.
 """
 
 from __future__ import annotations

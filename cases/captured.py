@@ -1,5 +1,6 @@
-"""Steps without data-dependent sizes, captured as CUDA graphs: Llama 3 in chunks, and experts with a fixed capacity,
-whole and in chunks. On a CPU the same calls run with the same static inputs and outputs.
+"""Cases whose step is captured as a CUDA graph: Llama 3 in chunks, and experts of fixed capacity, whole and in chunks.
+
+Capture needs sizes that do not depend on data. On a CPU the same code runs with the same static inputs and outputs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Chunked training steps: the graph pass must give the same bits as the eager wrapper.
+"""Cases with a chunked training step: the graph pass that splits the batch must give the bits of the eager wrapper.
 
-Each of the three chunkings has two cases: normal inputs, and inputs made to expose defects (`*_sight`).
+Each of the three chunkings has two cases: normal inputs, and inputs that expose more defects (`*_sight`).
 """
 
 from __future__ import annotations
@@ -34,10 +34,8 @@ PLAIN = (transformer_batch, moe_batch, moe_seq, unchunked)
 
 
 def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
-    """A variant of a case of PLAIN, for 5 steps: for example, blocks_batch_world2 is a variant of transformer_batch.
-
-    Its name has another stem, so that `-k moe_seq` still selects a single case. Raises KeyError for other cases.
-    """
+    """Return a changed case of PLAIN, for 5 steps: with suffix `world2`, transformer_batch becomes blocks_batch_world2.
+    Its name has another stem, so that `-k moe_seq` still selects a single case. Raises KeyError for other cases."""
     stem = {
         "transformer_batch": "blocks_batch",
         "moe_batch": "experts_batch",
@@ -48,13 +46,15 @@ def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
 
 
 def made_to_see(base: Case, parallelism: Parallelism) -> Case:
-    """A case whose inputs expose defects that those of `base` hide: docs/reference/faults.md lists them.
+    """Return a variant whose inputs expose defects that those of `base` hide (docs/reference/faults.md lists them).
 
-    Rows have different positions, and documents end inside rows. There are six data ranks, not a power of two; three of
-    them have the same experts or divide a set of experts among them, so every sum has at least three summands. There
-    are twelve experts: expert 1 gets no token, and some get more than 256. Weights span seven powers of two. The step
-    computes in float32, so no later rounding hides a difference. Every module's output and its gradient are compared,
-    too.
+    - Rows have different positions, and documents end inside rows.
+    - There are six data ranks, not a power of two. Three of them hold or share the same experts, so each sum has at
+      least three terms.
+    - Of twelve experts, expert 1 gets no token, and some get more than 256.
+    - Weights span seven powers of two.
+    - The step computes in float32, so no later rounding hides a difference.
+    - The output of every module, and its gradient, are compared too.
     """
     return replace(
         variant(base, "sight", FAMILY),

@@ -1,4 +1,4 @@
-"""Let pytest select cases as `bitproof run -k` does: by name and by family."""
+"""Lets pytest select cases by name and by family, as `bitproof run -k` does."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker of tests that start ranks."""
+    """Declare the marker `ranks`, of tests that start many processes."""
     config.addinivalue_line("markers", "ranks: starts many ranks")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let -k match a case's family, before pytest deselects."""
+    """Add a case's family to the keywords of its test, before pytest applies -k."""
     for item in items:
         callspec = getattr(item, "callspec", None)
         if callspec and "case" in callspec.params:

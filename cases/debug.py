@@ -1,7 +1,7 @@
-"""DeepSeek-V3's debug model in the three chunkings: 6 layers and 33 million parameters, with heads of published size.
+"""Cases with DeepSeek-V3's debug model in the three chunkings: 6 layers, 33 million parameters, realistic heads.
 
-Its dims are as large as in training; those of `tiny` are the smallest that work. A step takes as long as ten of `tiny`,
-so there are two steps on four ranks.
+Its dimensions are those of real training, and those of `tiny` are the smallest that work. A step takes as long as ten
+of `tiny`, so there are two steps on four ranks.
 """
 
 from __future__ import annotations

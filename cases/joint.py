@@ -1,4 +1,4 @@
-"""The step exported as torch's joint graph, and partitioned into forward and backward, against eager.
+"""Cases whose candidate is torch's joint graph, cut by torch's partitioner into forward and backward, against eager.
 
 FSDP is combined with tensor parallelism (Llama 3) and with expert parallelism (DeepSeek-V3).
 """

@@ -1,4 +1,4 @@
-"""Architectures other than DeepSeek-V3, and tensor parallelism."""
+"""Cases with architectures other than DeepSeek-V3, and with tensor parallelism."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every optional pass together: the nightly job's pipeline."""
+"""Cases with all optional passes at once, which a job runs every night."""
 
 from __future__ import annotations
 

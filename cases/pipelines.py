@@ -1,5 +1,7 @@
-"""Pipelines: a micro-batch's graph cut into stages, against eager stages or an unstaged model; and torch's schedules
-against each other or against a model without a pipeline. torch.distributed.pipelining runs the eager stages.
+"""Cases with pipeline parallelism. The `pipeline_*` cases cut the graph of a micro-batch into stages.
+
+Their reference is the eager model in stages, run by torch.distributed.pipelining, or without stages. The `schedules_*`
+cases compare torch's own schedules with each other, or with a model without a pipeline.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Steps precompiled by a single process before any rank starts, against the same steps traced at the start of the run.
+"""Cases whose step a single process compiles before any rank starts, against the same step traced when the run starts.
 
-The step is written to a file and read back: its names, groups and code must equal the traced graph's.
+The compiled step is written to a file and read back, so its names, groups and code must equal the traced graph's.
 """
 
 from __future__ import annotations
@@ -40,4 +40,4 @@ CASES = (
     precompiled_llama3,
     precompiled_dp4_tp2_ep4,
 )
-"""The reference is trace-at-start; `--reference eager_chunked` or `--reference eager` compares with eager."""
+"""Other references are possible: `--reference eager_chunked` or `--reference eager` compares with eager."""

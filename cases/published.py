@@ -1,8 +1,7 @@
-"""A model of published size: DeepSeek-V2-Lite's 16 billion parameters, in chunks with every pass, and with chosen
-placements.
+"""Cases with a model of published size: DeepSeek-V2-Lite, 16 billion parameters, in chunks or with chosen placements.
 
-Each rank holds 29 GiB of state. On smaller machines the steps do not run, but they are traced, rewritten, proved,
-placed and precompiled every night, which needs no values (`make published`).
+A rank needs 29 GiB for its state. Smaller machines cannot run the steps, but `make published` traces, rewrites, proves,
+places and precompiles them every night, which needs no values.
 """
 
 from __future__ import annotations

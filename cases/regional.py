@@ -1,9 +1,8 @@
-"""Regional compilation: Inductor compiles chosen parts of the step separately; the rest runs in eager.
+"""Cases with regional compilation: Inductor compiles some parts of the step, the regions, and the rest runs in eager.
 
-With SDPA, the regions are its operators. Inductor calls the same kernels as eager, so bits are equal: in the graph,
-whole or in halves, and in eager if torch.compile compiles only attention. FlexAttention's own kernels need CUDA; on a
-CPU the regions are other modules of the step, such as norms. Two ranks, two layers and two steps are enough to test
-compilation.
+With SDPA the regions are its operators. Inductor calls eager's kernels for them, so bits are equal: in the graph, whole
+or cut in halves, and in eager, where torch.compile compiles the attention function. FlexAttention's kernels need CUDA;
+on a CPU other modules, such as norms, are the regions. Two ranks, two layers and two steps are enough for compilation.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ _BASES = (transformer_batch, moe_batch, moe_seq)
 
 
 def _regional(base: Case) -> Case:
-    """The case in the graph: each SDPA operator, and its backward, is a region, in each chunk of attention."""
+    """Return the case with a graph where each call of SDPA, and of its backward, is a region."""
     case = variant(base, "regional", FAMILY, pipeline=Pipeline(backend="regional_inductor"), **_SMALL)
     return replace(case, steps=2)
 
 
 def _in_eager(base: Case) -> Case:
-    """The case in eager: torch.compile compiles the attention function."""
+    """Return the case with an eager candidate, whose attention function torch.compile compiles."""
     case = variant(base, "eager_regional", FAMILY, **_SMALL)
     return replace(case, candidate=_EAGER, steps=2)
 

@@ -1,4 +1,6 @@
-"""Edge cases of the three chunkings: other numbers of ranks and rows, padded shards, idle experts, other dtypes."""
+"""Edge cases of the three chunkings: few ranks, few or many rows, padded shards, experts without tokens, other
+dtypes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "float32": {"precision": Precision(compute="float32")},
     "bf16_reduce": {"precision": Precision(reduce="bfloat16")},
 }
-"""The changes of each variant, by its name's suffix."""
+"""The changes that make each variant. Its key is the suffix of the case's name: `world2` in blocks_batch_world2."""
 
 CASES = tuple(
     variant(base, suffix, FAMILY, **changes)

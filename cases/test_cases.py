@@ -1,4 +1,4 @@
-"""Every case as a pytest item with the case's name: `pytest cases -k moe_seq -n 2`."""
+"""Each case as a test of the same name: `pytest cases -k moe_seq -n 2`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bitproof.harness.report.write import prepare_run_dir, write_run
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
 def test_case_gets_its_expected_verdict(case: Case, pytestconfig: pytest.Config) -> None:
-    """Run the case like `bitproof run`. It is skipped if it needs a missing GPU, unless -k selects it."""
+    """Run the case as `bitproof run` does. Without a GPU that the case needs it is skipped, unless -k is given."""
     from bitproof.harness.execute import launch
 
     options = RunOptions()

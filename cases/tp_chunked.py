@@ -1,5 +1,6 @@
-"""The cases of `tp_ep` in chunks: each sum over a tensor group and each expert exchange runs once per chunk, and the
-ranks of a text divide the tokens of each chunk.
+"""The cases of `tp_ep` in chunks: each sum over tensor ranks, and each expert exchange, runs once per chunk.
+
+The ranks that read the same text divide the tokens of each chunk.
 """
 
 from __future__ import annotations

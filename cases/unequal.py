@@ -1,4 +1,4 @@
-"""Cases whose systems must differ: they show that bitproof detects and names a difference in rounding order."""
+"""Cases whose systems must differ: they test that bitproof detects and names a different order of rounding."""
 
 from __future__ import annotations
 

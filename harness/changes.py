@@ -1,4 +1,4 @@
-"""The changes of a call to every selected case."""
+"""Change settings of every selected case, as the options of a command ask."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from bitproof.harness.settings import CHANGES, option, setting, settings
 
 
 def check_data(data: str | Path | None) -> str | None:
-    """The `data` of a case that trains on this file; None without a file. Raises UsageError if the file does not
-    exist."""
+    """The `data` of a case that trains on this file; None without a file. Raises UsageError for a missing file."""
     if data is not None and not os.path.isfile(data):
         raise UsageError("there is no such data file", expected="a text file", found=str(data))
     return None if data is None else data_of_file(Path(data))
@@ -29,7 +28,7 @@ _DATA = option("--data", CHANGES, "Train on this text instead of the default.", 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """The changes of a call to every selected case. None leaves a setting unchanged."""
+    """Changes to every selected case. None leaves a setting unchanged."""
 
     candidate: str | None = setting(
         None, "--candidate", CHANGES, "Use this system as the candidate.", metavar="SYSTEM", names_code=True
@@ -104,11 +103,11 @@ def change_case(case: Case, changes: Changes) -> Case:
 
 
 def _changed_chunking(case: Case, changes: Changes) -> Chunking | None:
-    """The case's chunking after the changes. New modules also replace `only`, a list of single modules."""
     modules, dim, now = ",".join(changes.chunk_modules), changes.chunk_dim, case.chunking
     if not modules and dim is None:
         return now
     if now is not None:
+        # `only` lists single modules of the old pattern, so new modules replace it.
         return replace(now, modules=modules or now.modules, dim=dim or now.dim, only=() if modules else now.only)
     if not modules or dim is None:
         raise CaseError(

@@ -1,17 +1,17 @@
-"""Checks that a case's result supports its verdict, with the same rules for results judged here and read from disk.
+"""Check that a case's result supports its verdict, with the same rules for results judged here and read from disk.
 
 A verdict that contradicts its own numbers is worse than none. The rules follow from how verdicts are made:
 
-- a judged case ran its steps on its ranks, with one loss per step on rank 0 of each side, and a record of each required
-  kind at every step on every rank, equally many at each step;
+- a judged case ran its steps on its ranks, with one loss per step on rank 0 of each system, and a record of each
+  required kind at every step on every rank, equally many at each step;
 - EQUAL and CLOSE have no error; EQUAL has equal losses and nothing that differs; CLOSE has values within the case's
   bound;
 - DIFFERENT has records that differ, of the kinds that it lists;
 - none of the three has a control, or a run under stress, that differs from its first run;
 - a baseline is EQUAL if records were compared and none differs, DRIFTED if some differ;
 - NONDETERMINISTIC has a control, or a run under stress, that differs;
-- both sides have equally many losses, and as many losses were compared as rank 0 has, plus at least one for each other
-  rank and step; for built-in systems all ranks have equally many records, and each parameter has a gradient;
+- both systems have equally many losses, and as many losses were compared as rank 0 has, plus at least one for each
+  other rank and step; for built-in systems all ranks have equally many records, and each parameter has a gradient;
 - the first divergence is within the case, of a kind that differs, and at most all its elements differ; DIFFERENT and
   CLOSE have such a divergence, and name the kinds; the list of differing keys has the same counts, kind by kind;
 - a case has a single result; NCCL joins GPUs only; no time is negative;
@@ -55,12 +55,12 @@ class Contradiction(NamedTuple):
 
 
 def contradiction(result: CaseResult) -> Contradiction | None:
-    """The first field of a result that contradicts the others; None when they agree."""
+    """The first field of a result that contradicts the others; None if they agree."""
     return next(_contradictions(result), None)
 
 
 def contradiction_in(report: Report) -> Contradiction | None:
-    """The first field of a report as a whole that contradicts the others; None when they agree."""
+    """The first field of a report as a whole that contradicts the others; None if they agree."""
     if twice := [name for name, count in Counter(result.case.name for result in report.cases).items() if count > 1]:
         return Contradiction("cases", "one result a case", twice[0])
     if ran := sorted(report.not_run.keys() & {result.case.name for result in report.cases}):
@@ -172,8 +172,8 @@ _OURS = {"eager", "eager_chunked", *PREPARED}
 
 
 def _uneven(result: CaseResult) -> Iterator[Contradiction]:
-    """Contradictions for built-in systems, whose ranks record equally many, with a gradient per parameter and equally
-    many states of each parameter."""
+    """Contradictions for built-in systems: each rank has as many records, a gradient per parameter, and as many states
+    of each parameter."""
     compared, places = result.compared, result.steps * result.world_size
     if result.case.parallelism.pp > 1:  # stages have different parameters
         places = result.steps
@@ -259,11 +259,10 @@ def _unfounded_different(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _unfounded_closeness(result: CaseResult) -> Iterator[Contradiction]:
-    """Contradictions in the measured closeness of a case that differs within its bound: every compared kind must be
-    measured, and no element may be beyond the bound.
-    """
+    """Contradictions in the measured closeness of a case that differs within its bound."""
     found = result.closeness
     assert found is not None
+    # Every compared kind must be measured, and no element may be beyond the bound.
     if {kind for kind, count in result.compared.items() if count} != found.histogram.keys():
         yield _no(result, "as the histogram lacks a compared kind")
     if any(UNLIKE in buckets for buckets in found.histogram.values()):

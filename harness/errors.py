@@ -19,11 +19,11 @@ from __future__ import annotations
 
 MAX_FACT = 16_384
 MAX_TRACEBACK = 65_536
-"""Maximum characters of each part of an error: another library's exception may contain a whole printed tensor."""
+"""The most characters of each part of an error: another library's exception may contain a whole printed tensor."""
 
 
 def bounded(text: str, limit: int, source: str | None = None) -> str:
-    """A long text's start and end, with a sentence in between about the omitted part and its location."""
+    """A long text's start and end, and between them the number of omitted characters and where they are (`source`)."""
     if len(text) <= limit:
         return text
     # The end is kept longer: a traceback ends with its message.
@@ -33,7 +33,7 @@ def bounded(text: str, limit: int, source: str | None = None) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """The start of a long line."""
+    """The start of a long line, with "..." after it."""
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
@@ -110,7 +110,7 @@ class PassError(BitproofError):
 
 
 class RankError(BitproofError):
-    """A rank died, raised or hung. `rank` is None when no single rank is to blame."""
+    """A rank died, raised or hung. `rank` is None if no single rank is to blame."""
 
     def __init__(self, what: str, *, rank: int | None = None, traceback: str | None = None, **facts: str | None):
         self.rank = rank

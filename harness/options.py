@@ -1,4 +1,4 @@
-"""The options of a run, shared by launcher, session and a case's run. Loads no torch."""
+"""Define the options of a run, shared by the launcher, the session and a case's run. Loads no torch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_seconds(value: float) -> str:
 
 
 def check_jobs(value: int | str) -> str:
-    """The error about a number of runs; "" if it is valid."""
+    """The error about a number of cases that run at the same time; "" if it is valid."""
     text = str(value)
     fits = text == "auto" or (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_JOBS)
     return "" if fits else f"{text} is neither a number from 1 to {MAX_JOBS} nor auto."
@@ -301,7 +301,7 @@ class RunOptions:
     verbose: bool = setting(False, "--verbose -v", MORE, "Write the passes' debug logs to the logs.")
 
     def of_run(self, role: Role, *, is_stressed: bool) -> RunOptions:
-        """The options of a run of a case's system: faults, passes and names only apply to the candidate."""
+        """The options of one run of a case: faults, passes and names only apply to the candidate."""
         mine = replace(self, stress=self.stress if is_stressed else None, checks=(), active=())
         return mine if role == "candidate" else replace(mine, inject=None, extra_passes=(), names={})
 
@@ -311,7 +311,7 @@ class RunOptions:
         return tuple(check.options for check in self.active)
 
     def remarks(self) -> tuple[str, ...]:
-        """Remarks for readers of a report about how every case was run, e.g. with an untested torch."""
+        """Remarks in the report about how every case was run, e.g. with an untested torch."""
         told = [warning] if (warning := warning_of(torch_version())) else []
         if self.control == "never":
             told.append(

@@ -1,6 +1,6 @@
-"""The rule for showing untrusted text: which characters are shown unchanged.
+"""Decide which characters of untrusted text are shown unchanged, and escape the others.
 
-Names, reasons and errors come from reports, recordings, baselines, trainers and libraries, and may contain anything.
+Names, reasons and errors are from reports, recordings, baselines, trainers and libraries, and may contain anything.
 Characters with an effect instead of a shape are escaped, such as `\\x1b`: control characters, halves of surrogate
 pairs, characters that reorder or hide their neighbours, and unassigned characters. Line ends and tabs stay.
 
@@ -17,19 +17,19 @@ _LINE_END = re.compile(r"\r\n?")
 
 
 def printable(text: str) -> str:
-    """A text of any number of lines, without characters that a terminal would act on."""
+    """A text of any number of lines, with escapes for characters on which a terminal would act."""
     if text.isprintable():
         return text
     return _RUN.sub(lambda run: _spelled(run.group()), _LINE_END.sub(_spelled_end, text))
 
 
 def one_line(text: str) -> str:
-    """A text as one line: runs of white space become single spaces."""
+    """A printable text as one line: runs of white space become single spaces."""
     return printable(" ".join(text.split()))
 
 
 def _spelled_end(found: re.Match[str]) -> str:
-    """A line end for a Windows line end; a lone carriage return would hide the line before it, so it is escaped."""
+    r"""A plain line end for Windows' `\r\n`; an escape for a lone `\r`, which would hide the line before it."""
     return "\n" if found.group() == "\r\n" else "\\r"
 
 

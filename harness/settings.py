@@ -1,4 +1,4 @@
-"""Settings: the options of a run, each declared once, as a field of a dataclass.
+"""Declare settings of a run once, as fields of a dataclass; options, keywords and replay commands follow from them.
 
 A field states its type, its default, its documentation and the options that set it. These fields define the options of
 the command line and their help (`harness.cli.declare`), the keywords of `bitproof.run` and of the pytest plugin
@@ -33,12 +33,11 @@ MORE = "More to find out and to write"
 class Option:
     """An option: its names on the command line, its keyword in Python, and its help.
 
-    A switch that is on by default has both of its forms as one name: `--verify/--no-verify`.
-
-    `kind` is the type of its value in Python (None: the field's type), `typed` the command line's type if it differs.
-    `least` is the smallest number, and `problem` returns an error text for a value, "" if it is valid. `names_code`
-    marks a system or a pass, which may name a file. `repeats`: whether a replay repeats it. `command_line_only` is the
-    reason why Python does not offer it, "" if it does.
+    A switch that is on by default has both of its forms as one name: `--verify/--no-verify`. `kind` is the type of its
+    value in Python (None: the field's type), `typed` the command line's type if it differs. `least` is the smallest
+    number, and `problem` returns an error text for a value, "" if it is valid. `names_code` marks a system or a pass,
+    which may name a file. `repeats`: whether a replay repeats it. `command_line_only` is the reason why Python does not
+    offer it, "" if it does.
     """
 
     names: tuple[str, ...]
@@ -56,7 +55,7 @@ class Option:
     command_line_only: str = ""
 
     def words(self, value: Any) -> list[str]:
-        """The option with a value, for a command line in any folder."""
+        """The option with a value, as words of a command line that mean the same in any folder."""
         on, _, off = self.names[0].partition("/")
         if value is True:
             return [on]
@@ -74,7 +73,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class FieldOptions:
-    """A field's options. `read` converts their values to the field's, and `tell` is the inverse."""
+    """A field's options. `read` converts their values to the field's value, and `tell` is the inverse."""
 
     options: tuple[Option, ...]
     read: Callable[..., Any] | None = None
@@ -82,18 +81,18 @@ class FieldOptions:
 
 
 def setting(default: Any, name: str, group: str, help: str, **more: Any) -> Any:
-    """A field set by a single option with the same value."""
+    """A dataclass field that a single option with the same value sets."""
     return settings(default, option(name, group, help, default=default, **more))
 
 
 def settings(default: Any, *options: Option, read: Any = None, tell: Any = None) -> Any:
-    """A field set by several options, or by an option whose value is converted."""
+    """A dataclass field that several options set, or an option whose value is converted."""
     made = {"default_factory": dict} if default == {} else {"default": default}
     return field(**made, metadata={"setting": FieldOptions(options=options, read=read, tell=tell)})
 
 
 def option(names: str, group: str, help: str, **more: Any) -> Option:
-    """An option. A short name comes last, as in "--jobs -j"."""
+    """An option. A short name is last, as in "--jobs -j"."""
     first, *others = names.split()
     keyword = more.pop("keyword", first.partition("/")[0].removeprefix("--").replace("-", "_"))
     return Option(names=(first, *others), keyword=keyword, group=group, help=help, **more)
@@ -110,10 +109,8 @@ def options_of(part: type[Any]) -> tuple[Option, ...]:
 
 
 def made(part: type[T], given: Mapping[str, Any]) -> T:
-    """An instance of a dataclass from values by keyword, with defaults for missing values.
-
-    Keywords of other dataclasses are ignored.
-    """
+    """An instance of a dataclass from values by keyword, with defaults for missing values. Keywords of other
+    dataclasses are ignored."""
     values: dict[str, Any] = {}
     for name, declared in _settings_of(part):
         asked = {each.keyword: given.get(each.keyword, each.default) for each in declared.options}
@@ -164,9 +161,7 @@ def told(value: Any) -> dict[str, Any]:
 
 def words(*values: Any, usual: Mapping[str, Any] | None = None) -> list[str]:
     """The command line that recreates these dataclasses, in any folder: every option that is not at its default.
-
-    `usual` has the defaults, by keyword, of a command with different defaults.
-    """
+    `usual` has the defaults, by keyword, of a command with different defaults."""
     found: list[str] = []
     for part in [part for value in values for part in (value, *getattr(value, "parts", ()))]:
         now = told(part)
@@ -177,7 +172,7 @@ def words(*values: Any, usual: Mapping[str, Any] | None = None) -> list[str]:
 
 
 def words_in(kind: Any) -> list[str]:
-    """The allowed words: ["batch", "seq"] for Literal["batch", "seq"] | None; empty for other types."""
+    """The allowed words of a type: ["batch", "seq"] for Literal["batch", "seq"] | None; empty for other types."""
     return [word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part)]
 
 

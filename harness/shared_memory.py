@@ -1,4 +1,4 @@
-"""Memory that forked processes share, through which the ranks of a machine exchange data. Loads no torch.
+"""Share memory among forked processes, through which the ranks of a machine exchange data. Loads no torch.
 
 `SharedMemory` is an anonymous mapping, made before ranks are forked. It never has a name: it vanishes when its last
 process ends, however that ends. A group exchanges pieces through a `Ring`: each rank writes into its own slot, all
@@ -63,11 +63,8 @@ def is_supported() -> bool:
 
 
 class SharedMemory:
-    """A mapping for all groups of a run. It begins with the words that ranks wait for; areas for data follow, and each
-    group takes the next area.
-
-    Make it before forking; every rank then calls `join`, and asks for its groups' areas in the same order.
-    """
+    """A mapping for all groups of a run: first the words on which ranks wait, then areas for data, one per group. Make
+    it before forking; every rank then calls `join`, and asks for its groups' areas in the same order."""
 
     def __init__(self, world_size: int, num_areas: int = 16) -> None:
         assert 0 < world_size <= _MAX_RANKS, "a counter holds that many"
@@ -101,8 +98,8 @@ class SharedMemory:
         self.words[rank * _LINE // 4] = os.getpid()
 
     def next_area(self, partition: Sequence[Sequence[int]], rank: int, timeout: float) -> tuple[Ring, Ring] | None:
-        """This rank's rings, inline and bulk, in the next area; None when no area is left. They connect the ranks of
-        the part of `partition` that this rank is in."""
+        """This rank's rings, inline and bulk, in the next area; None if no area is left. They connect the ranks in the
+        same part of `partition` as `rank`."""
         if not self._areas_left:
             return None
         area = self._areas_left.pop(0)
@@ -130,10 +127,8 @@ class SharedMemory:
             raise OSError(ctypes.get_errno(), "futex cannot count an arrival")
 
     def wait(self, at: int, target: int, ranks: Sequence[int], timeout: float) -> None:
-        """Wait until the counter `at` (in bytes) is `target`, for which all `ranks` must arrive.
-
-        Raises RuntimeError when a rank among them ended, TimeoutError after `timeout` seconds.
-        """
+        """Wait until the counter `at` (in bytes) is `target`, for which all `ranks` must arrive. Raises RuntimeError if
+        a rank among them ended, TimeoutError after `timeout` seconds."""
         words, index = self.words, at // 4
         # Spinning is cheaper than a sleep if the last rank is about to arrive.
         for _ in range(self._spins):
@@ -185,10 +180,8 @@ class SharedMemory:
 
 
 class Board:
-    """A line of text for each rank, written by the rank and read by the board's maker, whatever the rank does.
-
-    Neither waits for the other: a line that is read while it is written may be partly the old and partly the new text.
-    """
+    """A line of text for each rank. The rank writes it, and the board's maker reads it, whatever the rank does. Neither
+    waits for the other: a line that is read while it is written may be partly the old and partly the new text."""
 
     def __init__(self, world_size: int) -> None:
         self._map = mmap.mmap(-1, world_size * _LINE_BYTES)
@@ -210,7 +203,7 @@ class Board:
 
 
 class Ring:
-    """Slots through which the ranks of a group exchange pieces, in one order: post, wait for all, read, release.
+    """Slots through which a group's ranks exchange pieces of data, in one order: post, wait for all, read, release.
 
     Offsets are in bytes from the mapping's beginning. `stride` is the distance from a rank's slot to the next rank's.
     """
@@ -245,7 +238,7 @@ class Ring:
         return self.posted - self.read == self.num_slots
 
     def begin_post(self) -> int:
-        """Wait until all have read the next slot; returns the offset for this rank's piece."""
+        """Wait until all ranks have read the next slot; returns the offset for this rank's piece."""
         assert not self.is_full
         round_, slot = divmod(self.posted, self.num_slots)
         if round_:
@@ -253,7 +246,7 @@ class Ring:
         return self._slots[slot] + self._mine
 
     def end_post(self) -> None:
-        """Report that the piece is written."""
+        """Report to the other ranks that the piece is written."""
         round_, slot = divmod(self.posted, self.num_slots)
         self.posted += 1
         self.memory.arrive(self._words[slot], round_ % 2 == 0, self._size)
@@ -265,7 +258,7 @@ class Ring:
         return self._slots[slot]
 
     def end_read(self) -> None:
-        """Report that the pieces are read."""
+        """Report to the other ranks that the pieces are read."""
         round_, slot = divmod(self.read, self.num_slots)
         self.read += 1
         self.memory.arrive(self._words[slot] + _LINE, round_ % 2 == 0, self._size)

@@ -1,4 +1,4 @@
-"""All of torch's private names that bitproof uses, and those that differ between the supported releases.
+"""Wrap torch's private names that bitproof uses, and those that differ between the supported releases.
 
 No other module uses either, except those beside it: `torch_distributed.py`, `torch_operators.py`, `torch_compile.py`,
 `torch_inductor.py`, `torch_sizes.py`, `torch_fakes.py` and `torch_tracing.py` for the subjects in their names. So a new
@@ -79,8 +79,8 @@ __all__ = [
 
 
 def import_tracing() -> None:
-    """Import the modules that torch would import at the first trace and step. It takes 0.5 s, once, and not in each
-    forked process."""
+    """Import the modules that torch would import at the first trace and step: 0.5 s, once instead of in each forked
+    process."""
     import sympy.combinatorics  # noqa: F401
     import torch._inductor.sizevars
     import torch.export._trace
@@ -90,7 +90,7 @@ def import_tracing() -> None:
 
 
 def build() -> tuple[str, str, str]:
-    """This torch: its full version, the commit of the build, and its settings. A build for CUDA starts the driver."""
+    """torch's full version, the commit of its build, and its settings. A build for CUDA starts the driver."""
     return str(torch.__version__), str(torch.version.git_version), torch.__config__.show()
 
 
@@ -132,8 +132,8 @@ def symbolic_graph(
 def _without_tensor_meta(module: GraphModule) -> GraphModule:
     """Keep only `val` in each node, without the older metadata that duplicates it and takes a tenth of a trace.
 
-    None of our passes reads it, and it would be wrong after the first pass that changes a size. Graphs for Inductor are
-    traced again, decomposed, with it.
+    No pass reads it, and it would be wrong after the first pass that changes a size. Graphs for Inductor are traced
+    again, decomposed, with it.
     """
     for nested in module.modules():
         for node in nested.graph.nodes if isinstance(nested, GraphModule) else ():
@@ -142,18 +142,15 @@ def _without_tensor_meta(module: GraphModule) -> GraphModule:
 
 
 def traced_node(tensor: Tensor, tracer: Any) -> Node | None:
-    """The node of a running trace that computes a tensor; None for a tensor unknown to the trace."""
+    """The graph node that computes a tensor in a running trace; None for a tensor unknown to the trace."""
     return get_proxy_slot(tensor, tracer, None, lambda found: found.proxy.node)
 
 
 def open_dim(
     fake_mode: FakeTensorMode, placeholder: Tensor, dim: int, bounds: tuple[int, int], name: str, *, shared: str
 ) -> FakeTensor:
-    """A fake input with the layout of `placeholder` and an open dim: its size is within `bounds`, and no code can
-    branch on it.
-
-    Inputs whose open dims have the same name `shared` have the same symbol there.
-    """
+    """A fake input like `placeholder` with an open dim: its size is within `bounds`, and no code can branch on it.
+    Inputs whose open dims have the same name `shared` have the same symbol there."""
     from torch._dynamo.source import LocalSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
@@ -178,7 +175,7 @@ def open_dim(
 
 
 def backward_told(before: Callable[[Tensor], None], after: Callable[[], None]) -> AbstractContextManager[Any]:
-    """Call `before` with each tensor that a backward begins from, and `after` when it has ended."""
+    """Within the block, call `before` with each tensor from which a backward begins, and `after` when it has ended."""
     run = torch.autograd._engine_run_backward
 
     def running(outputs: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
@@ -193,8 +190,9 @@ def backward_told(before: Callable[[Tensor], None], after: Callable[[], None]) -
 
 
 def flattened(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The leaves of a value of nested tuples, lists, dictionaries and torch's other tree nodes, and a function that
-    rebuilds such a value from its leaves."""
+    """The leaves of nested tuples, lists, dictionaries and other tree nodes, and a function that rebuilds the
+    nesting.
+    """
     leaves, spec = tree_flatten(value)
     return leaves, lambda own: tree_unflatten(own, spec)
 
@@ -208,10 +206,8 @@ def keys_of(value: Any) -> list[tuple[Any, ...]]:
 
 @contextmanager
 def swapped_state(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[None]:
-    """A context in which a module reads these tensors in place of its parameters and buffers, tied ones together.
-
-    Recurrent modules keep their parameters in a list as well; it is rebuilt, so that forward reads these tensors.
-    """
+    """Within the block, a module reads these tensors in place of its parameters and buffers, tied ones together.
+    Recurrent modules keep their parameters in a list as well; it is rebuilt, so that forward reads these tensors."""
     recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     try:
         with _reparametrize_module(model, dict(state), tie_weights=True):
@@ -235,15 +231,15 @@ def joint_graph(module: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
 
 
 class Role(NamedTuple):
-    """An input or output of a joint graph: its kind, and the name of its tensor. A plain input has its position as
-    name."""
+    """An input or output of a joint graph: its kind, and the name of its tensor; for a plain input, its position."""
 
     kind: Literal["parameter", "buffer", "input", "output", "tangent", "written", "gradient", "other"]
     of: str
 
 
 def role_of(descriptor: Any) -> Role:
-    """The role for torch's descriptor. A gradient names its parameter; a written tensor its parameter or buffer."""
+    """The role for one of torch's descriptors. A gradient names its parameter; a written tensor its parameter or
+    buffer."""
     from torch._functorch._aot_autograd import descriptors as d
 
     match descriptor:
@@ -267,8 +263,7 @@ def role_of(descriptor: Any) -> Role:
 def divided(
     module: GraphModule, num_outputs: int, num_static: int, *, by: str, cse: bool
 ) -> tuple[GraphModule, GraphModule]:
-    """Divide a joint graph into forward and backward. `by` is "min_cut" or "default", torch's two ways to choose the
-    saved values.
+    """Divide a joint graph into forward and backward. `by` is torch's choice of saved values, "min_cut" or "default".
 
     The first `num_outputs` outputs are forward's; inputs with "tangents" in their names are backward's. The first
     `num_static` inputs, such as parameters, stay in memory in any case. Calls keep their names and metadata; a call in
@@ -297,7 +292,7 @@ def forget_memos(fake: FakeTensor) -> None:
 
 
 def has_open_sizes(tensor: Tensor) -> bool:
-    """Whether any size or stride is a symbol, found without reading them."""
+    """Whether any size or stride is a symbol. Sizes are not read, since that may add a guard."""
     return tensor._has_symbolic_sizes_strides
 
 
@@ -315,12 +310,14 @@ def promise(condition: Any) -> None:
 
 
 Check = Callable[..., None]
-"""torch's own check behind `torch._check` and its kin: (error type, condition, message or None)."""
+"""torch's own check behind `torch._check` and similar functions: (error type, condition, message or None)."""
 
 
 @contextmanager
 def checks_replaced(check: Callable[..., None]) -> Iterator[None]:
-    """Within this context `torch._check` and its kin call `check(torch's own, error type, condition, message)`."""
+    """Within the block, `torch._check` and similar functions call `check(torch's own, error type, condition,
+    message)`.
+    """
     own = torch._check_with
     torch._check_with = functools.partial(check, own)
     try:
@@ -331,7 +328,7 @@ def checks_replaced(check: Callable[..., None]) -> Iterator[None]:
 
 @contextmanager
 def file_writers_told(told: Callable[[object], None]) -> Iterator[None]:
-    """Within this context `told` takes the file, or its path, that `torch.save` is about to write, before it does."""
+    """Within the block, call `told` with the file, or its path, before `torch.save` writes it."""
     own = torch._C.PyTorchFileWriter
 
     def writer(file: Any, *args: Any) -> Any:
@@ -396,8 +393,7 @@ def is_within_own_step(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def hooks_of_gradients(tensor: Tensor) -> bool:
-    """Whether a tensor has hooks that run when its gradient is computed or has been accumulated: they may change the
-    gradient."""
+    """Whether a tensor has hooks that may change its gradient, when it is computed or has been accumulated."""
     return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
@@ -410,7 +406,7 @@ def has_forward_hooks(module: nn.Module) -> bool:
 def compiled_calls_within(
     module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Wrap the compiled call of a compiled module in `wrap`."""
+    """Within the block, wrap the compiled call of a compiled module in `wrap`."""
     own = module._compiled_call_impl
     module._compiled_call_impl = own and wrap(own)
     try:
@@ -421,8 +417,8 @@ def compiled_calls_within(
 
 @contextmanager
 def backward_hooks_set_within(within: Callable[[nn.Module], AbstractContextManager[None]]) -> Iterator[None]:
-    """Enter the context `within(module)` while torch sets up the backward hooks of the module's outputs, after its
-    forward hooks."""
+    """Within the block, enter `within(module)` while torch sets up the backward hooks of a module's outputs. That is
+    after its forward hooks."""
 
     def setup(hook: Any, args: Any) -> Any:
         with within(hook.module):
@@ -437,7 +433,7 @@ def backward_hooks_set_within(within: Callable[[nn.Module], AbstractContextManag
 
 
 def count_gpus_by_driver() -> int | None:
-    """How many GPUs this process may use, by the driver's library, which starts no CUDA; None if it fails."""
+    """The number of GPUs that this process may use, by the driver's library, which starts no CUDA; None if it fails."""
     try:
         count = torch.cuda._device_count_nvml()
     except Exception:
@@ -446,10 +442,8 @@ def count_gpus_by_driver() -> int | None:
 
 
 def name_visible_gpus(count: int) -> list[str]:
-    """Names of the GPUs that this process may use, in torch's order; `count` is their number.
-
-    These are UUIDs from the driver's library, or, if that fails, the names in CUDA_VISIBLE_DEVICES.
-    """
+    """Names of the GPUs that this process may use, in torch's order; `count` is their number. These are UUIDs from the
+    driver's library, or, if that fails, the names in CUDA_VISIBLE_DEVICES."""
     visible = torch.cuda._parse_visible_devices()[:count]
     try:
         uuids = torch.cuda._raw_device_uuid_nvml() or []
@@ -472,7 +466,7 @@ def nnpack_enabled() -> bool:
 
 
 def set_nnpack_enabled(value: bool) -> None:
-    """Let NNPACK compute convolutions on the CPU, or not."""
+    """Allow or forbid NNPACK to compute convolutions on the CPU."""
     torch._C._set_nnpack_enabled(value)
 
 
@@ -482,10 +476,10 @@ def sdp_priority() -> list[int]:
 
 
 def set_sdp_priority(value: list[int]) -> None:
-    """Have torch try its kernels for attention on a GPU in this order."""
+    """Set the order in which torch tries its kernels for attention on a GPU."""
     torch._C._set_sdp_priority_order(value)
 
 
 def set_mkldnn_enabled(value: bool) -> None:
-    """Let oneDNN compute on the CPU, or not."""
+    """Allow or forbid oneDNN to compute on the CPU."""
     torch._C._set_mkldnn_enabled(value)

@@ -1,4 +1,4 @@
-"""All private parts of torch.compile that bitproof uses, with its counters and its structured trace."""
+"""Wrap torch.compile's private parts that bitproof uses, with its counters and its structured trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 
 def lazily_compiled() -> AbstractContextManager[Any]:
-    """A context in which new graphs have no code until it is requested."""
+    """A context manager: new graphs have no code until it is requested."""
     return _use_lazy_graph_module(True)
 
 
@@ -37,7 +37,7 @@ def is_of_compiler(function: FunctionType) -> bool:
 def compiled_calls_told(
     asked: Callable[[str, bool], None], called: Callable[[], None], recompiled: Callable[[str], None]
 ) -> Iterator[None]:
-    """Within this context the callbacks report the use of torch.compile.
+    """Within the block, the callbacks report the use of torch.compile.
 
     `asked` takes the backend of each torch.compile that is not disabled, and whether its code must be captured whole.
     `called` is called when such code runs, even if none of it was compiled: the environment, a setting or a stance may
@@ -90,10 +90,8 @@ def compile_calls(model: nn.Module, backend: Callable[..., Any]) -> None:
 def ahead_of_time(
     compile_graph: Callable[[GraphModule, str], Callable[..., Any]], decompositions: Mapping[Any, Any] | None
 ) -> Callable[..., Any]:
-    """A backend of torch.compile that differentiates the captured code, like its backend "aot_eager".
-
-    `compile_graph` takes each graph of operators and its direction, and returns a function that runs it.
-    """
+    """A backend of torch.compile that differentiates the captured code, like its backend "aot_eager". `compile_graph`
+    takes each graph of operators and its direction, and returns a function that runs it."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -113,7 +111,7 @@ def ahead_of_time(
 
 
 def boxed(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """A function that takes its arguments as a list, which it may empty, as torch calls graphs."""
+    """Mark `call` as a function that takes its arguments as a list, which it may empty. torch calls graphs this way."""
 
     def called(inputs: list[Any]) -> Any:
         return call(inputs)
@@ -146,13 +144,13 @@ class _Uncompiled(nullcontext[None]):
 
 
 def _backend_name(backend: Any) -> str:
-    """A backend's name: torch wraps most of them."""
+    # torch wraps most backends.
     backend = getattr(backend, "compiler_name", backend)
     return backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
 
 
 def trace_artifact(name: str, text: str) -> None:
-    """Add a text to the structured trace."""
+    """Add a text to the structured trace of torch.compile."""
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": name, "encoding": "string"},

@@ -1,4 +1,4 @@
-"""All of torch.distributed's private names that bitproof uses, and those that differ between the supported releases."""
+"""Wrap torch.distributed's private names that bitproof uses, and those that differ between the supported releases."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from torch.distributed import distributed_c10d
 
 
 def functional_collectives() -> Any:
-    """torch's collectives that return their results; backward passes through those named `..._autograd`."""
+    """torch's module of collectives that return their results; backward passes through those named `..._autograd`."""
     import torch.distributed._functional_collectives as collectives
 
     return collectives
 
 
 def group_of(boxed: Any) -> Any:
-    """The process group that an operator receives as a boxed object."""
+    """The process group in the boxed object that an operator receives."""
     return ProcessGroup.unbox(boxed)
 
 
 def name_of_group(boxed: Any) -> str:
-    """The name of the process group that an operator receives as a boxed object; "" if it has none."""
+    """The name of the process group in the boxed object that an operator receives; "" if it has none."""
     with suppress(RuntimeError, TypeError, ValueError):
         return str(ProcessGroup.unbox(boxed).group_name)
     return ""
@@ -49,7 +49,7 @@ def register_group(name: str, group: Any) -> None:
 
 
 def group_named(name: str) -> ProcessGroup:
-    """The process group of a name. Raises RuntimeError if none is registered."""
+    """The process group with this name. Raises RuntimeError if none is registered."""
     return torch._C._distributed_c10d._resolve_process_group(cast(Any, name))
 
 
@@ -65,10 +65,8 @@ def parts_of(placement: Any, indices: Tensor, ranks: int) -> list[Tensor]:
 
 
 def flattened_parts(model: Any) -> dict[int, tuple[tuple[int, ...], int, int]]:
-    """For each parameter that FSDP1 flattens and keeps, by its id: its whole shape, and the rank's part.
-
-    The part is the index of its first element and of the element after its last; both are 0 if the rank has none.
-    """
+    """For each parameter that FSDP1 flattens and keeps, by its id: its whole shape, and the rank's part. The part is
+    the index of its first element and of the element after its last; both are 0 if the rank has none."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     found = {}
@@ -94,21 +92,19 @@ def unregister_group(name: str) -> None:
 
 
 def group_of_size(size: int) -> Any:
-    """A process group that knows its size and connects no ranks."""
+    """A process group that has a size and connects no ranks."""
     return cast(Any, ProcessGroup)(0, size)
 
 
 def set_timeout(options: Any, timeout: Any) -> None:
-    """Set the time limit of collectives in the options of a NCCL group: torch reads it there, and not `new_group`'s
+    """Set the time limit of collectives in the options of a NCCL group, where torch reads it, not in `new_group`'s
     argument."""
     options._timeout = timeout
 
 
 def collectives_by_group() -> dict[str, int]:
-    """How many collectives this process has launched in each of torch's groups of several ranks, by the group's name.
-
-    gloo includes messages from rank to rank, NCCL does not. A group without a counter is left out.
-    """
+    """The number of collectives that this process has launched in each of torch's groups of several ranks, by group
+    name. gloo includes messages from rank to rank, NCCL does not. A group without a counter is left out."""
     found = {}
     for group, name in distributed_c10d._world.pg_names.items():
         if group.size() > 1:
@@ -119,8 +115,7 @@ def collectives_by_group() -> dict[str, int]:
 
 @contextmanager
 def messages_told(tell: Callable[[], None]) -> Iterator[None]:
-    """Within this context `tell` is called for each message that this process sends to or receives from a single
-    rank."""
+    """Within the block, call `tell` for each message that this process sends to or receives from a single rank."""
 
     def told(own: Callable[..., Any]) -> Callable[..., Any]:
         def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
@@ -137,8 +132,8 @@ def messages_told(tell: Callable[[], None]) -> Iterator[None]:
 
 
 def sharding_rules() -> SimpleNamespace:
-    """A namespace with DTensor's `propagator` of shardings, the types of its requests, its `cost` of a redistribution,
-    and `line(n)`, a 1-D mesh of n ranks."""
+    """DTensor's `propagator` of shardings, the types of its requests, its `cost` of a redistribution, and `line(n)`.
+    `line(n)` makes a 1-D mesh of n ranks."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, _collective_utils, _dtensor_spec, _op_schema
 

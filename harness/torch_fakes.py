@@ -1,4 +1,4 @@
-"""Cache of fake results: layers repeat, and torch computes a layer's shapes as often as there are layers.
+"""Cache the results of calls on fake tensors: layers repeat, and torch computes the shapes of every layer again.
 
 torch's own cache does not find them: the number of rows that an expert receives is a new symbol in each layer, so a
 repeated call looks new.
@@ -50,7 +50,7 @@ _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layou
 
 
 class _Unkept(Exception):  # noqa: N818
-    """A call that torch has to compute."""
+    """Raised for a call that torch has to compute."""
 
 
 class _Form(NamedTuple):
@@ -62,8 +62,8 @@ class _Form(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """A size of a result: the very size object of the arguments with index `own`, or an expression over numbered
-    symbols. Sizes with the same `name` are the same node."""
+    """A size of a result: an argument's own size object (index `own`), or an expression over numbered symbols. Sizes
+    with the same `name` are the same node."""
 
     own: int | None
     name: int = 0
@@ -97,7 +97,7 @@ class FakeResults:
         self._may_be_kept: dict[Any, bool] = {}
 
     def __call__(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The result of a call; a known result is rebuilt."""
+        """The result of a call, which is rebuilt from the cache if it is known."""
         may = self._may_be_kept.get(func)
         if may is None:
             may = self._may_be_kept[func] = _may_be_kept(func)
@@ -289,8 +289,7 @@ class _Symbols:
         return env._version_counter, env.num_deferred_runtime_asserts, *map(len, learned), *fresh
 
     def template(self, node: SymNode) -> tuple[Any, tuple[sympy.Symbol, ...], _Form]:
-        """A size's expression with numbers in place of its symbols, these symbols, and the other facts about the size's
-        node."""
+        """A size's expression with numbers in place of its symbols, these symbols, and the node's other facts."""
         if type(node) is not SymNode or node.shape_env is not self._env or node.fx_node or node.constant is not None:
             raise _Unkept
         template, symbols = self.expression(node._expr)
@@ -365,7 +364,6 @@ def _switches() -> tuple[Hashable, ...]:
 
 
 def _same(x: FakeTensor, made: FakeTensor) -> bool:
-    """Whether a rebuilt result equals torch's own."""
     return _layout(x) == _layout(made)
 
 

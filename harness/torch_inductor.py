@@ -1,4 +1,4 @@
-"""All of Inductor that bitproof uses, private to torch: compiling a graph, and loading compiled code.
+"""Wrap Inductor, which is private to torch: compile a graph, and load compiled code.
 
 A part of `torch_compat.py`, and under its rule: no other module uses Inductor. Loading it takes seconds, which a rank
 without compiled code need not spend, so each function here loads it when it is called.
@@ -51,20 +51,20 @@ def inductor_backend(
 
 
 def lowering_decompositions() -> Mapping[Any, Any]:
-    """Decompositions of operators into those that Inductor lowers."""
+    """A table of functions that decompose operators into those that Inductor lowers."""
     from torch._inductor.decomposition import select_decomp_table
 
     return select_decomp_table()
 
 
 def compiling(fake_mode: FakeTensorMode) -> AbstractContextManager[Any]:
-    """A context in which Inductor finds the fake tensors' mode, and with it the symbols of data-dependent sizes."""
+    """A context manager: Inductor finds the fake tensors' mode, and with it the symbols of data-dependent sizes."""
     return tracing(TracingContext(fake_mode))
 
 
 @contextmanager
 def inductor_settings(settings: Mapping[str, Any]) -> Iterator[None]:
-    """A context with these settings of Inductor, as far as this release has them."""
+    """Within the block, set these settings of Inductor, as far as this release has them."""
     from torch._inductor import config
 
     with config.patch({name: value for name, value in settings.items() if hasattr(config, name)}):
@@ -80,11 +80,8 @@ def takes_as_hook(kind: type) -> None:
 
 @contextmanager
 def passes_watched(before: Callable[[Any, str], None], after: Callable[[Any, str], None]) -> Iterator[None]:
-    """Within this context the callbacks receive the module and the name of each Inductor pass, before and after it
-    runs.
-
-    Disabled passes are included, and a nested pass ends first.
-    """
+    """Within the block, call the callbacks with the module and the name of each Inductor pass, before and after it
+    runs. Disabled passes are included, and a nested pass ends first."""
     from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
     enter, leave = GraphTransformObserver.__enter__, GraphTransformObserver.__exit__

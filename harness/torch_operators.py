@@ -1,4 +1,4 @@
-"""All of torch's private names for operators, autograd, annotations and storage that bitproof uses."""
+"""Wrap torch's private names for operators, autograd, annotations and storage that bitproof uses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as i
 
 
 class FlopCount(TorchDispatchMode):
-    """Counts operations while it is entered, by torch's formulas, without changing any call. `flops` is None if a
-    formula cannot read a call."""
+    """Counts FLOPs while it is entered, by torch's formulas, without changing any call. `flops` is None if a formula
+    cannot read a call."""
 
     supports_higher_order_operators = True
 
@@ -51,7 +51,7 @@ class FlopCount(TorchDispatchMode):
         return out
 
     def _count(self, formula: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> int:
-        """The operations of a call. Cached by shapes, as a formula takes longer than a small product."""
+        """The FLOPs of a call, cached by shapes: a formula takes longer than a small product."""
         if kwargs or not all(isinstance(each, Tensor) for each in args):
             return int(formula(*args, **kwargs, out_val=out))
         key = (formula, *(each.shape for each in args))
@@ -74,10 +74,8 @@ def is_composed(operator: Any) -> bool:
 
 
 def written_by_kernel(call: Mapping[str, Any], given: Mapping[str, Any]) -> set[str]:
-    """The names of the tensors that a Triton kernel writes, by torch's analysis; all names if that fails.
-
-    `call` has the arguments of torch's operator for such kernels, `given` the values of the kernel's arguments.
-    """
+    """The names of the tensors that a Triton kernel writes, by torch's analysis; all names if that fails. `call` has
+    the arguments of torch's operator for such kernels, `given` the values of the kernel's arguments."""
     try:
         from torch._higher_order_ops.triton_kernel_wrap import get_mutated_tensors
 
@@ -94,7 +92,7 @@ def overload_of(operator: Any) -> str:
 
 
 def base_name_of(operator: Any) -> str:
-    """An operator's name without namespace and overload; empty for other objects."""
+    """An operator's name without namespace and overload; "" for other objects."""
     name: str = getattr(operator, "_opname", "")
     return name
 
@@ -105,7 +103,7 @@ def running_autograd_node() -> Any:
 
 
 def has_no_values(tensor: Tensor) -> bool:
-    """Whether a tensor has only a shape, like the tensors with which torch asks an operator for shapes."""
+    """Whether a tensor has only a shape: a fake tensor, or one on the meta device."""
     return tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
@@ -115,7 +113,7 @@ def is_backward_running() -> bool:
 
 
 def is_beginning_backward() -> bool:
-    """Whether autograd makes, on this thread, the gradients that a backward begins with."""
+    """Whether autograd now makes, on this thread, the gradients with which a backward begins."""
     # No state of torch shows this, so look for its function on the stack.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not torch.autograd._make_grads.__code__:
@@ -125,7 +123,9 @@ def is_beginning_backward() -> bool:
 
 @contextmanager
 def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
-    """Within this context `tell` takes each tensor that backward begins with, except tensors passed with a gradient."""
+    """Within the block, call `tell` with each tensor from which backward begins, except tensors passed with a
+    gradient.
+    """
 
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
@@ -141,13 +141,12 @@ def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
 
 
 def backward_number() -> int:
-    """The number of the backward that autograd's engine runs on this thread; a later one has a larger number. -1
-    outside of backward."""
+    """The number of the backward that runs on this thread; a later one has a larger number. -1 outside of backward."""
     return int(torch._C._current_graph_task_id())
 
 
 def running_annotations() -> Mapping[str, Any]:
-    """The annotations by `torch.fx.traceback.annotate` of the running code."""
+    """The annotations that `torch.fx.traceback.annotate` gives the running code."""
     found: Mapping[str, Any] = traceback.current_meta.get("custom", {})
     return found
 
@@ -169,7 +168,7 @@ def local_of(parameter: Tensor) -> Tensor:
 
 
 def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The indices and the values of a sparse tensor, unchanged: an index may be there more than once."""
+    """The indices and the values of a sparse tensor, unchanged: an index may occur more than once."""
     return tensor._indices(), tensor._values()
 
 
@@ -187,8 +186,8 @@ def is_watched() -> bool:
 
 
 def below_autograd() -> AbstractContextManager[Any]:
-    """A context without gradients: operators bypass autograd and call the same kernels. Does nothing under an
-    observer."""
+    """A context manager without gradients: operators bypass autograd and call the same kernels. It does nothing under
+    an observer."""
     return nullcontext() if is_watched() else torch._C._AutoDispatchBelowAutograd()
 
 
@@ -209,8 +208,9 @@ def replaced_kernels() -> list[str]:
 
 
 def active_modes() -> list[str]:
-    """Modes that see and may change each call of torch in this thread, outermost first; without torch's default
-    device."""
+    """Modes that see and may change each call of torch in this thread, outermost first; without torch's
+    default device.
+    """
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._device import DeviceContext
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack

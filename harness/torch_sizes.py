@@ -1,5 +1,7 @@
-"""Cache of arithmetic on open sizes: torch computes an open size's product with a number, or whether two are equal,
-with sympy, a dozen times for each tensor, and nearly always for the same operands.
+"""Cache arithmetic on open sizes.
+
+torch computes an open size's product with a number, or whether two are equal, with sympy, a dozen times for each
+tensor, and nearly always for the same operands.
 
 torch's result depends on the operands' expressions, types, hints and form, and on known replacements of symbols; the
 version of the ShapeEnv identifies these. All of this is the key. Each result is a new node, as in torch, so that a
@@ -23,10 +25,8 @@ _OPERATORS = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge")
 
 
 def remember_arithmetic(shape_env: ShapeEnv) -> None:
-    """From now on, compute each sum, product, difference or comparison of this environment's sizes only once.
-
-    Other environments are unaffected.
-    """
+    """From now on, compute each sum, product, difference or comparison of this environment's sizes only once. Other
+    environments are unaffected."""
     setattr(shape_env, _KEPT, {})
     if hasattr(SymNode.maybe_as_int, _KEPT):
         return

@@ -1,4 +1,4 @@
-"""Faster traces: torch's work for each call, without redundant queries.
+"""Make traces faster: torch's work for each call, without redundant queries.
 
 A trace makes three fake tensors a call, and asks twice for the device of a tensor, through both of its modes. Here a
 fake tensor gets its attributes at once, copied from the first fake tensor of its mode. A query for its device is
@@ -25,10 +25,8 @@ _ATTRIBUTES = "bitproof_attributes"
 
 
 def new_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> FakeTensor:
-    """A fake tensor on `device` with the layout and memory of a new plain tensor on the meta device.
-
-    It is equal to `FakeTensor(mode, tensor, device)`. `tensor` must not require gradients.
-    """
+    """A fake tensor on `device` with the layout and memory of a new plain tensor on the meta device. It is equal to
+    `FakeTensor(mode, tensor, device)`. `tensor` must not require gradients."""
     known: dict[torch.device, dict[str, Any]] = vars(mode).setdefault(_ATTRIBUTES, {})
     if (attributes := known.get(device)) is None:
         made = FakeTensor(mode, tensor, device)
@@ -53,8 +51,9 @@ def device_asked(func: Any, args: Sequence[Any]) -> torch.device | None:
 
 @contextmanager
 def quick_tracing() -> Iterator[None]:
-    """Within this context traces answer queries for devices, and copy fake tensors for nodes, as this module
-    describes."""
+    """Within the block, traces answer queries for devices, and copy fake tensors for nodes, in the faster ways
+    above.
+    """
     own_dispatch, own_snapshot = ProxyTorchDispatchMode.__torch_dispatch__, proxy_tensor.snapshot_fake
 
     def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,9 +94,7 @@ class _Failures(TorchFunctionMode):
 @contextmanager
 def failures_told(report: Callable[[str], None]) -> Iterator[None]:
     """Report each failing call of torch in the block, and each branch on a number unknown to the trace, in words.
-
-    Example: `if x.sum() > 0:` in a `try`, or `x.numpy()`, for a traced tensor `x`.
-    """
+    Example: `if x.sum() > 0:` in a `try`, or `x.numpy()`, for a traced tensor `x`."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # sympy: half a second
 
     make = ShapeEnv._make_data_dependent_error

@@ -1,4 +1,4 @@
-"""Supported and tested releases of torch. Loads no torch: `doctor` may find none."""
+"""List the supported and tested releases of torch. Loads no torch: `doctor` may find none."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ COVERED = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
 
 
 def is_supported(version: str) -> bool:
-    """Whether `2.13.0+cpu`, for example, is not too old; a newer release, such as a nightly, runs with a warning. False
-    for an invalid version."""
+    """Whether a version such as `2.13.0+cpu` is not too old; a newer release, such as a nightly, runs with a warning.
+    False for an invalid version."""
     return _minor_of(version) >= OLDEST
 
 
 def is_covered(version: str) -> bool:
-    """Whether `2.13.0+cpu`, for example, is within the range of tested releases, whose operators are known."""
+    """Whether a version such as `2.13.0+cpu` is within the range of tested releases, whose operators are known."""
     return OLDEST <= _minor_of(version) <= NEWEST
 
 
 def is_tested(version: str) -> bool:
-    """Whether `2.13.0+cpu`, for example, is a tested release, for any build."""
+    """Whether a version such as `2.13.0+cpu` is a tested release, for any build."""
     return version.partition("+")[0] in TESTED
 
 
@@ -49,7 +49,7 @@ def _minor_of(version: str) -> tuple[int, int]:
 
 
 def torch_version() -> str | None:
-    """torch's own version, `2.15.0+cu132`: the metadata of a wheel from PyPI lacks the build."""
+    """torch's own version, such as `2.15.0+cu132`, since the metadata of a wheel from PyPI lacks the build."""
     spec = importlib.util.find_spec("torch")  # finds the package without loading it
     if spec is None or spec.origin is None:
         return None

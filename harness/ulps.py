@@ -1,4 +1,4 @@
-"""Histograms of distances in ULPs: the buckets, by name."""
+"""Name the buckets of histograms of distances in ULPs."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
 """Types as declared, numbers that are finite, and no undeclared field."""
 
 GROWING = STRICT | {"extra": "ignore"}
-"""As STRICT, for a format that grows: unknown fields are ignored."""
+"""STRICT for a format that grows: unknown fields are ignored."""
 
 _MAX_FOUND = 200
 
@@ -105,7 +105,7 @@ class Whole:
 
 
 def parse(text: str | bytes) -> Any:
-    """The values of a JSON text. Raises ValueError, or RecursionError, for a text that is invalid or nested too deep.
+    """The values of a JSON text. Raises ValueError or RecursionError for a text that is invalid or nested too deep.
 
     JSON has no NaN and no infinity, and a repeated field of an object is ambiguous, so both are refused; so are more
     than MOST_FIELDS fields.
@@ -180,7 +180,7 @@ def _stopping(schema: Any) -> Any:
 
 
 def json_schema(cls: type[Any]) -> dict[str, Any]:
-    """The JSON Schema of a `cls`."""
+    """The JSON Schema of a type."""
     return _adapter(typing.cast(Any, cls)).json_schema(mode="validation")
 
 

@@ -1,15 +1,16 @@
-"""Refusals inside a user's code: recorded when they are raised, and raised again when that code has ended.
+"""Keep user code from swallowing bitproof's errors (refusals): record each one, and raise it again at the code's end.
 
-Our hooks, patched functions and dispatch modes run in the middle of a trainer. The trainer may catch their exceptions
-(`except Exception`, `contextlib.suppress`, a `return` in `finally`), or a thread or a callback of C++ may lose them.
-Then it continues to train in a way that never occurs without us, and comparing that means nothing. So a refusal does
-not depend on the exception:
+Hooks, patched functions and dispatch modes of bitproof run in the middle of a trainer. The trainer may catch their
+exceptions (`except Exception`, `contextlib.suppress`, a `return` in `finally`), or a thread or a callback of C++ may
+lose them. Then it continues to train in a way that never occurs without bitproof, and comparing that means nothing. So
+a refusal does not depend on the exception:
 
-1. `refusing()` surrounds each piece of our code that user code reaches: any exception that leaves it is a refusal.
+1. `refusing()` surrounds each piece of bitproof's code that user code reaches: any exception that leaves it is a
+   refusal.
 2. `theirs(call)` makes a call of the user's within such a piece: its exceptions are the trainer's own, not refusals.
 3. `refusals_raised()` surrounds user code. It passes a refusal to `tell` before the trainer sees it, and raises it
-   again when the user code ends, in place of any other exception. A rank reports it to its watcher, which ends the run:
-   a trainer that never ends, or that leaves by `os._exit`, hides nothing either.
+   again when the user code ends, in place of any other exception. A rank reports it to its host, which ends the run: a
+   trainer that never ends, or that leaves by `os._exit`, hides nothing either.
 
 Example: `with refusing(): observe("grad", name, gradient)` inside an optimizer's hook.
 """
@@ -50,7 +51,7 @@ def refused(error: E) -> E:
 
 
 class refusing(ContextDecorator):  # noqa: N801 (reads as a context manager: `with refusing():`, `@refusing()`)
-    """Marks our code within user code: an exception that leaves the block is recorded as a refusal."""
+    """Marks bitproof's code within user code: an exception that leaves the block is recorded as a refusal."""
 
     def __enter__(self) -> None:
         pass
@@ -61,7 +62,7 @@ class refusing(ContextDecorator):  # noqa: N801 (reads as a context manager: `wi
 
 
 def theirs(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Make a call of the user's code: its exceptions are no refusals of ours."""
+    """Call the user's code from within bitproof's: its exceptions are no refusals."""
     try:
         return call(*args, **kwargs)
     except BaseException as error:

@@ -23,7 +23,10 @@ DIM = 48
 
 
 class Replica:
-    """A rank's copy of the model, with its optimizer. `backend` is torch.compile's, or None for eager."""
+    """A rank's copy of the model, and its optimizer.
+
+    `backend` is that of torch.compile; None runs the model in eager.
+    """
 
     def __init__(self, case: Case, mesh: Mesh, backend: str | None) -> None:
         self.mesh = mesh
@@ -39,7 +42,7 @@ class Replica:
         return (self.model(x) - x).square().mean()
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
-        """Take a step, and yield each value when it is computed."""
+        """Take a training step, and yield (kind, name, tensor) for each value as soon as it is computed."""
         x = torch.randn(self.batch.sequences, self.batch.seq_len, DIM, generator=self.data).to(self.mesh.device)
         loss = self.compute_loss(x)
         loss.backward()
@@ -56,17 +59,17 @@ class Replica:
 
 
 def eager(case: Case, mesh: Mesh) -> Replica:
-    """The model without compilation."""
+    """Return the system that runs the model without torch.compile."""
     return Replica(case, mesh, None)
 
 
 def aot_eager(case: Case, mesh: Mesh) -> Replica:
-    """The model captured by torch.compile and run in eager."""
+    """Return the system whose model torch.compile captures and differentiates; its operators run in eager."""
     return Replica(case, mesh, "aot_eager")
 
 
 def inductor(case: Case, mesh: Mesh) -> Replica:
-    """The model compiled by Inductor. Raises MachineError if it cannot compile here."""
+    """Return the system whose model Inductor compiles. Raises MachineError on a CPU without a C++ compiler."""
     if mesh.device.type == "cpu" and (problem := compiler_problem()):
         raise MachineError("Inductor cannot compile for this CPU without a C++ compiler", found=problem)
     return Replica(case, mesh, "inductor")

@@ -1,5 +1,4 @@
-"""Two user passes in plain FX: `wait_late` keeps every bit; `add_gradients_in_bfloat16` looks harmless but changes
-some.
+"""Two user passes in plain FX: `wait_late` keeps every bit, `add_gradients_in_bfloat16` silently changes some.
 
     bitproof run -k moe_batch --extra-pass cases/examples/extra_passes.py:wait_late
     bitproof run -k moe_batch --extra-pass cases/examples/extra_passes.py:add_gradients_in_bfloat16
@@ -19,10 +18,8 @@ aten = torch.ops.aten
 
 
 def wait_late(module: GraphModule) -> None:
-    """Move each wait to the first reader of the collective's result, so that nodes in between overlap with it.
-
-    Moving a wait changes no computation, so every bit stays.
-    """
+    """Move each wait for a collective to just before the first reader of its result, so that other nodes overlap with
+    it. Only the order changes, so every bit stays."""
     place = {node: index for index, node in enumerate(module.graph.nodes)}
     for wait in module.graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.wait_tensor.default):
         if wait.users:
@@ -30,10 +27,10 @@ def wait_late(module: GraphModule) -> None:
 
 
 def add_gradients_in_bfloat16(module: GraphModule) -> None:
-    """Add the two chunks' gradients in half the bytes.
+    """Add the gradients of two chunks in bfloat16, which halves the bytes.
 
-    Gradients were computed in bfloat16, so this seems to lose nothing. But each chunk's gradient was then summed over
-    ranks in float32, and needs more digits than bfloat16 has: for example, 1 + 2**-9 becomes 1.
+    They were computed in bfloat16, so this seems to lose nothing. But each was then summed over ranks in float32, and
+    needs more digits than bfloat16 has: for example, 1 + 2**-9 becomes 1.
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if [getattr(x, "meta", {}).get("chunk") for x in node.args] == [0, 1]:

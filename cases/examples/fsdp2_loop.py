@@ -37,7 +37,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * DIM, DIM, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the MLP's output to the input."""
+        """Return the input plus the MLP's output."""
         y: Tensor = x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
         return y
 
@@ -53,7 +53,7 @@ class LanguageModel(nn.Module):
         self.checkpointed = checkpointed
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits for the next token."""
+        """Return the logits of each next token."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
@@ -88,7 +88,7 @@ class Loop:
         self.data = torch.Generator().manual_seed(1000 * case.seed + mesh.rank)
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
-        """Take a step, and yield each value when it is computed."""
+        """Take a step, and yield (kind, name, tensor) for each value."""
         size = (self.batch.sequences, self.batch.seq_len + 1)
         text = torch.randint(VOCABULARY, size, generator=self.data).to(self.device)
         logits = self.model(text[:, :-1])
@@ -108,20 +108,20 @@ class Loop:
 
 
 def plain(case: Case, mesh: Mesh) -> Loop:
-    """The loop without variations."""
+    """Return the loop without variations."""
     return Loop(case, mesh)
 
 
 def checkpointed(case: Case, mesh: Mesh) -> Loop:
-    """The loop with activation checkpointing."""
+    """Return the loop with activation checkpointing."""
     return Loop(case, mesh, checkpointed=True)
 
 
 def kept_gathered(case: Case, mesh: Mesh) -> Loop:
-    """The loop with parameters gathered once per step instead of twice."""
+    """Return the loop that gathers parameters once per step, not twice."""
     return Loop(case, mesh, reshard_after_forward=False)
 
 
 def bf16_reduce(case: Case, mesh: Mesh) -> Loop:
-    """The loop with half the bytes on the wire in backward."""
+    """Return the loop that halves the bytes of backward's collectives."""
     return Loop(case, mesh, reduce=torch.bfloat16)

@@ -45,7 +45,7 @@ A case's options may set another `dim`, number of `rows`, or `length`.
 """
 
 NOTHING = -100
-"""Padding after the end of a row's text."""
+"""The padding after the end of a row's text."""
 
 
 class Block(nn.Module):
@@ -58,7 +58,7 @@ class Block(nn.Module):
         self.down = nn.Linear(HIDDEN, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's input plus its output."""
+        """Return the input plus the MLP's output."""
         y: Tensor = x + self.down(gelu(self.up(self.norm(x))))
         return y
 
@@ -88,7 +88,7 @@ class SharedExperts(nn.Module):
         return int(self.mesh["ep"].get_local_rank()) if self.mesh else 0
 
     def shown(self, part: Tensor) -> Tensor:
-        """Return this rank's part of the experts' weights as a DTensor, whose placements state its experts."""
+        """Return this rank's part of the weights as a DTensor. Its placements state which experts the part holds."""
         return part if self.mesh is None else DTensor.from_local(part, self.mesh, [Replicate(), Shard(0)])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class SharedExperts(nn.Module):
 
 
 class MixedModel(nn.Module):
-    """Predicts each token from the previous token."""
+    """Predicts each token from the previous token. With `has_experts`, the second block is a layer of experts."""
 
     def __init__(self, experts: DeviceMesh | None = None, *, has_experts: bool = False, dim: int = DIM) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class MixedModel(nn.Module):
         self.output = nn.Linear(dim, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits for the next token."""
+        """Return the logits of each next token."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
@@ -129,10 +129,8 @@ class MixedModel(nn.Module):
 
 
 class MeshLoop:
-    """The training run on this rank's share of each batch, in `micro` micro-batches.
-
-    `sharers` ranks read the same rows: those of a tensor group.
-    """
+    """A training run on this rank's share of each batch, in `micro` micro-batches. `sharers` is the number of ranks
+    that read the same rows, those of a tensor group: 2 of 8 ranks leave 4 shares."""
 
     def __init__(self, case: Case, mesh: Mesh, model: nn.Module, *, sharers: int = 1, micro: int = 1) -> None:
         self.rank, self.readers = mesh.rank // sharers, case.parallelism.world_size // sharers
@@ -148,7 +146,8 @@ class MeshLoop:
             self.observe(case.observe, sharers)
 
     def observe(self, patterns: Sequence[str], sharers: int) -> None:
-        """Yield the modules' outputs for this rank's rows; ranks with the same rows must have the same outputs."""
+        """Register hooks that keep the outputs of the modules that match `patterns`, as DTensors sharded by rows. Ranks
+        that read the same rows must have the same outputs."""
         grid = init_device_mesh("cpu", (self.readers, sharers))
         modules = dict(_bare(self.model).named_modules())
 
@@ -159,19 +158,22 @@ class MeshLoop:
             modules[name].register_forward_hook(lambda module, args, out, name=name: keep(name, out))
 
     def batch(self) -> Tensor:
-        """This rank's rows of the global batch."""
+        """Return this rank's rows of the global batch."""
         return self.rows().chunk(self.readers)[self.rank]
 
     def rows(self) -> Tensor:
-        """The global batch, (rows, length + 1) tokens. All ranks draw it, from the same generator."""
+        """Draw the global batch, (rows, length + 1) tokens.
+
+        All ranks draw the same one, as their generators are equal.
+        """
         return torch.randint(VOCABULARY, self.size, generator=self.data)
 
     def loss(self, rows: Tensor) -> Tensor:
-        """The mean loss of some rows."""
+        """Return the mean loss of some rows."""
         return cross_entropy(self.model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
     def backward(self) -> Tensor:
-        """Accumulate the batch's gradients; returns the loss over all ranks."""
+        """Accumulate the gradients of this rank's rows, and return the loss of the global batch."""
         total = torch.zeros(())
         for rows in self.batch().chunk(self.micro):
             loss = self.loss(rows) / self.micro
@@ -182,11 +184,13 @@ class MeshLoop:
         return total / self.world
 
     def shown(self, name: str, part: Tensor) -> Tensor:
-        """The tensor to yield for a rank's part of a parameter, gradient or moment."""
+        """Return the tensor to yield for this rank's part of a parameter, gradient or moment: here the part as
+        it is.
+        """
         return part
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
-        """Take a step, and yield each value when it is computed."""
+        """Take a step, and yield (kind, name, tensor) for each value as soon as it is computed."""
         loss = self.backward()
         for name, out in self.outputs.items():
             yield "activation", name, out
@@ -225,24 +229,24 @@ class UnevenLoop(MeshLoop):
     """The loop with texts of varying length."""
 
     def rows(self) -> Tensor:
-        """The batch, with NOTHING after the end of each text."""
+        """Draw the batch, and set all tokens after the end of each text to NOTHING."""
         rows = super().rows()
         ends = torch.randint(2, rows.size(1), (rows.size(0), 1), generator=self.data)
         return rows.masked_fill(torch.arange(rows.size(1)) > ends, NOTHING)
 
     def count(self, rows: Tensor) -> Tensor:
-        """The number of predicted tokens in these rows."""
+        """Return the number of tokens to predict in these rows."""
         return (rows[:, 1:] != NOTHING).sum()
 
     def mean(self, rows: Tensor, tokens: Tensor) -> Tensor:
-        """The contribution of these rows to the mean loss over `tokens` tokens."""
+        """Return what these rows add to the mean loss of all `tokens` tokens, times the number of ranks."""
         logits = self.model(rows[:, :-1].clamp(min=0)).flatten(0, 1)
         loss = cross_entropy(logits, rows[:, 1:].flatten(), ignore_index=NOTHING, reduction="sum")
         # DistributedDataParallel divides gradients by the number of ranks, so the loss is multiplied by it.
         return loss * self.world / tokens
 
     def backward(self) -> Tensor:
-        """Accumulate the gradients of the mean loss over all ranks' tokens."""
+        """Accumulate the gradients of the mean loss over all ranks' tokens, and return that loss."""
         rows, total = self.batch(), torch.zeros(())
         tokens = self.count(rows)
         if self.world > 1:
@@ -257,7 +261,10 @@ class UnevenLoop(MeshLoop):
 
 
 class ExpertLoop(MeshLoop):
-    """The loop with experts split over ranks. It reduces gradients itself, as experts have another group."""
+    """The loop with experts split over `ep` ranks.
+
+    It reduces gradients itself, as those of experts have another group.
+    """
 
     def __init__(self, case: Case, mesh: Mesh) -> None:
         ep = case.parallelism.ep
@@ -267,7 +274,8 @@ class ExpertLoop(MeshLoop):
         self.experts: SharedExperts = self.model.blocks[1]  # type: ignore[index,assignment]
 
     def backward(self) -> Tensor:
-        """Compute gradients, then average them: those of experts over replicas, all others over all ranks."""
+        """Compute gradients, then average them: those of experts over the ranks with the same experts, others over all
+        ranks."""
         total = super().backward()
         for parameter in self.model.parameters():
             assert parameter.grad is not None
@@ -276,7 +284,8 @@ class ExpertLoop(MeshLoop):
         return total
 
     def shown(self, name: str, part: Tensor) -> Tensor:
-        """Return the experts' weights as a DTensor, so that experts have their global indices."""
+        """Return a part of the experts' weights as a DTensor, which gives each expert its global index; others as they
+        are."""
         return self.experts.shown(part) if name == "blocks.1.weight" else part
 
 
@@ -289,47 +298,50 @@ def _bare(model: nn.Module) -> nn.Module:
 
 
 def ddp(case: Case, mesh: Mesh, micro: int = 1, loop: type[MeshLoop] = MeshLoop) -> MeshLoop:
-    """Every rank has the model."""
+    """Return the system with the whole model on every rank."""
     model: nn.Module = MixedModel(dim=_dim(case))
     return loop(case, mesh, DistributedDataParallel(model) if case.parallelism.world_size > 1 else model, micro=micro)
 
 
 def halves(case: Case, mesh: Mesh) -> MeshLoop:
-    """Two micro-batches."""
+    """Return the system with the whole model on every rank, and two micro-batches per step."""
     return ddp(case, mesh, micro=2)
 
 
 def uneven(case: Case, mesh: Mesh) -> MeshLoop:
-    """Texts of different lengths, in the same batch."""
+    """Return the system whose texts differ in length, with one batch per step."""
     return ddp(case, mesh, loop=UnevenLoop)
 
 
 def uneven_halves(case: Case, mesh: Mesh) -> MeshLoop:
-    """Texts of different lengths, in two micro-batches."""
+    """Return the system whose texts differ in length, with two micro-batches per step."""
     return ddp(case, mesh, micro=2, loop=UnevenLoop)
 
 
 def sharded(model: nn.Module, grid: DeviceMesh) -> nn.Module:
-    """The model, sharded over a mesh: each block, and the rest."""
+    """Shard each block, and then the remaining parameters, over a mesh. Returns the model."""
     for module in (*model.blocks, model):  # type: ignore[misc]
         fully_shard(module, mesh=grid)
     return model
 
 
 def fsdp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Parameters sharded over all ranks."""
+    """Return the system with parameters sharded over all ranks."""
     model = sharded(MixedModel(dim=_dim(case)), init_device_mesh("cpu", (case.parallelism.world_size,)))
     return MeshLoop(case, mesh, model)
 
 
 def hsdp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Sharded over half of the ranks, and replicated twice."""
+    """Return the system with parameters sharded over half of the ranks, and replicated twice."""
     grid = init_device_mesh("cpu", (2, case.parallelism.world_size // 2), mesh_dim_names=("replicas", "shards"))
     return MeshLoop(case, mesh, sharded(MixedModel(dim=_dim(case)), grid))
 
 
 def split_and_sharded(model: nn.Module, case: Case) -> nn.Module:
-    """The model, with each layer split over `tp` ranks that read the same rows, and sharded over the others."""
+    """Split each block over `tp` ranks that read the same rows, and shard the model over the others.
+
+    Returns the model.
+    """
     tp = case.parallelism.tp
     grid = init_device_mesh("cpu", (case.parallelism.world_size // tp, tp), mesh_dim_names=("data", "tp"))
     for block in model.blocks:  # type: ignore[union-attr]
@@ -338,10 +350,10 @@ def split_and_sharded(model: nn.Module, case: Case) -> nn.Module:
 
 
 def fsdp_tp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Sharded over the ranks that read different rows, and split over those that read the same rows."""
+    """Return the system with layers split over the ranks that read the same rows, and sharded over the others."""
     return MeshLoop(case, mesh, split_and_sharded(MixedModel(dim=_dim(case)), case), sharers=case.parallelism.tp)
 
 
 def ep(case: Case, mesh: Mesh) -> MeshLoop:
-    """Experts split over `ep` ranks."""
+    """Return the system with experts split over `ep` ranks."""
     return ExpertLoop(case, mesh)

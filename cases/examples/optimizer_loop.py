@@ -29,10 +29,8 @@ MOMENTUM, LR = 0.95, 1e-2
 
 
 def orthogonal(matrix: Tensor, turns: int = 5) -> Tensor:
-    """The matrix with its singular values moved close to 1, by `turns` quintic Newton-Schulz iterations.
-
-    The coefficients are those of https://kellerjordan.github.io/posts/muon.
-    """
+    """Return a matrix with its singular values moved close to 1, by `turns` Newton-Schulz iterations of degree five.
+    The coefficients are those of https://kellerjordan.github.io/posts/muon."""
     wide = matrix.T if matrix.size(0) > matrix.size(1) else matrix
     x = wide / (wide.norm() + 1e-7)
     for _ in range(turns):
@@ -42,10 +40,10 @@ def orthogonal(matrix: Tensor, turns: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalized if the parameter is a hidden layer's matrix.
+    """The Muon optimizer: momentum, which is orthogonalized for the matrices of hidden layers.
 
-    With `by_layer`, matrix i is orthogonalized on rank i modulo the number of ranks, and sent to all: for example, on
-    two ranks rank 0 orthogonalizes matrices 0, 2 and 4.
+    With `by_layer`, rank i modulo the number of ranks orthogonalizes matrix i and sends it to all: for example, on two
+    ranks rank 0 orthogonalizes matrices 0, 2 and 4.
     """
 
     def __init__(self, model: nn.Module, lr: float, *, by_layer: bool = False) -> None:
@@ -56,7 +54,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take a step."""
+        """Update all parameters by their momentum."""
         turn = {matrix: index for index, matrix in enumerate(self.matrices)}
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -69,7 +67,7 @@ class Muon(torch.optim.Optimizer):
                 parameter.add_(update, alpha=-group["lr"])
 
     def direction(self, update: Tensor, turn: int) -> Tensor:
-        """The orthogonalized update of a matrix, with the update's layout."""
+        """Return the orthogonalized update of matrix number `turn`, in the layout of `update`."""
         if isinstance(update, DTensor):
             alike = [Replicate()] * update.device_mesh.ndim
             whole = DTensor.from_local(orthogonal(update.full_tensor()), update.device_mesh, alike)
@@ -90,39 +88,40 @@ def _loop(case: Case, mesh: Mesh, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def adamw(case: Case, mesh: Mesh, *, foreach: bool = False, fused: bool = False) -> MeshLoop:
-    """AdamW, parameter by parameter."""
+    """Return the system with AdamW, by default parameter by parameter."""
     model = DistributedDataParallel(MixedModel())
     return _loop(case, mesh, model, torch.optim.AdamW(model.parameters(), lr=LR, foreach=foreach, fused=fused))
 
 
 def adamw_foreach(case: Case, mesh: Mesh) -> MeshLoop:
-    """AdamW, all parameters at once."""
+    """Return the system with AdamW on all parameters at once."""
     return adamw(case, mesh, foreach=True)
 
 
 def adamw_fused(case: Case, mesh: Mesh) -> MeshLoop:
-    """AdamW with a fused kernel for each parameter."""
+    """Return the system with AdamW as a fused kernel for each parameter."""
     return adamw(case, mesh, fused=True)
 
 
 def muon(case: Case, mesh: Mesh, *, by_layer: bool = False) -> MeshLoop:
-    """Every rank orthogonalizes every matrix."""
+    """Return the system with Muon: every rank orthogonalizes every matrix, unless `by_layer`."""
     model = DistributedDataParallel(MixedModel())
     return _loop(case, mesh, model, Muon(model, LR, by_layer=by_layer))
 
 
 def muon_by_layer(case: Case, mesh: Mesh) -> MeshLoop:
-    """Each rank orthogonalizes its share of the matrices."""
+    """Return the system with Muon where each rank orthogonalizes its share of the matrices."""
     return muon(case, mesh, by_layer=True)
 
 
 def muon_fsdp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Parameters and momentum sharded over all ranks."""
+    """Return the system with Muon, and parameters and momentum sharded over all ranks."""
     model = sharded(MixedModel(), init_device_mesh("cpu", (case.parallelism.world_size,)))
     return _loop(case, mesh, model, Muon(model, LR))
 
 
 def muon_fsdp_tp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Parameters and momentum sharded over data ranks, after each block is split over `tp` ranks."""
+    """Return the system with Muon and blocks split over `tp` ranks; parameters and momentum are sharded over data
+    ranks."""
     model = split_and_sharded(MixedModel(), case)
     return _loop(case, mesh, model, Muon(model, LR), sharers=case.parallelism.tp)

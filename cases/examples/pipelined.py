@@ -31,7 +31,7 @@ micro-batches."""
 
 
 class StagedRun:
-    """The training run: this rank's layers, their optimizer, and the data. Every rank draws all data."""
+    """A training run on this rank: its layers, their optimizer, and the data. Every rank draws all data."""
 
     def __init__(self, case: Case, numbers: list[int]) -> None:
         """`numbers` are the indices of this rank's layers."""
@@ -43,12 +43,13 @@ class StagedRun:
         self.data = torch.Generator().manual_seed(case.seed)
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """A step's rows and targets, (rows, dim) each."""
+        """Draw a step's inputs and targets, each (rows, dim)."""
         x = torch.randn(self.rows, self.dim, generator=self.data)
         return x, x.tanh()
 
     def watched(self, backward: Any) -> Any:
-        """The system that computes gradients by `backward(x, target)`, which returns the loss or None."""
+        """Return a system whose step computes gradients by `backward(x, target)`, which returns the loss, or None
+        without it."""
 
         def step(index: int) -> Tensor | None:
             loss: Tensor | None = backward(*self.batch())
@@ -64,11 +65,8 @@ def _layers(case: Case) -> int:
 
 
 def made(case: Case, mesh: Mesh, schedule: Any, per_rank: int = 1) -> Any:
-    """Make a system that runs a torch schedule with `per_rank` stages on each rank: rank r has stages r, r + ranks,
-    ...
-
-    For example, with 2 stages on each of 4 ranks, rank 1 has stages 1 and 5.
-    """
+    """Return a system that runs one of torch's schedules with `per_rank` stages on each rank. Rank r has stages r, r +
+    ranks and so on: of 2 stages on each of 4 ranks, rank 1 has stages 1 and 5."""
     ranks = case.parallelism.world_size
     stages, width = per_rank * ranks, _layers(case) // (per_rank * ranks)
     numbers = range(mesh.rank, stages, ranks)
@@ -95,32 +93,32 @@ def made(case: Case, mesh: Mesh, schedule: Any, per_rank: int = 1) -> Any:
 
 
 def gpipe(case: Case, mesh: Mesh) -> Any:
-    """All micro-batches forward, then all backward."""
+    """Return the system that runs all micro-batches forward, then all backward."""
     return made(case, mesh, pipelining.ScheduleGPipe)
 
 
 def one_f_one_b(case: Case, mesh: Mesh) -> Any:
-    """Each micro-batch runs backward as early as possible."""
+    """Return the system that runs each micro-batch backward as early as possible (1F1B)."""
     return made(case, mesh, pipelining.Schedule1F1B)
 
 
 def interleaved(case: Case, mesh: Mesh) -> Any:
-    """1F1B with two stages on each rank."""
+    """Return the system that runs 1F1B with two stages on each rank."""
     return made(case, mesh, pipelining.ScheduleInterleaved1F1B, per_rank=2)
 
 
 def looped_bfs(case: Case, mesh: Mesh) -> Any:
-    """All micro-batches forward through stage after stage, then backward from the last micro-batch."""
+    """Return the system that runs all micro-batches forward stage by stage, then backward from the last one."""
     return made(case, mesh, pipelining.ScheduleLoopedBFS, per_rank=2)
 
 
 def zero_bubble(case: Case, mesh: Mesh) -> Any:
-    """Gradients of weights are computed separately from those of inputs, when a rank would otherwise wait."""
+    """Return the system that computes weights' gradients separately, when a rank would otherwise wait."""
     return made(case, mesh, pipelining.ScheduleInterleavedZeroBubble, per_rank=2)
 
 
 def unstaged(case: Case, mesh: Mesh, parts: int = PARTS) -> Any:
-    """All layers on a single rank, micro-batch after micro-batch."""
+    """Return the system with all layers on a single rank, micro-batch after micro-batch."""
     run = StagedRun(case, [*range(_layers(case))])
 
     def backward(x: Tensor, target: Tensor) -> Tensor:
@@ -140,5 +138,5 @@ def unstaged(case: Case, mesh: Mesh, parts: int = PARTS) -> Any:
 
 
 def whole(case: Case, mesh: Mesh) -> Any:
-    """All layers on a single rank, without micro-batches."""
+    """Return the system with all layers on a single rank, without micro-batches."""
     return unstaged(case, mesh, parts=1)

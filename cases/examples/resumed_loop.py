@@ -34,7 +34,8 @@ from bitproof.builtin_cases.examples.mesh_loop import (
 
 
 class ForgetfulModel(MixedModel):
-    """MixedModel with dropout of a `share` of each embedding. The buffer `text` is a running mean of the tokens."""
+    """MixedModel with dropout: each element of an embedding is zeroed with probability `share`. The buffer `text` is a
+    running mean of the tokens, by position."""
 
     text: Tensor
 
@@ -46,7 +47,7 @@ class ForgetfulModel(MixedModel):
 
 
 class ResumedLoop(MeshLoop):
-    """The training run. `own` is the global rank, `taken` the number of steps, with those before a resumption."""
+    """The training run. `own` is the global rank; `taken` counts the steps, including those before a resumption."""
 
     def __init__(self, case: Case, mesh: Mesh, model: nn.Module, *, sharers: int = 1) -> None:
         super().__init__(case, mesh, model, sharers=sharers)
@@ -56,17 +57,17 @@ class ResumedLoop(MeshLoop):
 
     @property
     def bare(self) -> ForgetfulModel:
-        """The model without its wrapper."""
+        """The model without DistributedDataParallel."""
         return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model  # type: ignore
 
     def batch(self) -> Tensor:
-        """This rank's rows. All ranks draw all rows, so the states of their text generators stay equal."""
+        """Return this rank's rows. All ranks draw all rows, so the states of their generators stay equal."""
         rows = torch.randint(VOCABULARY, (SEQUENCES, LENGTH + 1), generator=self.data)
         self.bare.text.lerp_(rows.float().mean(0), 0.1)
         return rows.chunk(self.readers)[self.rank]
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
-        """Take a step, and yield its initial state, then the values of MeshLoop."""
+        """Take a step. Yield its initial parameters and moments, then the values of MeshLoop, and two buffers."""
         for name, parameter in self.model.named_parameters():
             state = self.optimizer.state[parameter]
             yield "buffer", f"{name}@before_forward", parameter.detach()
@@ -78,7 +79,10 @@ class ResumedLoop(MeshLoop):
         yield "buffer", "taken@after_optimizer", torch.tensor(self.taken)
 
     def state(self) -> dict[str, Any]:
-        """The state from which a run resumes. Its parameters, moments and buffers are the run's own tensors."""
+        """Return the state from which a run resumes.
+
+        Its parameters, moments and buffers share memory with the run's.
+        """
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {
             "model": model,
@@ -90,11 +94,11 @@ class ResumedLoop(MeshLoop):
         }
 
     def save(self, folder: Path) -> None:
-        """Save the state into a folder."""
+        """Save the state in a folder."""
         dcp.save(self.state(), checkpoint_id=folder)
 
     def load(self, folder: Path) -> None:
-        """Resume from a saved state, possibly with another layout or number of ranks."""
+        """Load a saved state, possibly from another layout or number of ranks."""
         own = f"generator.{self.own}"
         state = self.state()
         if not any(name.startswith(own) for name in dcp.FileSystemReader(folder).read_metadata().state_dict_metadata):
@@ -112,21 +116,21 @@ def _model(case: Case) -> ForgetfulModel:
 
 
 def ddp(case: Case, mesh: Mesh) -> ResumedLoop:
-    """Every rank has the model."""
+    """Return the system with the whole model on every rank."""
     return ResumedLoop(case, mesh, DistributedDataParallel(_model(case), broadcast_buffers=False))
 
 
 def fsdp(case: Case, mesh: Mesh) -> ResumedLoop:
-    """Sharded over all ranks."""
+    """Return the system with parameters sharded over all ranks."""
     return ResumedLoop(case, mesh, sharded(_model(case), init_device_mesh("cpu", (case.parallelism.world_size,))))
 
 
 def hsdp(case: Case, mesh: Mesh) -> ResumedLoop:
-    """Sharded over half of the ranks, and replicated twice."""
+    """Return the system with parameters sharded over half of the ranks, and replicated twice."""
     grid = init_device_mesh("cpu", (2, case.parallelism.world_size // 2), mesh_dim_names=("replicas", "shards"))
     return ResumedLoop(case, mesh, sharded(_model(case), grid))
 
 
 def fsdp_tp(case: Case, mesh: Mesh) -> ResumedLoop:
-    """Sharded over the ranks that read different rows, and split over those that read the same rows."""
+    """Return the system with layers split over the ranks that read the same rows, and sharded over the others."""
     return ResumedLoop(case, mesh, split_and_sharded(_model(case), case), sharers=case.parallelism.tp)

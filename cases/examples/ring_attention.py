@@ -36,7 +36,8 @@ Parts = tuple[Tensor, ...]
 
 @dataclass
 class SequenceRing:
-    """The ranks that share a sequence, for rank `rank` of `ranks`. It gathers parts at once, or sends them around."""
+    """The ranks that share a sequence, seen from rank `rank` of `ranks`; each has a part of equal length. With
+    `is_gathered` a rank gets all parts at once; otherwise they are sent from rank to rank."""
 
     rank: int
     ranks: int
@@ -49,6 +50,7 @@ class SequenceRing:
         found = tuple(torch.empty_like(x) for x in tensors)
         calls = [dist.P2POp(dist.isend, x, (self.rank + 1) % self.ranks) for x in tensors]
         calls += [dist.P2POp(dist.irecv, x, (self.rank - 1) % self.ranks) for x in found]
+        # One batch for all sends and receives: ranks that each send first would wait for each other.
         for work in dist.batch_isend_irecv(calls):
             work.wait()
         return found
@@ -76,10 +78,10 @@ class SequenceRing:
         return found
 
     def returned(self, shares: dict[int, Parts]) -> Parts:
-        """Send each share to its part's rank, and return the sum of all ranks' shares for this rank's part.
+        """Send this rank's share of each part's gradient to the part's rank. Returns the sum for this rank's own part.
 
-        The sum begins with this rank's share, then adds the next rank's, and so on. `shares` maps each part's rank to
-        this rank's share for that part.
+        `shares` maps a part's rank to this rank's share. The sum begins with this rank's share, then adds the next
+        rank's, and so on: rank 1 of 4 adds the shares of ranks 1, 2, 3, 0.
         """
         total = shares[self.rank]
         for turn in range(1, self.ranks):
@@ -94,18 +96,19 @@ class SequenceRing:
 
 
 def scores_of(q: Tensor, k: Tensor, owner: int, rank: int) -> Tensor:
-    """The scores (.., L, L) of queries (.., L, D) of part `rank` and keys of part `owner`, with a causal mask."""
+    """Return causal scores (.., L, L) of queries (.., L, D) of rank `rank`'s part and keys of rank `owner`'s part."""
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     own, other = (torch.arange(q.shape[-2]) + at * q.shape[-2] for at in (rank, owner))
     return scores.masked_fill(other[None, :] > own[:, None], -torch.inf)
 
 
 class RingAttention(torch.autograd.Function):
-    """softmax(q kᵀ) v, computed part by part of the keys. Tensors are (sequences, heads, length of a part, D)."""
+    """Computes softmax(q kᵀ) v, one part of the keys after another. Tensors are (sequences, heads, length of a part,
+    D)."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: SequenceRing) -> Tensor:
-        """Merge the parts' results in ring order."""
+        """Return this part's output, merged from the results of the keys' parts in ring order."""
         out, total = torch.zeros_like(q), q.new_full((*q.shape[:-1], 1), -torch.inf)
         for owner, (k_part, v_part) in ring.parts((k, v)):
             if owner > ring.rank:
@@ -122,7 +125,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Send keys and values around the ring again, and return their gradients to their rank."""
+        """Send keys and values around the ring again, and their gradients back to the ranks of their parts."""
         (q, k, v, out, total), ring, grad = ctx.saved_tensors, ctx.ring, grads[0]
         inner = (grad * out).sum(-1, keepdim=True)
         dq, shares = torch.zeros_like(q), dict[int, Parts]()
@@ -136,12 +139,12 @@ class RingAttention(torch.autograd.Function):
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, ring: SequenceRing) -> Tensor:
-    """softmax(q kᵀ) v at once."""
+    """Return softmax(q kᵀ) v, computed at once on a whole sequence."""
     return scores_of(q, k, 0, 0).softmax(-1) @ v
 
 
 class Attend(nn.Module):
-    """Attention computed by a function of queries, keys and values (sequences, heads, length, D)."""
+    """A module that splits its input into queries, keys and values, and applies an attention function to them."""
 
     def __init__(self, ring: SequenceRing, attend: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -166,7 +169,7 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input plus the attention's output."""
+        """Return the input plus the attention's output."""
         y: Tensor = x + self.out(self.attend(self.qkv(self.norm(x))))
         return y
 
@@ -179,13 +182,13 @@ class Mlp(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input plus the MLP's output."""
+        """Return the input plus the MLP's output."""
         y: Tensor = x + self.down(gelu(self.up(self.norm(x))))
         return y
 
 
 class RingLoop:
-    """The training run on this rank's part of each sequence; records modules' outputs and their gradients."""
+    """A training run on this rank's part of each sequence. It keeps the output of every module, and its gradient."""
 
     def __init__(self, case: Case, mesh: Mesh, attend: Callable[..., Tensor], *, is_gathered: bool = False) -> None:
         size = {"dim": DIM, "rows": SEQUENCES, "length": LENGTH, **case.options}
@@ -204,12 +207,12 @@ class RingLoop:
                 module.register_forward_hook(lambda module, args, out, name=name: self.note(name, out))
 
     def note(self, name: str, out: Tensor) -> None:
-        """Keep a module's output, and later its gradient."""
+        """Keep a module's output, and its gradient when backward computes it."""
         self.shown[f"{name}@forward"] = out.detach()
         out.register_hook(lambda grad: self.shown.update({f"{name}@backward": grad.detach()}))
 
     def batch(self) -> Tensor:
-        """This rank's tokens of each sequence, plus the next token: all ranks draw the whole text."""
+        """Return this rank's tokens of each sequence, and the next token as a target. All ranks draw the whole text."""
         tokens = torch.randint(VOCABULARY, (self.rows, self.length + 1), generator=self.data)
         share = self.length // self.ring.ranks
         return tokens[:, self.ring.rank * share : (self.ring.rank + 1) * share + 1]
@@ -219,6 +222,7 @@ class RingLoop:
         tokens = self.batch()
         logits = self.model(tokens[:, :-1])
         loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
+        # Divided by all ranks' tokens, so that the sum over ranks is the mean.
         loss = loss / (self.rows * self.length)
         loss.backward()
         total = loss.detach().clone()
@@ -227,7 +231,7 @@ class RingLoop:
         return total
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
-        """Take a step, and yield its values."""
+        """Take a step, and yield (kind, name, tensor) for each value."""
         self.shown.clear()
         loss = self.backward()
         for name, x in self.shown.items():
@@ -246,15 +250,15 @@ class RingLoop:
 
 
 def whole(case: Case, mesh: Mesh) -> RingLoop:
-    """A single rank has the sequence."""
+    """Return the system with the sequence on a single rank."""
     return RingLoop(case, mesh, plain_attention)
 
 
 def ring(case: Case, mesh: Mesh) -> RingLoop:
-    """Keys and values are sent around the ring."""
+    """Return the system that sends keys and values around the ring."""
     return RingLoop(case, mesh, RingAttention.apply)
 
 
 def gathered(case: Case, mesh: Mesh) -> RingLoop:
-    """Keys and values are gathered, and used in ring order."""
+    """Return the system that gathers keys and values at once, and uses them in ring order."""
     return RingLoop(case, mesh, RingAttention.apply, is_gathered=True)

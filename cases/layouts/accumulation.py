@@ -1,5 +1,7 @@
-"""A batch against two halves: the same terms are added in another order, so these cases are CLOSE, within a bound for
-that order."""
+"""Cases that compare a batch with two halves of it: the same terms are added in another order.
+
+So these cases are CLOSE, within a bound for that order.
+"""
 
 from __future__ import annotations
 

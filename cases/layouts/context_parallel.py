@@ -1,7 +1,7 @@
-"""Context parallelism: attention over a sequence that several ranks share, against a whole sequence.
+"""Cases with context parallelism: attention over a sequence that several ranks share, against a whole sequence.
 
-Merging parts sums in another order than a whole sequence, so these cases are CLOSE. The same parts in the same order
-are EQUAL: for example, parts that are gathered at once against parts that are sent around a ring.
+Merging parts adds terms in another order than a whole sequence, so these cases are CLOSE. The same parts in the same
+order are EQUAL: parts gathered at once against parts sent around a ring.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Optimizers that must take the same step: AdamW in three forms; Muon whole, by layer, sharded, and sharded and
-split."""
+"""Cases whose systems are forms of the same optimizer, which must take the same step.
+
+AdamW has three forms; Muon works on whole matrices, layer by layer, sharded, or sharded and split.
+"""
 
 from __future__ import annotations
 

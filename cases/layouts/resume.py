@@ -1,8 +1,8 @@
-"""An uninterrupted run against a run that saved, was killed, and resumed in new processes: every bit must agree.
+"""Cases that compare an uninterrupted run with one that saved, was killed, and resumed in new processes.
 
-torch.distributed.checkpoint saves parameters, optimizer, buffers, learning rate, and the generators of the data and of
-every rank. If another layout loads the checkpoint, the loaded state must still agree in every bit, and later steps are
-compared by logical tensor.
+Every bit must agree. torch.distributed.checkpoint saves parameters, optimizer, buffers, learning rate, and the
+generators of the data and of every rank. If another layout loads the checkpoint, the loaded state must still agree in
+every bit, and later steps are compared by logical tensor, whatever part of it a rank holds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Training loops with their own models: the examples under cases/examples, on 2 ranks.
+"""Cases whose systems are training loops with their own models, on 2 ranks: fsdp2_loop and compiled of cases/examples.
 
-Your own package declares such cases by an entry point of group `bitproof.cases`. These systems ignore the case's
-`model`, as they have their own.
+They ignore the case's `model`. Your own package declares such cases by an entry point of the group `bitproof.cases`.
 """
 
 from __future__ import annotations

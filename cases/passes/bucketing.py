@@ -1,9 +1,8 @@
-"""Bucketed collectives: an all-gather and a reduce-scatter for each block must return the same bits as for each
-parameter.
+"""Cases with bucketed collectives: one all-gather and one reduce-scatter per block, not per parameter.
 
-Gradients computed in bfloat16 have 8 bits of mantissa, so the float32 sum of a few is nearly always exact, and the same
-in every order: for example, 1 + 2**-7 + 2**-10 needs 11 of 24 bits. Only cases with rounded sums detect a change in the
-order of a bucket's sums.
+The bits must be equal. Gradients computed in bfloat16 have 8 bits of mantissa, so the float32 sum of a few is nearly
+always exact, and the same in every order: for example, 1 + 2**-7 + 2**-10 needs 11 of 24 bits. Only cases with rounded
+sums detect a change in the order of a bucket's sums.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory policies: saving, recomputation and offload must not change any bit."""
+"""Cases with memory policies: saving, recomputation and offload must not change any bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Chunked steps reordered to hide a chunk's all-to-alls behind the other chunk's compute: the same bits."""
+"""Cases whose pass reorders a chunked step: the all-to-alls of a chunk run during the other chunk's compute.
+
+The bits stay the same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expert all-to-alls are moved to their own process group if they share it with other collectives."""
+"""Cases whose pass gives expert all-to-alls their own process group, if they share theirs with other collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the part that a rank has of a DTensor's logical tensor, and the digests of that part's cells.
+"""Find a rank's part (box) of a DTensor's whole tensor, and digest the cells of that part.
 
 Placements are applied in the order of the mesh's axes: each divides the indices of its dim, by torch's own code. So
 uneven shards, empty shards and the interleaved shards of tensor parallelism are correct.
@@ -17,8 +17,8 @@ from bitproof.harness.torch_distributed import parts_of
 
 
 def box_of(tensor: torch.Tensor) -> Box | None:
-    """This rank's part of a DTensor, or of a flattened tensor. None for any other tensor, for a partial sum, and if the
-    local tensor has another size than the placements say."""
+    """This rank's index ranges of a DTensor or a flattened tensor; None for any other tensor and for a partial sum.
+    None also if the local tensor has another size than the placements say."""
     if (said := getattr(tensor, FLAT, None)) is not None:
         return Box(said[0], ((said[1:],),), is_flat=True) if said[2] - said[1] == tensor.numel() else None
     if type(tensor) is torch.Tensor or not hasattr(tensor, "to_local"):

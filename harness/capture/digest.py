@@ -1,8 +1,8 @@
-"""A tensor's digest: 128 bits over dtype, shape and every byte in order, the same on every device.
+"""Compute a tensor's digest: 128 bits over dtype, shape and every byte in order, the same on every device.
 
-Two tensors have the same digest exactly if they agree in dtype, in shape and in every element's bits, whatever their
-strides. So a permutation, the sign of a zero or the payload of a NaN changes it. xxh3 is no cryptographic hash: it
-detects defects, not deliberate collisions.
+Two tensors have the same digest if they agree in dtype, in shape and in every element's bits, whatever their strides. A
+permutation, the sign of a zero or the payload of a NaN changes it. xxh3 is no cryptographic hash: it detects defects,
+not deliberate collisions.
 
     header   "float32[3,4]"
     content  up to 16 KiB: the row-major bytes; above: the XXH3-128 of each 16 KiB in order, and of the rest
@@ -29,7 +29,7 @@ from bitproof.harness.capture.xxh3 import LEAF_BYTES
 from bitproof.harness.errors import RecordingError
 
 ALGORITHM = "xxh3-128-tree-16KiB"
-"""The name of this kind of digest in a manifest. Digests of different kinds cannot be compared."""
+"""The name of this algorithm in a manifest. Digests of different algorithms cannot be compared."""
 
 _INFINITY = {
     torch.bfloat16: 0x7F80,
@@ -37,18 +37,17 @@ _INFINITY = {
     torch.float32: 0x7F80_0000,
     torch.float64: 0x7FF0_0000_0000_0000,
 }
-"""By dtype, the bits of infinity as an integer. Without the sign bit, a larger integer is a NaN, and a smaller integer
-a finite number."""
+"""By dtype, the bits of infinity as an integer. Without the sign bit, a NaN is a larger integer, a finite number a
+smaller one.
+"""
 
 _IS_LITTLE = sys.byteorder == "little"
 _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """A tensor's digest, as 32 hexadecimal digits. The digest of a DTensor is that of its local shard.
-
-    Raises RecordingError for a tensor without bytes of its own: sparse, nested, quantized, fake or freed.
-    """
+    """A tensor's digest, as 32 hexadecimal digits; of a DTensor, that of its local shard. Raises RecordingError for a
+    tensor without bytes of its own: sparse, nested, quantized, fake or freed."""
     return _digest(plain(tensor))[0]
 
 
@@ -69,7 +68,7 @@ def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
 
 
 def _digest(tensor: torch.Tensor) -> tuple[str, ctypes.Array[Any] | None]:
-    """A plain tensor's digest, and its bytes. The bytes are None if they are only on a GPU."""
+    """A plain tensor's digest, and its bytes; None for bytes that are only on a GPU."""
     header, num_bytes = _header(tensor.dtype, tensor.shape), tensor.nbytes
     if num_bytes <= LEAF_BYTES:  # copying so few bytes takes less time than feeding a hasher twice
         content = _octets_at(tensor)
@@ -139,7 +138,8 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 FLAT = "_bitproof_flat"
 """The name of the attribute that marks a tensor as a part of a flattened tensor. Its value is the shape of the whole
-tensor, the index of the part's first element in the flattened tensor, and the index after its last."""
+tensor, the index of the part's first element in the flattened tensor, and the index after its last.
+"""
 
 
 def placements(tensor: torch.Tensor) -> str | None:
@@ -177,8 +177,9 @@ def _no_bytes(found: str) -> RecordingError:
 
 
 def octets(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor's elements in row-major order, as uint8 [bytes] on the tensor's device. They are not copied
-    if the tensor is contiguous."""
+    """The bytes of a tensor's elements in row-major order, as uint8 [bytes] on its device; a view if it is
+    contiguous.
+    """
     dense = tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
     if not dense.is_contiguous():
         dense = dense.view(_SAME_SIZE.get(dense.itemsize, dense.dtype)).contiguous()  # torch cannot copy float4
@@ -187,17 +188,13 @@ def octets(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor's elements in row-major order. They are not copied if the tensor is contiguous in host
-    memory.
-
-    Raises RecordingError for a tensor that has elements but no memory of its own.
-    """
+    """The bytes of a tensor's elements in row-major order; not copied if the tensor is contiguous in host memory.
+    Raises RecordingError for a tensor that has elements but no memory of its own."""
     content = _octets_at(tensor)
     return memoryview(content).cast("B") if len(content) else memoryview(b"")
 
 
 def _octets_at(tensor: torch.Tensor) -> ctypes.Array[Any]:
-    """The bytes of `tensor_bytes`, as a ctypes array."""
     num_bytes = tensor.nbytes
     if num_bytes == 0:
         return _NOTHING

@@ -1,4 +1,4 @@
-"""The columns of a table of digests, and the valid values of each."""
+"""Define the columns of a table of digests, and check the values in each."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ _MAX_NAME = 1000
 
 
 def check_values(path: Path, table: pa.Table, manifest: Manifest) -> None:
-    """Raise RecordingError unless every value is in its range. Later readers then need no checks."""
+    """Raise RecordingError unless every value is in its range, so that later readers need no checks."""
     is_loss = pc.equal(table["kind"], _scalar("loss", pa.string()))
     checks = {
         f"step in 0..{manifest.steps - 1}": _within(table["step"], manifest.steps),
         f"rank in 0..{manifest.world_size - 1}": _within(table["rank"], manifest.world_size),
         f"kind among {', '.join(KINDS)}": _are_among(table["kind"], KINDS),
+        # Names and dtypes repeat in many rows, so each distinct text is checked once.
         f"name of 1 to {_MAX_NAME} printable characters": _are_printable(table["name"].unique()),
         "name that leads nowhere else": pc.invert(_matches(table["name"].unique(), r"(^|/)\.\.(/|$)")),
         "dtype by its name": _matches(table["dtype"].unique(), r"^[a-z][a-z0-9_]{0,40}$"),
@@ -90,7 +91,7 @@ def _are_among(texts: pa.ChunkedArray, known: Sequence[str]) -> Any:
 
 
 def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
-    """A Python value as Arrow's scalar, for comparisons. Arrow's own conversion would import pandas first."""
+    # Arrow's own conversion would import pandas first.
     return column([value], pa.field("", kind))[0]
 
 
@@ -99,8 +100,7 @@ def _matches(column: pa.ChunkedArray, pattern: str) -> Any:
 
 
 def _are_printable(column: pa.ChunkedArray) -> Any:
-    """A mask of the texts that are printable and of allowed length, in any script: letters beyond ASCII are allowed,
-    control characters are not."""
+    """A mask of the texts that are printable, in any script, and of allowed length."""
     sizes = pc.utf8_length(column)
     fits = pc.and_(pc.greater(sizes, _scalar(0, sizes.type)), pc.less_equal(sizes, _scalar(_MAX_NAME, sizes.type)))
     return pc.and_(fits, pc.invert(_matches(column, r"[\p{C}\p{Zl}\p{Zp}]")))

@@ -1,4 +1,4 @@
-"""The environment variables that can change a bit: those in manifests, and those in the keys of caches.
+"""Choose the environment variables that can change a bit, for manifests and for the keys of caches.
 
 Manifests may be published, so they only have variables from a list: of numerical libraries, and of those variables of
 torch that select an implementation. The key of a cache must change with anything that might change a bit, so it has all
@@ -49,7 +49,7 @@ _LONG_WORD = re.compile(r"(?=[^\s/\\,:;.]*[0-9])(?=[^\s/\\,:;.]*[A-Za-z])[A-Za-z
 
 
 def environment_variables() -> dict[str, str]:
-    """A manifest's variables, sorted by name: those that can change a bit.
+    """The variables for a manifest, sorted by name: those that can change a bit.
 
     Leaves out variables of a single launch, and names that look like secrets. A value that looks like a secret is
     replaced by a digest, so that different values still differ.
@@ -58,13 +58,13 @@ def environment_variables() -> dict[str, str]:
 
 
 def environment_of_keys() -> dict[str, str]:
-    """The variables for the key of a cache: those of `environment_variables`, and a digest of every other variable that
-    torch might read."""
+    """The variables for the key of a cache: as for a manifest, and a digest of every other variable that torch might
+    read."""
     return {name: told(value) if _is_listed(name) else _digest(value) for name, value in _of(os.environ)}
 
 
 def told(value: str) -> str:
-    """A variable's value, or, if it looks like a secret, a note that it is withheld."""
+    """A variable's value or, if it looks like a secret, a text with its digest."""
     return _digest(value) if _SECRET_VALUE.search(value) or _LONG_WORD.search(value) else value
 
 

@@ -1,4 +1,4 @@
-"""The states of the global random number generators, for records of kind `rng`.
+"""Record the states of the global random number generators, as records of kind `rng`.
 
 A generator's state is recorded after each step that drew from it, and only then: a system that never draws has no such
 record. A generator that a step creates for its own use is not recorded.

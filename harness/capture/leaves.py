@@ -1,4 +1,4 @@
-"""Computes the digests of a tensor's leaves on the tensor's own device.
+"""Hash the leaves (blocks of 16 KiB) of a tensor on its own device.
 
 Triton's kernel reads each byte once. If it is unavailable, torch's operators compute the same, but read each byte some
 ten times, and the log says so. Either is used only if it hashes known leaves as xxhash does.
@@ -25,8 +25,7 @@ NUM_KNOWN = 3
 
 
 def hash_on_device(octets: torch.Tensor) -> memoryview:
-    """The XXH3-128 digests of the leaves of 16 KiB in order, and of the remainder: 16 bytes each, big-endian as in
-    xxhash.
+    """The XXH3-128 digests of the leaves in order, and of the remainder: 16 bytes each, big-endian as in xxhash.
 
     `octets` is uint8 [bytes], contiguous. Only 16 bytes per leaf, and the remainder of less than 16 KiB, are copied to
     the host.
@@ -46,8 +45,7 @@ def hash_on_device(octets: torch.Tensor) -> memoryview:
 
 
 def _fetch(octets: torch.Tensor) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]:
-    """A copy of a tensor in host memory. From a GPU it is copied to pinned memory, as otherwise the driver would copy
-    it twice."""
+    # Without pinned memory the driver would copy twice.
     fetched = torch.empty_like(octets, device="cpu", pin_memory=octets.device.type == "cuda")
     fetched.copy_(octets)  # blocks until the copy is complete
     found: numpy.ndarray[Any, numpy.dtype[numpy.uint8]] = fetched.numpy()
@@ -74,8 +72,7 @@ def leaf_hasher(device: torch.device) -> LeafHasher:
 
 
 def hashes_known_leaves(hasher: LeafHasher, device: torch.device) -> bool:
-    """Whether a function hashes known leaves as xxhash does. There are three leaves, so that a wrong offset of a leaf
-    shows."""
+    """Whether a function hashes three known leaves as xxhash does; three, to notice a wrong offset of a leaf."""
     words = torch.arange(NUM_KNOWN * xxh3.LEAF_WORDS).mul_(0x165667919E3779F9).roll(1)
     leaves = words.view(NUM_KNOWN, xxh3.LEAF_WORDS)
     expected = b"".join(xxhash.xxh3_128_digest(leaf.numpy().tobytes()) for leaf in leaves)

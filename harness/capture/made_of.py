@@ -1,4 +1,4 @@
-"""Facts about a rank's code and machine: everything that can change a bit and may differ on another machine.
+"""Collect the facts about a rank's code and machine that can change a bit and may differ on another machine.
 
 Ranks that are forked from the same process have the same code. Ranks on several machines may differ: another checkout,
 another build of torch, a variable that is set on a single machine. Such ranks are refused before they take a step: a
@@ -48,7 +48,7 @@ _MAX_TOLD = 20
 
 
 def facts_of_process() -> Facts:
-    """The facts that all ranks share which this process forks. Imports torch."""
+    """The facts that all ranks share which this process forks: versions, builds, variables. Imports torch."""
     from bitproof.harness.machine.torch_build import torch_build
 
     known = machine()
@@ -71,10 +71,8 @@ def _digest_of_build(build: Sequence[str]) -> str:
 
 
 def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -> Facts:
-    """Facts that only the rank knows, after its system is made: its device, and the code loaded so far.
-
-    `gpu` has the facts from CUDA, None on a CPU. If several ranks load a module, it must be the same on each.
-    """
+    """Facts that only the rank knows, after its system is made: its device, and the code loaded so far. `gpu` has the
+    facts from CUDA, None on a CPU. If several ranks load a module, it must be the same on each."""
     code = loaded_files() if with_code else {}
     if gpu is None:
         return code | {"cpu": str(machine().get("cpu"))}
@@ -139,11 +137,8 @@ class Differences:
 
 
 def differences(by_rank: Sequence[Facts], *, all_told: bool) -> Differences:
-    """The differences between ranks, given the facts of each rank.
-
-    With `all_told`, every rank must have every fact. Otherwise only ranks that have a fact are compared, because some
-    ranks may load a module that others do not need.
-    """
+    """The differences between ranks, given the facts of each rank. With `all_told`, every rank must have every fact.
+    Otherwise only ranks that have a fact are compared, because some ranks may load a module that others do not need."""
     lines: list[str] = []
     others: set[int] = set()
     for name in sorted({name for facts in by_rank for name in facts}):

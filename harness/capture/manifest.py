@@ -1,4 +1,4 @@
-"""Builds a recording's manifest: everything that can change a bit."""
+"""Build a recording's manifest: everything that can change a bit."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def build_manifest(
     shows_every_buffer: bool = False,
     meetings: Sequence[Meeting] | None = None,
 ) -> Manifest:
-    """Build a recording's manifest, with facts about this machine and process. `systems` becomes the manifest's
-    `ranks`.
+    """Build a recording's manifest, with facts about this machine and process.
 
-    `switches` has the readings of the lowest rank on which a switch changed. `gpus` has each rank's facts about CUDA
-    and its libraries, and `gpu_environments` the variables that these libraries read. Both are empty on a CPU, so that
-    recordings on a CPU remain comparable with older recordings. The other arguments are fields of the manifest.
+    `systems` has each rank's facts about its system, the manifest's `ranks`. `switches` has the readings of the lowest
+    rank on which a switch changed. `gpus` has each rank's facts about CUDA and its libraries, and `gpu_environments`
+    the variables that these libraries read. Both are empty on a CPU, so that recordings on a CPU remain comparable with
+    older recordings. The other arguments are fields of the manifest.
     """
     from bitproof.harness.capture.digest import ALGORITHM
 
@@ -84,7 +84,7 @@ def build_manifest(
 
 @functools.cache
 def machine() -> MachineFacts:
-    """Facts about versions and hardware. This creates no CUDA context: names of GPUs come from the driver's list."""
+    """Versions and hardware. This creates no CUDA context: names of GPUs are from the driver's list."""
     import torch
 
     return describe_machine() | {

@@ -1,4 +1,4 @@
-"""Turns a system's `observe` calls into rows, and keeps copies of the selected values."""
+"""Turn a system's `observe` calls into rows of a recording, and keep copies of the selected values."""
 
 from __future__ import annotations
 
@@ -42,11 +42,8 @@ class Recorder:
         self._is_chosen = chooser(self.patterns) if self.patterns else None
 
     def observe(self, kind: Kind, name: str, tensor: torch.Tensor) -> None:
-        """Record a tensor. Its digest is computed now, before the system changes it.
-
-        Raises RecordingError if the key was observed before, for an unknown kind, and for a loss that is not a single
-        number.
-        """
+        """Record a tensor. Its digest is computed now, before the system changes it. Raises RecordingError if the key
+        was observed before, for an unknown kind, and for a loss that is not a single number."""
         began = time.perf_counter()
         key = Key(self.step, kind, name, self.rank)
         if kind not in KINDS or not name or key in self.rows:
@@ -70,8 +67,6 @@ class Recorder:
         self.seconds += time.perf_counter() - began
 
     def _cells(self, tensor: str, placed: str | None, part: torch.Tensor, box: Box | None) -> str | None:
-        """The digests of the cells of `part`, a rank's part of a tensor. None if there are no cuts for the tensor, or
-        if it is a DTensor and `box` is None."""
         cuts = self.cuts.get(tensor)
         if cuts is None or (placed and box is None):
             return None

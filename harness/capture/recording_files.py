@@ -1,10 +1,8 @@
-"""A recording's folder: manifest.json, digests.parquet and, in values/, the selected tensors of each rank.
+"""Write and read a recording's folder: manifest.json, digests.parquet and, in values/, selected tensors of each rank.
 
-Files are neither trusted nor executed.
-
-A recording is written to a sibling folder, which is renamed at the end, so a folder appears whole or not at all.
-Reading checks types, names, ranges and sizes, and raises RecordingError, which names the file. The manifest has the
-sha256 of every other file, and of its own content.
+Files are neither trusted nor executed. A recording is written to a sibling folder, which is renamed at the end, so a
+folder appears whole or not at all. Reading checks types, names, ranges and sizes, and raises RecordingError, which
+names the file. The manifest has the sha256 of every other file, and of its own content.
 """
 
 from __future__ import annotations
@@ -74,28 +72,27 @@ _REPEATED = ["kind", "name", "dtype", "shape.list.element", "content", "placemen
 
 
 def write_recording(folder: Path, manifest: Manifest, rows: Iterable[tuple[Key, Record]]) -> None:
-    """Write a recording to `folder`. A previous recording is replaced. Rows keep their order."""
+    """Write a recording to `folder`, in place of an earlier one. Rows keep their order."""
     table = _table(rows)
     _write_folder(folder, manifest, [table], silent_columns(table))
 
 
 def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: Sequence[Path] = ()) -> None:
-    """Write the ranks' parts, in the given order, as a recording, and move their files of `values` into its folder.
-
-    If the parts are large, only a single part at a time is in memory, and each becomes a row group of the recording.
-    """
+    """Write the ranks' parts, in the given order, as a recording, and move their files of `values` into its folder. If
+    the parts are large, only a single part at a time is in memory, and each becomes a row group of the recording."""
     parts = list(parts)
     tables: Iterable[pa.Table] = (DigestFile(part).table() for part in parts)
     if sum(part.stat().st_size for part in parts) <= HELD_BYTES:
         whole = pa.concat_tables(tables)
         tables, silent = [whole], silent_columns(whole)
     else:
+        # The parts are read twice: the columns to leave out must be known before the first table is written.
         silent = set.intersection(*(silent_columns(DigestFile(part).table()) for part in parts))
     _write_folder(folder, manifest, tables, silent, values)
 
 
 def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
-    """The path of a rank's file of values, after comparing the file with its sha256 in the manifest."""
+    """The path of a rank's file of values, whose content matches its sha256 in the manifest. Raises RecordingError."""
     path = _values_path(folder, rank)
     known = manifest.values_sha256
     if known is None or len(known) != manifest.world_size:
@@ -117,12 +114,14 @@ def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
 
 
 def add_calls(folder: Path, step: int, logs: Sequence[bytes]) -> None:
-    """Write the logs of a step's calls into a recording's folder, a file per rank, and add them to its manifest."""
+    """Write the logs of a step's operator calls into a recording's folder, a file per rank, and add them to its
+    manifest."""
     with _written(folder):
         (folder / CALLS).mkdir()
         for rank, content in enumerate(logs):
             _calls_path(folder, rank).write_bytes(content)
     sums = [_sha256(_calls_path(folder, rank)) for rank in range(len(logs))]
+    # The manifest is changed last: logs that it does not name are ignored.
     restate(folder, calls=KeptCalls(step=step, sha256=sums))
 
 
@@ -137,7 +136,7 @@ def restate(folder: Path, **facts: Any) -> None:
 
 
 def checked_calls_path(folder: Path, manifest: Manifest, rank: int) -> Path:
-    """The path of a rank's log of calls, after comparing the file with its sha256 in the manifest."""
+    """The path of a rank's log of calls, whose content matches its sha256 in the manifest. Raises RecordingError."""
     path = _calls_path(folder, rank)
     if manifest.calls is None or len(manifest.calls.sha256) != manifest.world_size:
         raise RecordingError(f"{folder} holds no log of calls of each rank")
@@ -179,8 +178,7 @@ def read_recording(folder: Path) -> Recording:
 
 
 def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
-    """Rename the finished folder `new` to `folder`, and remove an old folder of that name. At any moment there is a
-    whole folder of that name, the old one or the new.
+    """Rename the finished folder `new` to `folder`, in place of an old one. At any moment one of the two has this name.
 
     Many processes may do so at once; the folder of the last process stays. Raises FileExistsError if there is an old
     folder, unless `replaces`.
@@ -213,18 +211,14 @@ def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
 
 
 def put_aside(name: str) -> str | None:
-    """The original name of a hidden folder that an interrupted replacement left behind. None if `name` is not the name
-    of such a folder."""
+    """The original name of a hidden folder that an interrupted replacement left behind; None for any other name."""
     found = _ASIDE.fullmatch(name)
     return found and found[1]
 
 
 def _replaced_in_two_steps(new: Path, folder: Path) -> bool:
-    """Replace a folder by two renames, for systems that cannot exchange folders. Returns whether it was replaced:
-    another process may have been faster.
-
-    Between the renames the old folder has a hidden name that `put_aside` recognizes.
-    """
+    """Replace a folder by two renames, for systems that cannot exchange folders. False if another process was faster.
+    Between the renames the old folder has a hidden name that `put_aside` recognizes."""
     old = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.old")
     os.rename(folder, old)
     try:
@@ -247,8 +241,8 @@ def _remove(old: Path) -> None:
 
 
 def _steadily(folder: Path, read: Callable[[], A]) -> A:
-    """The result of `read`, which reads a folder. If it fails and the folder was replaced meanwhile, read again: the
-    files may have been from both folders."""
+    """The result of `read`, which reads a folder; read again if it fails and the folder was replaced meanwhile."""
+    # The first attempt may have read some files of the old folder and some of the new.
     until = time.monotonic() + _READ_SECONDS
     while True:
         # A folder that is replaced during the read has another inode afterwards.
@@ -287,7 +281,6 @@ def _table(rows: Iterable[tuple[Key, Record]]) -> pa.Table:
 
 
 def _transposed(rows: Sequence[Any], kind: Any) -> Sequence[Sequence[Any]]:
-    """The columns of these rows, which are named tuples of one kind. Without rows, the columns are empty."""
     return list(zip(*rows, strict=True)) or [()] * len(kind._fields)
 
 
@@ -325,7 +318,7 @@ def _write_folder(
 
 @contextmanager
 def _written(folder: Path) -> Iterator[None]:
-    """Context that raises RecordingError if files cannot be written, as on a full disk."""
+    """Raise RecordingError if files cannot be written within the block, as on a full disk."""
     try:
         yield
     except OSError as error:
@@ -338,8 +331,7 @@ def _written(folder: Path) -> Iterator[None]:
 
 
 def _sha256(path: Path) -> str:
-    """The sha256 of a file. It is needed because Parquet files have no checksum: a flipped bit in a digest would look
-    like a difference between systems."""
+    """The sha256 of a file. Parquet files have no checksum: a flipped bit would look like a difference of systems."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -1,4 +1,4 @@
-"""Selects the tensors whose values a recording keeps, by shell patterns over `step/kind/name`: `*/grad/layers.1.moe.*`.
+"""Select the tensors whose values a recording keeps, by shell patterns over `step/kind/name`: `*/grad/layers.1.moe.*`.
 
 `*` also matches slashes: `0/*` selects all tensors of the first step.
 """
@@ -47,7 +47,7 @@ def first_and_last_step(steps: int) -> tuple[str, ...]:
 
 
 def chooser(patterns: Sequence[str]) -> Callable[[Key], bool]:
-    """A function from a tensor's key to whether its value is kept: whether any of the patterns matches its name."""
+    """A function from a tensor's key to whether any of the patterns matches its name, so that its value is kept."""
     # `(?!)` matches nothing.
     fits = re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns) or r"(?!)").match
     return lambda key: fits(name_value(key)) is not None
@@ -59,7 +59,7 @@ def name_value(key: Key) -> str:
 
 
 def are_patterns(patterns: object) -> bool:
-    """Whether an object that was read from disk is a list of patterns of allowed number and length."""
+    """Whether an object from a file is a list of patterns, with allowed number and lengths."""
     return (
         isinstance(patterns, list)
         and len(patterns) <= _MAX_PATTERNS

@@ -1,4 +1,4 @@
-"""A recording's table of digests on disk, read rank by rank.
+"""Read a recording's table of digests from disk, rank by rank.
 
 A thousand ranks write tens of millions of rows, more than a process should keep in memory. In a long table the rows of
 each rank are a row group, so that a rank can be read without the others. A table of another form is read as a whole.
@@ -30,7 +30,8 @@ from bitproof.harness.records import Key, Manifest, Record, Recording
 
 OF_LAYOUTS = ("cells", "box", "placements")
 """The last columns of a table, from the last one on. A recording leaves out each that is empty, up to the first that is
-not."""
+not.
+"""
 _WITHOUT = tuple(pa.schema(list(COLUMNS)[: len(COLUMNS) - count]) for count in range(len(OF_LAYOUTS) + 1))
 _FIRST_COLUMNS = pa.schema(
     [*list(COLUMNS)[:6], pa.field("shape", pa.list_(pa.int32()), nullable=False), COLUMNS.field("value")]
@@ -82,7 +83,7 @@ class RankRows:
         return not any("n" in text for text in values_of(self.columns["value"].drop_null()))
 
     def recorded_like(self, other: RankRows) -> bool:
-        """Whether `other` has the same rows, except for digests and losses, and all losses of these rows are finite."""
+        """Whether `other` has the same rows but for digests and losses, and all losses of these rows are finite."""
         return all(self.columns[name].equals(other.columns[name]) for name in _LIKENESS) and self.is_finite
 
 
@@ -101,7 +102,7 @@ class StoredRecording(Recording):
 
     @property
     def holds_records(self) -> bool:
-        """Whether `records` were read: a caller may have changed them since."""
+        """Whether `records` are in memory: then a caller may have changed them."""
         return "records" in self.__dict__
 
     def first_steps(self, steps: int) -> Recording:
@@ -120,8 +121,6 @@ class StoredRecording(Recording):
         return super().told_as(manifest) if self.holds_records else StoredRecording(manifest, self._tables)
 
     def _part(self, manifest: Manifest, keeps: Callable[[Any], Any]) -> StoredRecording:
-        """The recording of the rows whose step passes `keeps`, read on demand."""
-
         def part(table: Callable[[], pa.Table]) -> Callable[[], pa.Table]:
             return lambda: _where(table(), "step", keeps)
 
@@ -155,9 +154,7 @@ class StoredRecording(Recording):
 
 class DigestFile:
     """An open file of digests. Its schema, its sizes, and its sha256 if it is known, are checked when it is opened.
-
-    Parquet files have no checksum: without the sha256, a flipped bit in a digest would look like a difference.
-    """
+    Parquet files have no checksum: without the sha256, a flipped bit in a digest would look like a difference."""
 
     def __init__(self, path: Path, sha256: str | None = None) -> None:
         check_file(path, MAX_DIGESTS_BYTES)
@@ -242,17 +239,13 @@ def _column_bytes(column: pa.Array) -> int:
 
 
 def _unpacked(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with texts in place of its dictionary-encoded columns."""
     columns = [x.dictionary_decode() if pa.types.is_dictionary(x.type) else x for x in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
-    """Read the recording whose digests are in `file`. Raises RecordingError unless every value is in its range and each
-    key unique.
-
-    The statistics of row groups are not read, because Arrow crashes the process if they are damaged.
-    """
+    """Read the recording whose digests are in `file`. Raises RecordingError for a value out of range or a repeated key.
+    The statistics of row groups are not read, because Arrow crashes the process if they are damaged."""
     if (
         file.num_rows > KEPT_ROWS
         and file.num_groups <= manifest.world_size
@@ -267,13 +260,14 @@ def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
         for part in parts:
             before = _checked_keys(file.path, RankRows(*part), before)
         return StoredRecording(manifest, {rank: _given(part) for rank, part in parts})
+    # The rows of some rank are not contiguous, so only all records together show a repeated key.
     records = read_records(table)
     _refuse_twice(file.path, len(records), len(table))
     return Recording(manifest, records)
 
 
 def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
-    """Like `read_rows`, with only one row group in memory at a time. None unless each row group is a rank, in ascending
+    """`read_rows` with only one row group in memory at a time; None unless each row group is a rank, in ascending
     order."""
     tables: dict[int, Callable[[], pa.Table]] = {}
     before: RankRows | None = None
@@ -294,10 +288,8 @@ def silent_columns(table: pa.Table) -> set[str]:
 
 
 def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
-    """Whether two recordings have the same rows of a rank, in the same order.
-
-    Columns are compared, without making records. False if a recording is not read from a folder.
-    """
+    """Whether two recordings have the same rows of a rank, in the same order. Columns are compared, without making
+    records. False if a recording is not read from a folder."""
     stored = [side for side in (first, second) if isinstance(side, StoredRecording) and not side.holds_records]
     if len(stored) < 2:
         return False
@@ -306,10 +298,8 @@ def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
 
 
 def lie_alike(first: Recording, second: Recording, rank: int) -> bool:
-    """Whether two recordings have the same tensors of a rank at the same steps, in the same layout.
-
-    Columns are compared, without making records. False if a recording is not read from a folder.
-    """
+    """Whether two recordings have the same tensors of a rank at the same steps, in the same layout. Columns are
+    compared, without making records. False if a recording is not read from a folder."""
     stored = [side for side in (first, second) if isinstance(side, StoredRecording) and not side.holds_records]
     if len(stored) < 2:
         return False
@@ -331,13 +321,12 @@ def read_records(table: pa.Table) -> dict[Key, Record]:
 
 
 def _where(table: pa.Table, column: str, keeps: Callable[[Any], Any]) -> pa.Table:
-    """The rows of a table that `keeps` selects. It gets the values of a column as an array, and returns a mask."""
+    """The rows of a table that `keeps` selects: it gets the values of a column as an array, and returns a mask."""
     return table.filter(pa.array(keeps(numpy.array(values_of(table[column]))), pa.bool_()))
 
 
 def check_file(path: Path, limit: int) -> None:
-    """Raise RecordingError unless a path is a regular file of at most `limit` bytes. A pipe would block, and a huge
-    file would exhaust memory."""
+    """Raise RecordingError unless a path is a regular file of at most `limit` bytes: a pipe would block the reader."""
     refuse_link(path)
     try:
         status = path.stat()
@@ -352,7 +341,7 @@ def check_file(path: Path, limit: int) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise RecordingError for a symbolic link. It could lead to any other file, or change while it is read."""
+    """Raise RecordingError for a symbolic link, which could lead to any other file, or change while it is read."""
     if path.is_symlink():
         raise RecordingError(f"{path} is a symbolic link", expected="a recording whole in its own folder")
 
@@ -373,7 +362,7 @@ def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
 
 
 def _checked_keys(path: Path, rows: RankRows, before: RankRows | None) -> RankRows:
-    """Raise RecordingError if a rank's rows name a tensor twice. Returns the rows with which to compare the next rank.
+    """Raise RecordingError if a rank's rows name a tensor twice; returns the rows with which to compare the next rank.
 
     `before` are such rows of an earlier rank. If this rank recorded the same tensors, they are returned, and nothing
     needs to be checked.
@@ -394,4 +383,5 @@ def _given(table: pa.Table) -> Callable[[], pa.Table]:
 
 
 def _again(file: DigestFile, group: int) -> Callable[[], pa.Table]:
+    # A function of its own: a lambda in the caller's loop would read the last `group`.
     return lambda: file.table(group)

@@ -1,4 +1,4 @@
-"""Converts a tensor to bytes and back: a line of JSON, then the elements' bytes in row-major order. No pickle."""
+"""Convert a tensor to bytes and back: a line of JSON, then the elements' bytes in row-major order. No pickle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes the XXH3-128 of many leaves at once, in torch operators, for devices on which xxhash does not run.
+"""Compute the XXH3-128 of many blocks of 16 KiB (leaves) at once, in torch operators, for devices without xxhash.
 
 Written from the specification (xxHash, doc/xxhash_spec.md, 0.2.0, "large inputs"), for inputs of exactly LEAF_BYTES,
 seed 0 and the default secret. All arithmetic is modulo 2**64, in int64. Two facts allow parallelism:
@@ -24,7 +24,7 @@ BLOCKS, STRIPES, PAIRS = 16, 16, 4
 LEAF_WORDS = BLOCKS * STRIPES * PAIRS * 2
 LEAF_BYTES = 8 * LEAF_WORDS
 SLAB_LEAVES = 2048
-"""The number of leaves that are hashed at a time: 32 MiB. It bounds the memory for the operators' intermediates."""
+"""The number of leaves that are hashed at a time, 32 MiB, to bound the memory for intermediates."""
 
 _SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"

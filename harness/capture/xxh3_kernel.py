@@ -1,4 +1,4 @@
-"""Computes the XXH3-128 of many leaves in a Triton kernel. It reads every byte once, and writes 16 bytes per leaf.
+"""Compute the XXH3-128 of many leaves in a Triton kernel, which reads every byte once and writes 16 bytes per leaf.
 
 The arithmetic is that of the four functions of `xxh3.py`, compiled. A program with a single warp hashes a leaf, block
 after block. It loads a block, 1,024 contiguous bytes, 32 per thread in two loads, while it adds up the previous block
@@ -22,9 +22,7 @@ _UPPER_LENGTH, _LOWER_LENGTH = tl.constexpr(xxh3.UPPER_LENGTH), tl.constexpr(xxh
 
 def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
     """The XXH3-128 of each leaf, int64 [L, 2] (upper, lower half), on the device of the words (int64 [L, LEAF_WORDS]).
-
-    A program hashes a leaf.
-    """
+    There is a program per leaf."""
     digests_L2 = leaves_LW.new_empty(len(leaves_LW), 2)
     with torch.cuda.device_of(leaves_LW):
         hash_leaf[(len(leaves_LW),)](leaves_LW, xxh3.tables(leaves_LW.device), digests_L2, num_warps=1)

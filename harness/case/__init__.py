@@ -1,4 +1,7 @@
-"""A case, the value that every run starts from: its definition, its file, and its selection by expressions."""
+"""A case: two systems, a model, its layout on ranks, and the expected verdict. Every run starts from a case.
+
+This package has its definition, its file, and its selection by expressions.
+"""
 
 from bitproof.harness.case.autoplace import Autoplace, Plan, with_plan
 from bitproof.harness.case.bounds import SIZES

@@ -1,4 +1,4 @@
-"""A case's request for solved placements, and the resulting plan.
+"""Define a case's request for solved placements of parameters, and the resulting plan.
 
 A plan is part of the case: every rank gets it, every recording's manifest states it, and users may write a plan by
 hand.
@@ -57,6 +57,6 @@ class Autoplace:
 
 
 def with_plan(case: Case, plan: Plan) -> Case:
-    """A case that requests placements, with their plan."""
+    """The case with a plan for its placements."""
     assert case.autoplace is not None
     return replace(case, autoplace=replace(case.autoplace, plan=plan))

@@ -1,4 +1,4 @@
-"""The bounds of a case's numbers. The case's constructor refuses values outside."""
+"""Define the bounds of a case's numbers. The case's constructor refuses values outside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Bounds:
     is_open: bool = False
 
     def check(self, field: str, value: Any) -> None:
-        """Raise CaseError, naming the field, for a value outside; `True` is no number."""
+        """Raise CaseError, naming the field, for a value outside. `True` is no number here."""
         is_whole = isinstance(self.low, int)
         kinds = int if is_whole else (int, float)
         if isinstance(value, kinds) and not isinstance(value, bool) and self._holds(value):
@@ -62,11 +62,11 @@ SIZES = {
     "dim": Bounds(1, 1 << 20),
     "heads": Bounds(1, 65_536),
 }
-"""A model's sizes that a case may state."""
+"""The sizes of a model that a case may state."""
 
 
 def _short(value: Any) -> str:
-    """A value as text. Python does not convert integers of more than some thousand digits."""
+    # Python does not convert integers of more than some thousand digits.
     if isinstance(value, int) and abs(value) >= 10**30:
         return f"an integer of {value.bit_length():,} bits"
     return repr(value)[:100]

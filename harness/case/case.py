@@ -1,4 +1,4 @@
-"""A case: everything that can change a bit of a run, as one frozen value.
+"""A case: everything that can change a bit of a run, as a single frozen value.
 
 A case names two systems, the model and how it is split over ranks, and the expected verdict. It travels between
 processes as JSON, and every recording's manifest contains it.
@@ -167,7 +167,7 @@ class Case:
 
     @property
     def bound(self) -> float | None:
-        """The largest relative error that the case allows, if it states one."""
+        """The largest relative error that the case allows; None if it states no bound."""
         return self.close_within or self.differs_within
 
     @property
@@ -186,17 +186,15 @@ class Case:
         return 1 / (self.parallelism.data_ranks * self.micro_batches)
 
     def of(self, role: str) -> Case:
-        """The case as one side runs it: the reference may have its own parallelism."""
+        """The case as the system of this role runs it: the reference may have its own parallelism."""
         if role != "reference" or self.reference_parallelism is None:
             return self
         return dataclasses.replace(self, parallelism=self.reference_parallelism)
 
     @property
     def first_step(self) -> int:
-        """The first compared step: `resume_at` if another number of ranks saves and loads, else 0.
-
-        Before it only the reference takes steps, on its own ranks.
-        """
+        """The first compared step: `resume_at` if another number of ranks saves and loads, else 0. Before it only the
+        reference runs, on its own ranks."""
         has_as_many = self.of("reference").parallelism.world_size == self.parallelism.world_size
         return 0 if has_as_many or not self.resumes_reference else self.resume_at or 0
 
@@ -207,7 +205,7 @@ class Case:
 
     @property
     def most_ranks(self) -> int:
-        """The number of ranks of the larger of both runs."""
+        """The number of ranks of the larger of the two systems."""
         return max(self.parallelism.world_size, self.of("reference").parallelism.world_size)
 
     def _check_bounds(self) -> None:
@@ -241,9 +239,8 @@ class Case:
             )
 
     def _check_sequence(self) -> None:
-        """Refuse a sequence that tensor ranks cannot divide, and `sequence` with a plan, whose whole layers cannot
-        divide it."""
         parallelism = self.parallelism
+        # A plan may keep layers whole, and these cannot divide the sequence.
         if parallelism.sequence and (self.batch.seq_len % parallelism.tp or self.autoplace is not None):
             raise CaseError(
                 f"case {self.name} cannot divide its sequence over the ranks of a tensor group",
@@ -262,10 +259,8 @@ class Case:
         return are_foreign(self.reference, self.candidate)
 
     def stated(self) -> dict[str, Any]:
-        """Like `to_dict`, but without the defaults of a foreign case, which may be untrue for its systems.
-
-        Reading the result gives the same case again.
-        """
+        """The case as plain JSON values, without the defaults of a foreign case, which may be untrue for its systems.
+        Reading the result gives the same case again."""
         values = self.to_dict()
         if not self.is_foreign:
             return values
@@ -284,7 +279,7 @@ class Case:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Case:
-        """The inverse of `to_dict`. Raises CaseError when a field is unknown or of the wrong type."""
+        """The inverse of `to_dict`. Raises CaseError for an unknown field or a value of the wrong type."""
         return read(Case, values, "case", CaseError)
 
 
@@ -293,15 +288,13 @@ _ALWAYS_SO = {"name", "family", "reference", "candidate", "expected", "differs",
 
 
 def file_of(source: str) -> Path | None:
-    """The file in a factory's `source`, None if it is a module."""
+    """The file in the `source` of a factory, None if it is a module."""
     return Path(source) if source.endswith(".py") or "/" in source else None
 
 
 class Script(NamedTuple):
-    """A training script as a system: its file, its arguments, and the git revision of the file, "" for none.
-
-    As a system's name it is a command line: `train.py --lr 3e-4`, or `git:4f2a91c:train.py --lr 3e-4`.
-    """
+    """A training script as a system: its file, its arguments, and the git revision of the file, "" for none. As a
+    system's name it is a command line: `train.py --lr 3e-4`, or `git:4f2a91c:train.py --lr 3e-4`."""
 
     file: str
     args: tuple[str, ...] = ()
@@ -330,7 +323,7 @@ def is_factory(system: str) -> bool:
 
 
 def are_foreign(reference: object, candidate: object) -> bool:
-    """Whether both systems are a user's trainers: factories or scripts, or such a trainer and itself under
+    """Whether both systems are a user's trainers (factories or scripts), or such a trainer and itself under
     torch.compile."""
     names = [
         each

@@ -1,4 +1,4 @@
-"""A case as a file of JSON, as `bitproof shrink` writes it and `--case` reads it."""
+"""Read and write a case as a file of JSON, for `--case` and `bitproof shrink`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.validate import parse
 
 LARGEST = 1 << 20
-"""The maximum number of bytes in the file of a case. A case takes two thousand."""
+"""The most bytes in the file of a case. A case takes two thousand."""
 
 LONGEST_CHAIN = 50
 """The longest chain of case files that are `like` each other."""
@@ -40,7 +40,7 @@ def read_case(path: Path, known: Callable[[], Sequence[Case]] = tuple) -> Case:
 
 
 def _values(path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
-    """The fields in a file, or in the case that it is like; `through` are the files on the way to it."""
+    """The fields in a file, with those of the case that it is like; `through` are the files on the way to it."""
     try:
         values = parse(read_plain(path, LARGEST))
     except (OSError, ValueError, RecursionError) as error:
@@ -57,7 +57,7 @@ def _values(path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path
 
 
 def _like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
-    """The values of the case that a file names in its field `like`."""
+    """The fields of the case that a file names in its field `like`."""
     if isinstance(like, str) and like.endswith(".json"):
         other = path.parent / like
         if _real(other) in through:
@@ -85,7 +85,7 @@ def _like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: t
 
 
 def _real(path: Path) -> Path:
-    """A path without links; unchanged if that fails, as for a link to itself: reading it reports the error."""
+    """A path without links; unchanged if that fails, as for a link to itself, which reading then reports."""
     try:
         return Path(os.path.realpath(path))
     except (OSError, ValueError):
@@ -93,7 +93,6 @@ def _real(path: Path) -> Path:
 
 
 def _joined(base: Any, changes: dict[str, Any]) -> dict[str, Any]:
-    """Values with changes, merged recursively."""
     base = base if isinstance(base, dict) else {}
     joined = {name: _joined(base.get(name), each) if isinstance(each, dict) else each for name, each in changes.items()}
     return base | joined
@@ -127,7 +126,6 @@ def _from_here(folder: Path, file: Path) -> str:
 
 
 def _with_defaults(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Add defaults for fields that a file may omit."""
     values = {"family": path.stem, **values}
     parallelism = values.get("parallelism", {})
     if isinstance(parallelism, dict) and are_foreign(values.get("reference"), values.get("candidate")):
@@ -138,7 +136,7 @@ def _with_defaults(values: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def case_text(case: Case) -> str:
-    """The inverse of `read_case`."""
+    """The text of a case's file, which `read_case` reads."""
     values = case.stated()
     values["parallelism"]["ep"] = case.parallelism.ep  # the default in a file differs from a case's default
     return json.dumps(values, indent=1) + "\n"

@@ -1,4 +1,4 @@
-"""The parts of a case: model, chunks, ranks, batch, precision, memory and optimizer."""
+"""Define the parts of a case: model, chunks, ranks, batch, precision, memory and optimizer."""
 
 from __future__ import annotations
 

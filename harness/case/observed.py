@@ -1,4 +1,4 @@
-"""Activations at module boundaries: which of them a case records, and their names.
+"""Name the activations at module boundaries, and choose those that a case records.
 
 A boundary is the output of a module's call (`forward`), or the gradient of this output (`backward`). A module inside a
 chunked module has a boundary per chunk; the chunked module itself has a single boundary with both chunks' rows along
@@ -34,7 +34,7 @@ class Boundary(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its record: layers.1.moe.router@forward.output0.chunk1."""
+        """The name of its record, such as layers.1.moe.router@forward.output0.chunk1."""
         output = "" if self.output is None else f".output{self.output}"
         call = f".call{self.earlier}" if self.earlier else ""
         chunk = "" if self.chunk is None else f".chunk{self.chunk}"
@@ -77,7 +77,7 @@ def check_observed(case: Case) -> None:
 
 
 def observed_modules(patterns: Sequence[str], modules: Iterable[str]) -> list[str]:
-    """The modules that match some pattern, in their order. Raises CaseError for a pattern without a match."""
+    """The modules that match some pattern, in their order. Raises CaseError for a pattern that matches none."""
     names = [name for name in modules if name]
     fitting = {pattern: [name for name in names if fits(pattern, name)] for pattern in patterns}
     for pattern, found in fitting.items():

@@ -1,4 +1,4 @@
-"""Patterns over module names: `*` stands for one component, and in `observe` `**` for several."""
+"""Match module names with patterns: `*` stands for one component, and in `observe` `**` for several."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ def pattern_of(module: str) -> str:
 
 
 def root_of(patterns: str, module: str) -> str | None:
-    """The module that matches some pattern in `patterns` and is or contains `module`; else None.
-
-    Patterns are joined by commas, and `*` stands for one component.
-    """
+    """The module that matches one of `patterns` and is or contains `module`: layers.1.moe for layers.1.moe.router; else
+    None. Patterns are joined by commas, and `*` stands for one component."""
     for pattern in patterns.split(","):
         wanted = pattern.split(".")
         parts = module.split(".")[: len(wanted)]
@@ -31,7 +29,7 @@ def root_of(patterns: str, module: str) -> str | None:
 
 
 def check_patterns(patterns: str, what: str) -> None:
-    """Raise CaseError if one of the patterns is invalid or within another. In errors, a pattern is called `what`."""
+    """Raise CaseError if one of the patterns is invalid or within another. Errors call a pattern `what`."""
     each = patterns.split(",")
     for pattern in each:
         check_pattern(pattern, what)
@@ -47,7 +45,7 @@ def check_patterns(patterns: str, what: str) -> None:
 
 
 def check_pattern(pattern: str, what: str) -> None:
-    """Raise CaseError for an invalid pattern over module names. In the error, the pattern is called `what`."""
+    """Raise CaseError for an invalid pattern over module names. Errors call the pattern `what`."""
     if not _CHOSEN.fullmatch(pattern):
         raise CaseError(
             f"{what} is a dotted module name",

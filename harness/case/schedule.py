@@ -1,4 +1,4 @@
-"""The pipeline schedule of a case's micro-batches, and the check that refuses unsupported schedules."""
+"""Define the pipeline schedule of a case's micro-batches, and refuse unsupported schedules."""
 
 from __future__ import annotations
 
@@ -47,10 +47,8 @@ class Schedule:
 
 
 def stage_of_layer(layer: int, num_layers: int, num_stages: int) -> int:
-    """The stage of a layer. Stages have consecutive layers, as evenly as possible.
-
-    Example: 5 layers in 2 stages: layers 0, 1 and 2 in stage 0, layers 3 and 4 in stage 1.
-    """
+    """The stage of a layer. Stages have consecutive layers, as evenly as possible. Example: 5 layers in 2 stages:
+    layers 0, 1 and 2 in stage 0, layers 3 and 4 in stage 1."""
     return layer * num_stages // num_layers
 
 
@@ -102,7 +100,6 @@ def check_schedule(case: Case) -> None:
 
 
 def _check_systems(case: Case) -> None:
-    """Refuse features that a step in micro-batches does not support."""
     systems = {case.reference, case.candidate}
     others = sorted(name for name in systems & {*PREPARED, COMPILED} if name != GRAPH)
     refused = {

@@ -4,8 +4,8 @@
     and_expr:   not_expr ("and" not_expr)*
     not_expr:   "not" not_expr | "(" expression ")" | name
 
-A name matches, in any letter case, when it is a substring of the case's name or family. Our own parser, because
-pytest's is private; a test compares the two.
+A name matches, in any letter case, if it is a substring of the case's name or family. The parser is bitproof's own,
+because pytest's is private; a test compares the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.errors import UsageError, cut
 
 DEEPEST = 50
-"""The deepest nesting of parentheses."""
+"""The deepest nesting of parentheses: the parser calls itself for each."""
 
 _SHOWN = 200
 
@@ -29,10 +29,8 @@ Node = Callable[[Predicate], bool]
 
 
 def select(cases: Sequence[Case], expression: str | None) -> list[Case]:
-    """The cases that match, in their order; all when the expression is None or blank.
-
-    Raises UsageError for an invalid expression, or when it matches nothing.
-    """
+    """The cases that match, in their order; all cases if the expression is None or blank. Raises UsageError for an
+    invalid expression, or if it matches nothing."""
     if expression is None or not expression.strip():
         return list(cases)
     evaluate = compile_expression(expression)
@@ -68,6 +66,7 @@ class _Token(NamedTuple):
     column: int
 
 
+# A name has the characters that pytest allows in names.
 _TOKENS = re.compile(
     r"(?P<space>[ \t]+)|(?P<paren>[()])|(?P<name>(?:\w|:|\+|-|\.|\[|\]|\\|/)+)|(?P<other>.)", re.DOTALL
 )
@@ -139,7 +138,6 @@ class _Parser:
 
 
 def _token(match: re.Match[str]) -> _Token:
-    """Parentheses and keywords are kinds of their own; unknown characters are refused by the parser."""
     text = match.group()
     is_fixed = match.lastgroup == "paren" or text in ("and", "or", "not")
     return _Token(text if is_fixed else str(match.lastgroup), text, match.start() + 1)

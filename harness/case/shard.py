@@ -1,4 +1,4 @@
-"""A machine's part of a selection of cases."""
+"""Define a machine's part (shard) of a selection of cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The texts that come with bitproof, and the names of texts in a case."""
+"""Name the texts that come with bitproof, for `batch.data` of a case."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 PYDOC = "pydoc"
 PYDOC_LINES = "pydoc_lines"
 ADVERSARIAL = "adversarial"
-"""Documents with features that real text hides; see `reference.data.adversarial_documents`. They come with their own
-weights."""
+"""Documents that exercise cases which are rare in real text; see `reference.data.adversarial_documents`. They have
+their own weights.
+"""
 
 _TEXTS = (PYDOC, PYDOC_LINES, ADVERSARIAL)
 

@@ -1,4 +1,4 @@
-"""The systems that run a traced graph, their settings in a case, and the cases that some of them refuse."""
+"""Define the systems that run a traced graph, their settings in a case, and the cases that some of them refuse."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 
 GRAPH, JOINT, AUTOPLACE = "graph", "joint", "autoplace"
 TRACED = (GRAPH, JOINT, AUTOPLACE)
-"""The systems whose graph our passes rewrite: recorded by our own tracer, exported by torch, and recorded from a model
-with solved placements."""
+"""The systems whose graph bitproof's passes rewrite: recorded by its own tracer, exported by torch, and recorded from a
+model with solved placements.
+"""
 
 PRECOMPILED = "precompiled"
-"""Like the system graph, but reads its finished graph from disk. A process without ranks wrote it before the run."""
+"""The system that reads the finished graph of `graph` from disk, where a process without ranks wrote it before
+the run.
+"""
 PREPARED = (*TRACED, PRECOMPILED)
-"""The systems that run a prepared graph."""
+"""The systems that run a graph which is made before their steps."""
 
 COMPILED = "compiled"
 """The reference's own system with its models compiled by torch.compile, which captures graphs while it runs."""
@@ -93,7 +96,7 @@ def check_traced(case: Case) -> None:
 
 
 def _check_joint(case: Case) -> None:
-    """Refuse features that need chunks, or a graph that is not partitioned."""
+    # All of these need chunks, or a graph that is not partitioned.
     if JOINT not in (case.reference, case.candidate):
         return
     refused = {
@@ -112,10 +115,7 @@ def _check_joint(case: Case) -> None:
 
 def _check_autoplace(case: Case) -> None:
     """Refuse the system autoplace without a memory bound, and a bound without that system, unless the case states its
-    plan.
-
-    With a bound, also refuse chunks and a memory policy.
-    """
+    plan. With a bound, also refuse chunks and a memory policy."""
     is_asked = AUTOPLACE in (case.reference, case.candidate)
     if is_asked != (case.autoplace is not None) and not (case.autoplace and case.autoplace.plan):
         raise CaseError(
@@ -133,13 +133,14 @@ def _check_autoplace(case: Case) -> None:
 
 
 def _check_precompiled(case: Case) -> None:
-    """Refuse steps that cannot be stored: see `refuse_unwritten`."""
     if PRECOMPILED in (case.reference, case.candidate):
         refuse_unwritten(case)
 
 
 def _check_compiled(case: Case) -> None:
-    """Refuse the system unless the reference is a user's own, and refuse passes that support only our graphs."""
+    """Refuse the system `compiled` unless the reference is a user's own, and refuse passes for bitproof's own
+    graphs.
+    """
     if COMPILED not in (case.reference, case.candidate):
         return
     if case.reference in (COMPILED, "eager", "eager_chunked", *PREPARED):
@@ -174,7 +175,7 @@ def _check_captured(case: Case) -> None:
 
 
 def refuse_unwritten(case: Case) -> None:
-    """Raise CaseError for a case whose step cannot be stored: it is no graph of operators, and not compiled as a whole.
+    """Raise CaseError for a case whose step cannot be stored as plain data.
 
     Calls that observe activations are no operators, and regions are compiled into objects that only pickle could store.
     Placements are solved for when a case runs.

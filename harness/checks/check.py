@@ -1,4 +1,4 @@
-"""The interface of a check and its evidence. Imports no torch: checks run in the command's process."""
+"""The interface of a check, and the evidence that it gets. Imports no torch: checks run in the command's process."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NoOptions:
-    """The options of a check without any."""
+    """The options of a check that has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """A case after its verdict, as input of a check.
+    """A case with its verdict, as a check gets it.
 
     `result` has the verdict, the numbers of compared records, times, memory and throughput, and the findings of earlier
-    checks. `path(role)` is the folder of a side's recording and `recording(role)` reads it: a digest for each (step,
-    kind, name, rank). `run(role)` runs a side again, within the case's time limit, and returns the new recording. `log`
-    is a file for the check's own output. `packing` has the graph nodes that only pack correct values, if every call was
-    compared.
+    checks. A role is "reference" or "candidate": `path(role)` is the folder of its recording and `recording(role)`
+    reads it: a digest for each (step, kind, name, rank). `run(role)` runs its system again, within the case's time
+    limit, and returns the new recording. `log` is a file for the check's own output. `packing` has the graph nodes that
+    only pack correct values, if every call was compared.
     """
 
     result: CaseResult
@@ -69,7 +69,7 @@ class Check:
         """Raise UsageError, before anything runs, if the check does not support this run."""
 
     def prepare(self, cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
-        """Work before any case runs, once for all of them; yields lines to print. `folder` is the run folder."""
+        """Prepare before any case runs, once for all of them; yields lines to print. `folder` is the run folder."""
         return iter(())
 
     def judges(self, verdict: Verdict) -> bool:
@@ -82,10 +82,10 @@ class Check:
 
     @staticmethod
     def finding(data: dict[str, Any]) -> Finding:
-        """Rebuild a finding from its data, for checks whose data is elsewhere in older reports."""
+        """Rebuild a finding from its data, for a check whose data older reports have in another place."""
         return Finding(data=data)
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """An impossible value in a finding's data from a file: its path, expected, found. None if there is none."""
+        """An impossible value in a finding's data from a file, as path, expected and found; None if there is none."""
         return None

@@ -1,7 +1,7 @@
-"""Explanations of a drift: a certificate says why two recordings differ.
+"""Explain the difference of two recordings by a certificate.
 
 For example, `bitproof moved` certifies that some operator calls account for the whole difference of two environments.
-The power that writes certificates of a format also reads them; it is loaded only if a certificate is given.
+The module that writes certificates of a format also reads them; it is loaded only if a certificate is given.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Explanation:
 
     @staticmethod
     def lacking(reason: str) -> Explanation:
-        """No explanation, and why."""
+        """No explanation, for this reason."""
         return Explanation(False, f"drift unexplained: {reason}")
 
 
 Explainer = Callable[[Recording, Recording], Explanation]
-"""Explains the difference of two recordings by a certificate."""
+"""A function that explains the difference of two recordings by a certificate."""
 
 
 def explainer_of(certificate: Path) -> Explainer:

@@ -1,4 +1,4 @@
-"""The available checks: shipped checks, those of installed packages, and classes in a user's file.
+"""List the available checks: shipped checks, those of installed packages, and classes in a user's file.
 
 A check's module is imported only when its options are needed: a table maps options to shipped checks, so a run without
 these options loads no check.
@@ -34,7 +34,7 @@ EXPECTED = "FILE.py:CLASS or MODULE:CLASS, a subclass of bitproof.Check with a `
 
 @functools.cache
 def shipped(name: str) -> type[Check]:
-    """The shipped check of a name."""
+    """The shipped check with this name."""
     return _taken(SHIPPED[name])
 
 

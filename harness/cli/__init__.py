@@ -1,7 +1,6 @@
-"""The command line, a module per command.
+"""Parse the command line, a module per command.
 
 The exit status of a command is 0 if all is as expected, 1 if not, 2 for a wrong call, 3 if something was not judged.
-
 `cli/<command>.py` declares a command's options, and calls `commands/<command>.py`, which runs it.
 
 It loads neither torch nor pandas, so that `bitproof list` answers immediately, and ranks start from a clean process.
@@ -52,7 +51,7 @@ _REMOVED = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    A user's mistake is explained in words; a bug of this project shows as a traceback. If standard output cannot be
+    A user's mistake is explained in words; a bug of bitproof shows as a traceback. If standard output cannot be
     written, a command that writes files continues and keeps its status, and a command that only prints returns 3. A
     reader that stops early, such as `head`, changes no status.
     """

@@ -1,4 +1,4 @@
-"""The command line's root: the program, and options of several commands."""
+"""The root of the command line, and options that several commands share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Expression = Annotated[
 
 
 def selected_cases(expression: str | None) -> list[Case]:
-    """The cases that an expression selects, or all cases."""
+    """The cases that a `-k` expression selects; all cases without an expression."""
     # Imported here, so that the error of a contradictory case is reported like any other.
     from bitproof.builtin_cases import all_cases
 

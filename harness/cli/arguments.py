@@ -1,4 +1,4 @@
-"""Arguments that several commands have in addition to the settings of a run: cases, and the report folder."""
+"""Options of several commands besides the settings of a run: cases, and the report folder."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def refuse_seconds(value: float) -> float:
 
 
 def read_file(path: Path) -> Case:
-    """The case in a file, which may refer to a named case. Raises CaseError for a file without a valid case."""
+    """The case in a JSON file, which may refer to a named case. Raises CaseError for a file without a valid case."""
     return read_case(path, lambda: selected_cases(None))
 
 
@@ -88,7 +88,7 @@ def chosen_cases(
 
 
 def case_words(case_files: Sequence[Path] | None) -> list[str]:
-    """The options that name these files of cases in a replay command."""
+    """The options of a replay command that name these files of cases."""
     from bitproof.harness.report.text import CASE_FILE
 
     return [word for file in case_files or () for word in (CASE_FILE, str(file.absolute()))]

@@ -1,4 +1,4 @@
-"""Names that a shell completes: cases, systems and faults. `bitproof --install-completion` switches it on.
+"""Complete names in a shell: cases, systems and faults. `bitproof --install-completion` switches it on.
 
     bitproof run moe<TAB>                    moe_batch  moe_seq  ...
     bitproof run -k moe_seq --inject fl<TAB> flip-bit
@@ -31,7 +31,8 @@ def names_of_systems(incomplete: str) -> list[str]:
 
 
 def names_of_faults(incomplete: str) -> list[str]:
-    """The faults whose names begin with `incomplete`: kinds with arguments, such as `flip-bit`, and the catalogue's."""
+    """The faults whose names begin with `incomplete`: kinds with arguments, such as `flip-bit`, and those of the
+    catalogue."""
     from bitproof.harness.disturb.entry import catalogue
     from bitproof.harness.disturb.faults import FAULTS
 

@@ -1,4 +1,4 @@
-"""Declare commands. Their options come from the fields of dataclasses, and their help shows options in groups.
+"""Declare commands: options are made from the fields of dataclasses, and help shows options in groups.
 
 `takes(Changes, RunOptions, only=...)` gives a function the options of these dataclasses, and passes an instance of each
 to it. `command` adds the function to the program as a command, with examples for its help.
@@ -58,7 +58,7 @@ class Command(TyperCommand):
             formatter.write(f"\n{name}:\n" + "".join(f"  {line}\n" for line in each))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse a command line. A command with a single case also accepts `-k CASE`, as in other commands."""
+        """Parse a command line. A command with a single case also accepts `-k CASE`, as other commands do."""
         if not any("-k" in param.opts for param in self.params) and any(each.name == "case" for each in self.params):
             args = [word.removeprefix("-k") for word in args if word != "-k"]
         # `run train.py --lr 1` is a likely mistake, so its error shows how to pass arguments to the script.
@@ -167,8 +167,8 @@ def _parameter(option: Option, default: Any, says: Mapping[str, str]) -> inspect
 
 
 def _typed(kind: Any) -> Any:
-    """The type of an option on the command line: words have `-` where Python has `_`, and files are paths."""
     parts = [part for part in get_args(kind) if part is not type(None)]
+    # Words have `-` on the command line and `_` in Python.
     if get_origin(kind) is Literal:
         return Literal[tuple(word.replace("_", "-") for word in parts)]
     if get_origin(kind) is tuple:
@@ -179,15 +179,12 @@ def _typed(kind: Any) -> Any:
 
 
 def _from_words(kind: Any, value: Any) -> Any:
-    """Convert a value of the command line to Python."""
     if isinstance(value, list):
         return tuple(value)
     return value.replace("-", "_") if words_in(kind) and isinstance(value, str) else value
 
 
 def _refusing(problem: Callable[[Any], str]) -> Callable[[Any], Any]:
-    """A function that returns a valid value unchanged, and raises BadParameter for any other."""
-
     def check(value: Any) -> Any:
         if value is not None and (text := problem(value)):
             raise typer.BadParameter(text)

@@ -1,4 +1,4 @@
-"""`bitproof list`: the cases, or the systems."""
+"""`bitproof list`: print the cases, or the systems."""
 
 from __future__ import annotations
 

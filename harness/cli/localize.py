@@ -1,4 +1,4 @@
-"""`bitproof localize` and `bitproof bisect`: the cause of a case's first difference, and the pass that introduces it.
+"""`bitproof localize` and `bitproof bisect`: find the call and the pass that first change a case's bits.
 
 Both take the options of a run of a single case.
 """
@@ -18,7 +18,7 @@ from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import words
 
 Look = Callable[[Case, RunOptions, Path, list[str]], int]
-"""Examines a case, prints the result and writes a report; returns the exit status.
+"""A function that examines a case, prints the result and writes a report; it returns the exit status.
 
 Its last argument has the options that a replay of the case must repeat.
 """

@@ -1,4 +1,4 @@
-"""Load the commands of powers: only the called command, or all if help or a misspelled name needs them."""
+"""Load the commands in `harness/powers`: only the called one, or all if help or a misspelled name needs them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ COMMANDS = {
 
 
 def load_commands(words: Sequence[str]) -> None:
-    """Declare the command that these words call; all commands if the words call none by name.
-
-    For example, `--help` lists them all, and `prov` is answered with "Did you mean 'prove'?".
-    """
+    """Import the module that declares the called command; all modules if the words call no command by name. For
+    example, `--help` lists them all, and `prov` is answered with "Did you mean 'prove'?"."""
     called = words[0] if words else ""
     if called in {command.name for command in app.registered_commands}:
         return

@@ -1,4 +1,4 @@
-"""`bitproof precompile`: a step for all ranks."""
+"""`bitproof precompile`: make a step ahead of runs, for all ranks."""
 
 from __future__ import annotations
 

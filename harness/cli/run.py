@@ -109,7 +109,7 @@ def run_command(
 
 
 def _of_script(words: list[str], changes: Changes, reference_args: str, candidate_args: str) -> Changes:
-    """The changes, with the two systems of a call that names a script. Raises UsageError for other words."""
+    """The changes with the two systems of a call that names a script. Raises UsageError for other words."""
     first, args = (words[0], words[1:]) if words else (str(changes.candidate), [])
     if words and changes.candidate is not None:
         raise UsageError("the candidate is given twice", expected="one script", found=f"{first}, {changes.candidate}")
@@ -127,7 +127,7 @@ def declare(checks: Sequence[type[Check]]) -> None:
 
 
 def declare_asked(words: Sequence[str]) -> None:
-    """Give `run` the options of checks that installed packages declare or that `--check` names in these words.
+    """Give `run` the options of checks that installed packages declare, or that `--check` names in these words.
 
     The words are searched for `--check` before they are parsed, since parsing needs the checks' options. pytest does
     the same for `-p`.

@@ -1,1 +1,1 @@
-"""The implementation of the commands, a module each; `harness.cli` declares their options and calls them."""
+"""Implement the commands, a module each; `harness.cli` declares their options and calls them."""

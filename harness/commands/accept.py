@@ -1,4 +1,4 @@
-"""`bitproof accept`: run cases, show their drift from baselines, and replace drifted baselines.
+"""`bitproof accept`: run cases, measure their drift from baselines, and replace drifted baselines.
 
 1. Run the cases like `run --baseline`, and print the drift in ULPs, and the operator that moved first.
 2. Store each drifted recording as the new baseline, with the reason, commit and date in its manifest. With `new`, also
@@ -53,6 +53,7 @@ def accept(
     - 1 if a baseline was kept because its case is not as expected, or because its drift is unexplained,
     - 3 if something was not judged.
 
+    `new`: also store recordings that have no baseline yet. `replay` are the options of a command that repeats the run.
     Before anything runs, UsageError is raised if there is neither a reason nor a certificate, and RecordingError for a
     damaged certificate.
     """
@@ -101,7 +102,6 @@ def _accept(
     new: bool,
     explainers: Sequence[Explainer],
 ) -> int:
-    """Store a case's drifted recordings, and print them; returns the case's exit status."""
     sides = list(_sides(result, new, bool(explainers)))
     folders = CaseFolders(result.case, run_dir, run_dir)
     if not result.baseline or result.sides_with(BaselineStatus.UNVERIFIED):
@@ -141,10 +141,8 @@ def _accept(
 
 
 def _explained(result: CaseResult, role: Role, recording: Path, explainers: Sequence[Explainer]) -> Explanation:
-    """The first explanation, by a certificate, of a side's whole drift from its baseline.
-
-    If no certificate explains all of the drift, it is the last certificate's failing explanation.
-    """
+    """The first explanation by a certificate that covers a system's whole drift from its baseline. If no certificate
+    explains all of the drift, it is the last certificate's failing explanation."""
     path = result.baseline[role].path
     if path is None:
         return Explanation.lacking("there is no baseline to drift from")
@@ -159,7 +157,7 @@ def _explained(result: CaseResult, role: Role, recording: Path, explainers: Sequ
 
 
 def _sides(result: CaseResult, new: bool, has_certificate: bool) -> Iterator[Role]:
-    """The sides whose recordings to store: only one if both run the same system, as they then share a baseline."""
+    """The roles whose recordings to store: only one if both run the same system, as they then share a baseline."""
     statuses = {BaselineStatus.DRIFTED, *(_NEW if new else ())}
     statuses |= {BaselineStatus.NOT_COMPARABLE} if has_certificate else set()
     seen = set()

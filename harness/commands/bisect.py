@@ -1,4 +1,4 @@
-"""`bitproof bisect`, from the report folder to the exit status."""
+"""`bitproof bisect`: run the search for the first pass that changes bits, and write its report."""
 
 from __future__ import annotations
 
@@ -60,8 +60,6 @@ def search(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[s
 
 
 def _search(case: Case, options: RunOptions, run_dir: Path) -> Bisection:
-    """Search until the end, an error or an interrupt; returns the results so far."""
-
     def show(probe: Probe) -> None:
         print(f"{probe.applied}, against {probe.reference}: {probe.verdict} in {probe.seconds:.1f} s", flush=True)
 
@@ -84,7 +82,6 @@ def _search(case: Case, options: RunOptions, run_dir: Path) -> Bisection:
 
 
 def _finish(found: Bisection, case: Case, options: RunOptions, run_dir: Path, replay: Sequence[str]) -> int:
-    """Print the result, then write it with the report of the case's run; returns the exit status."""
     status = status_of(found)
     # The status of bisect is not that of the case: a DIFFERENT case may have no pass to blame.
     results = complete([any_difference(case)], filter(None, [found.result]), found.problem or "")
@@ -110,6 +107,6 @@ def status_of(found: Bisection) -> int:
 
 
 def dumped_diff(found: Bisection, run_dir: Path, name: str) -> Path | None:
-    """The path of the blamed pass's graph diff, which the run of the case itself wrote; None for a backend."""
+    """The file with the difference of the graphs before and after the blamed pass; None for a backend."""
     files = sorted((run_dir / "graphs" / name).glob(f"??-{file_name(found.blamed or '')}.diff"))
     return files[0] if files else None

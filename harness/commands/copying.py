@@ -23,16 +23,14 @@ _BLOCK = 1 << 20
 
 @dataclass
 class CopyCapacity:
-    """The bytes and the entries that a copy may still have.
-
-    A run of hundreds of cases that stores all values needs a hundredth of these bytes.
-    """
+    """The bytes and the entries that may still be copied; a limit, since an untrusted folder may be huge. A run of
+    hundreds of cases that stores all values needs a hundredth of these bytes."""
 
     num_bytes: int = 64 << 30
     entries: int = 1_000_000
 
     def take(self, num_bytes: int, what: Path) -> None:
-        """Use some of the capacity. Raises RecordingError if it is exhausted."""
+        """Subtract an entry of this size. Raises RecordingError if the capacity is exhausted."""
         self.num_bytes -= num_bytes
         self.entries -= 1
         if self.num_bytes < 0 or self.entries < 0:
@@ -46,10 +44,8 @@ class CopyCapacity:
 
 @contextmanager
 def opened_folder(path: Path) -> Iterator[int | None]:
-    """A folder's descriptor; None if the path is not a folder, such as a link to a folder.
-
-    Links before the last name of the path are followed.
-    """
+    """Open a folder, and yield its descriptor; None if the path is not a folder, such as a link to a folder. Links
+    before the last name of the path are followed."""
     with _opened(path.name, None, path, stat.S_IFDIR) as folder:
         yield folder
 
@@ -84,7 +80,8 @@ def copy_file(parent: int, name: str, target: Path, room: CopyCapacity) -> None:
 
 @contextmanager
 def _opened(name: str, parent: int | None, told: Path, kind: int) -> Iterator[int | None]:
-    """The descriptor of the entry `name`; None if it is missing or of another `kind`. `told` is its path for errors."""
+    """Open the entry `name`, and yield its descriptor; None if it is missing or of another `kind`. `told` is its path
+    for errors."""
     # Only an entry of the right kind is opened at all: opening a pipe may block, and a device may act.
     path = str(told) if parent is None else name
     try:

@@ -13,17 +13,15 @@ from bitproof.harness.errors import RecordingError
 from bitproof.harness.report import json as report_json
 
 MOST_REPORTS = 20
-"""Number of reports to read, newest first."""
+"""The number of reports to read, newest first."""
 
 WORTH_TELLING = 60.0
-"""Minimum seconds for an estimate; for a shorter run none is printed."""
+"""For a shorter run, in seconds, no estimate is printed."""
 
 
 def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir: Path) -> str | None:
-    """A line with the estimated time of these cases; None if too little is known or the time is short.
-
-    Only runs with exactly the same options count, and for each case only the newest.
-    """
+    """A line with the estimated time of these cases; None if too little is known or the time is short. Only runs with
+    exactly the same options count, and for each case only the newest."""
     known: dict[str, float] = {}
     run_dirs = sorted((path for path in report_dir.glob("*") if not path.is_symlink()), reverse=True)[:MOST_REPORTS]
     if len(cases) * max(map(_lasted, run_dirs), default=0.0) < WORTH_TELLING:
@@ -48,7 +46,7 @@ def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir:
 
 
 def _lasted(run_dir: Path) -> float:
-    """Seconds from a run's start, by its folder's name, to its report; infinite if the name has no time."""
+    """The seconds from a run's start, by its folder's name, to its report; infinite if the name has no time."""
     try:
         began = datetime.strptime(run_dir.name.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
         lasted = (run_dir / report_json.FILE_NAME).stat().st_mtime - began

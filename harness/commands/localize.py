@@ -1,4 +1,4 @@
-"""`bitproof localize`, from the report folder to the exit status."""
+"""`bitproof localize`: run a case, and write everything known about its first difference."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ LOCALIZE_FILE = "localize.json"
 
 
 def localize(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
-    """Run a case, print all facts about its first difference, and return the exit status.
-
-    The status is 0 if every bit agrees, and 1 if not, whatever verdict the case expects. It is 3 if the case could not
-    be judged.
-    """
+    """Run a case, print all facts about its first difference, and return the exit status. The status is 0 if every bit
+    agrees, and 1 if not, whatever verdict the case expects. It is 3 if the case could not be judged."""
 
     def tell(report: Report) -> dict[str, str]:
         [result] = report.cases

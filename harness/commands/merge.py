@@ -1,4 +1,4 @@
-"""Merge the run folders of a run's shards.
+"""`bitproof merge`: join the run folders of a run that was split into shards, one per machine.
 
 1. Read every shard's report. An unreadable report counts as missing.
 2. Refuse anything except different shards of the same run, and at most one run of `bitproof faults`, whose score is
@@ -54,10 +54,8 @@ def merge(folders: Sequence[Path], report_dir: Path) -> int:
 
 
 def _score_of(reports: Reports) -> tuple[Score | None, Reports]:
-    """The score of the `bitproof faults` run, None without one, and the reports of all other runs.
-
-    Cases of the `bitproof faults` run are left out: they only ran for fault injection.
-    """
+    """The score of the `bitproof faults` run, None without one, and the reports of all other runs. Cases of the
+    `bitproof faults` run are left out: they only ran for fault injection."""
     measured = [(folder, report.faults) for folder, report in reports if report.faults is not None]
     if len(measured) > 1:
         raise UsageError(
@@ -70,9 +68,9 @@ def _score_of(reports: Reports) -> tuple[Score | None, Reports]:
 
 
 def _merge(reports: Reports, score: Score | None, run_dir: Path) -> int:
-    """Print the shards' results together, and fill the run folder. After an error the folder is removed."""
     try:
         merged = _join(run_dir.name, [report for _, report in reports], score)
+        # Printed first, so that a failure to copy or write does not hide the verdicts.
         terminal.print_report(merged)
         with interrupts.let_in():
             for folder, report in reports:
@@ -86,13 +84,13 @@ def _merge(reports: Reports, score: Score | None, run_dir: Path) -> int:
     except BaseException:
         shutil.rmtree(run_dir, ignore_errors=True)
         raise
+    # The report exists, so the command must end with its exit status.
     interrupts.too_late()
     print(f"report: {run_dir / 'report.md'}", flush=True)
     return merged.exit_status
 
 
 def _refuse_other_selections(reports: Reports) -> None:
-    """Raise UsageError unless the reports are different shards of the same selection, split in the same way."""
     seen: dict[int, Path] = {}
     first_folder, first = reports[0]
     for folder, report in reports:
@@ -127,7 +125,6 @@ def _describe(shard: Shard) -> str:
 
 
 def _refuse_double_claims(reports: Reports) -> None:
-    """Raise RecordingError if a case is in two shards' reports, or not in the selection: then a report is wrong."""
     seen: dict[str, Path] = {}
     for folder, report in reports:
         assert report.shard is not None
@@ -189,7 +186,7 @@ def _join_environments(reports: list[Report]) -> dict[str, Any]:
 
 
 def _agreed(what: str, values: Mapping[str, Any]) -> Any:
-    """The value shared by all shards; if they differ, all values by shard."""
+    """The value that all shards share; if they differ, all values by shard."""
     first = next(iter(values.values()))
     if all(value == first for value in values.values()):
         return first
@@ -199,10 +196,8 @@ def _agreed(what: str, values: Mapping[str, Any]) -> Any:
 
 
 def _copy_files(folder: Path, report: Report, run_dir: Path) -> None:
-    """Copy a shard's files into the merged run's folder.
-
-    Folders of its cases go to their usual places. Other files, such as the host's log, go into a folder of the shard.
-    """
+    """Copy a shard's files into the merged run's folder. Folders of its cases go to their usual places. Other files,
+    such as the host's log, go into a folder of the shard."""
     assert report.shard is not None
     # The folder of a shard may come from anywhere, such as an artifact of a pull request, so it is not trusted.
     names, room = {result.case.name for result in report.cases}, CopyCapacity()

@@ -16,7 +16,7 @@ from bitproof.harness.options import RunOptions
 
 
 def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str], None] = print) -> int:
-    """Precompile the step of a case's candidate into a folder, and print a summary. Returns 0.
+    """Precompile the step of a case's candidate into a folder, and print a summary with `tell`. Returns 0.
 
     Raises CaseError for a case whose candidate runs no graph, or a graph that cannot be stored. Raises UsageError under
     torchrun, and for a fault in `options` that is the same on both compared ranks. Raises ArtifactError for a step that

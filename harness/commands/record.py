@@ -1,4 +1,4 @@
-"""Record a single system, and compare two recordings: for systems that run at different times or places.
+"""`bitproof record` and `bitproof diff`: record one system, and compare recordings from different times or places.
 
 A recording from another machine, commit or torch version is compared by its manifest and digests. Differences between
 the manifests are printed next to the verdict, as they may explain a difference in digests.
@@ -40,10 +40,8 @@ _ALWAYS_DIFFERENT = ("digests_sha256", "values_sha256", "manifest_sha256", "arm"
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The destination of a recording: the folder `out`, or the baselines in `baseline_dir`.
-
-    With `force` a baseline of the same environment is replaced; `out` must not exist yet.
-    """
+    """The destination of a recording: the folder `out`, or the baselines in `baseline_dir`. With `force` a baseline of
+    the same environment is replaced; `out` must not exist yet."""
 
     out: Path | None = None
     baseline_dir: Path | None = None
@@ -133,7 +131,7 @@ def _make(case: Case, system: str, options: RunOptions, new: Path, run_dir: Path
 
 @contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
-    """The path of a hidden folder next to `folder`. At the end of the block it is removed, unless it was moved away."""
+    """Yield the path of a hidden folder next to `folder`. At the end it is removed, unless it was moved away."""
     new = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.new")
     try:
         yield new
@@ -142,7 +140,7 @@ def _beside(folder: Path) -> Iterator[Path]:
 
 
 def _refuse_idle_patterns(folder: Path, patterns: Sequence[str]) -> None:
-    """Raise UsageError for a pattern that matches no tensor: otherwise this mistake would be noticed much later."""
+    # Otherwise a misspelled pattern would be noticed only when the values are needed.
     keys = read_recording(folder).records
     for pattern in patterns:
         if not any(map(chooser([pattern]), keys)):
@@ -154,7 +152,7 @@ def _refuse_idle_patterns(folder: Path, patterns: Sequence[str]) -> None:
 
 
 def diff(first: Path, second: Path, show: Callable[[str], None] = print, *, certificate: Path | None = None) -> int:
-    """Compare two recordings, print the result, and return the exit status.
+    """Compare two recordings, print the result with `show`, and return the exit status.
 
     With a certificate, print whether it explains the difference. Raises UsageError for a path that is not a folder and
     RecordingError for a damaged recording or certificate.
@@ -179,12 +177,11 @@ def diff(first: Path, second: Path, show: Callable[[str], None] = print, *, cert
 
 
 def compare_recordings(first: Path, second: Path) -> Comparison:
-    """The comparison of two recordings. Raises the errors of `diff`."""
+    """Compare two recordings without printing. Raises the errors of `diff`."""
     return _compare((_read(first), _read(second)), first)
 
 
 def _compare(recordings: tuple[Recording, Recording], folder: Path) -> Comparison:
-    """Compare two recordings, as recordings of the case in the first manifest. `folder` has the first recording."""
     case = _case_of(recordings[0], folder)
     return _refuse_other_data(recordings) or demand_substance(compare(*recordings, case))
 

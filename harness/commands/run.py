@@ -1,4 +1,4 @@
-"""`bitproof run`, from the report folder to the exit status.
+"""`bitproof run`: run cases, and write their report.
 
 1. Make the run folder. An unwritable folder is found before anything runs.
 2. Print the cases and the report's path.
@@ -39,11 +39,8 @@ NO_RESULT = "the launcher gave no result for this case"
 
 @dataclass
 class Progressing:
-    """The results of a run so far.
-
-    `reason` states why the other cases have no result, `failure` is the error that ended the run, and `status` is its
-    exit status. `reports`: this rank writes a report.
-    """
+    """The results of a run so far. `reason` states why the other cases have no result, `failure` is the error that
+    ended the run, and `status` is its exit status. `reports`: this rank writes a report."""
 
     environment: dict[str, Any] = field(default_factory=dict)
     results: list[CaseResult] = field(default_factory=list)
@@ -98,7 +95,7 @@ def run_and_report(
 
 
 def _tell_unmet(cases: Sequence[Case], options: RunOptions) -> None:
-    """If this machine cannot judge a case, print the reason. Such a case was selected by name, so it runs anyway."""
+    """Print why this machine cannot judge a case. Such a case was selected by name, so it runs anyway."""
     for case in cases:
         with suppress(UsageError):  # a wrong call is refused later, with its report
             if why := unmet_requirement(case, options.device):
@@ -106,7 +103,6 @@ def _tell_unmet(cases: Sequence[Case], options: RunOptions) -> None:
 
 
 def _tell_plan(cases: Sequence[Case], options: RunOptions) -> None:
-    """Print the plan if cases run concurrently. A wrong call is not refused here, but later, with a report."""
     from bitproof.harness.execute.concurrency import plan_concurrency
 
     with suppress(UsageError):
@@ -116,7 +112,6 @@ def _tell_plan(cases: Sequence[Case], options: RunOptions) -> None:
 
 
 def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: bool) -> Progressing:
-    """Let checks prepare, then run the cases until they end, fail or are interrupted."""
     from bitproof.harness.execute import launch
 
     state = Progressing()
@@ -163,10 +158,8 @@ def _finish(
     shard: Shard | None,
     tell: Callable[[Report], Mapping[str, str]],
 ) -> int:
-    """Print and write the report, if this rank does; return the exit status.
-
-    If rank 0 is lost, a rank on every other machine reports the results that it has so far.
-    """
+    """Print and write the report, if this rank does; return the exit status. If rank 0 is lost, a rank on every other
+    machine reports the results that it has so far."""
     where = {
         "device": _join(result.device for result in state.results) or options.device,
         "backend": _join(result.backend for result in state.results) or "unknown",
@@ -199,7 +192,7 @@ def _finish(
 
 
 def _unused_baselines(cases: Sequence[Case], options: RunOptions) -> list[str]:
-    """A remark about baselines whose case or system no longer exists."""
+    """Remarks about baselines whose case or system no longer exists."""
     if options.baseline_dir is None:
         return []
     from bitproof.builtin_cases import all_cases
@@ -210,7 +203,7 @@ def _unused_baselines(cases: Sequence[Case], options: RunOptions) -> list[str]:
 
 
 class Silence:
-    """No progress display, on ranks that do not report."""
+    """A progress display that shows nothing, for ranks that do not report."""
 
     def __enter__(self) -> Self:
         return self
@@ -230,7 +223,10 @@ T = TypeVar("T")
 
 @contextmanager
 def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Close the generator `results` at the end of the block, also after an error. This ends the ranks it started."""
+    """Close the generator `results` at the end of the block, also after an error.
+
+    This ends the ranks that it started.
+    """
     try:
         yield results
     finally:

@@ -34,10 +34,10 @@ def script_sides(
     reference_args: str = "",
     candidate_args: str = "",
 ) -> tuple[str, str]:
-    """The systems of reference and candidate. Both sides get `args`, and after these their own arguments.
+    """The names of the reference's and the candidate's system. Both get `args`, and after these their own arguments.
 
-    Without a `reference`, both sides run the candidate's file. The reference `git:REF` is that file in the revision
-    REF. Raises UsageError if the candidate is no script.
+    Without a `reference`, both run the candidate's file. The reference `git:REF` is that file in the revision REF.
+    Raises UsageError if the candidate is no script.
     """
     new = _given(candidate)
     if new is None:
@@ -71,7 +71,7 @@ def script_case(reference: str, candidate: str) -> Case:
 
 
 def _given(name: str) -> Script | None:
-    """The script that a call names: by the path of a file, which may have spaces, or by a command line."""
+    """The script in a call, by the path of a file, which may have spaces, or by a command line."""
     return Script(name) if name.endswith(".py") and os.path.isfile(name) else script_of(name)
 
 

@@ -1,4 +1,4 @@
-"""Split a selection of cases over machines, so that each machine finds its part without communication."""
+"""Split a selection of cases over machines, so that each machine finds its part (shard) without communication."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _START_IN_STEPS = 7
 
 
 def parse_shard(text: str, selection: Sequence[Case]) -> Shard:
-    """The part of a selection that a text such as `2/4` means: the second of four. Raises UsageError for others."""
+    """The part of a selection for a text such as `2/4`: the second of four. Raises UsageError for other texts."""
     shard = Shard.parse(text, selection)
     if shard is None:
         raise UsageError("--shard has a value of the wrong form", expected="i/n with 1 <= i <= n", found=repr(text))

@@ -72,9 +72,7 @@ def shrink_and_report(
     case: Case, options: RunOptions, budget: Budget, report_dir: Path, replay: Sequence[str]
 ) -> Shrunk:
     """Shrink a case; the exit status is 1 if the small case differs, 0 if there is nothing to shrink, otherwise 3.
-
-    `replay` are the options that a run of the small case must repeat. Raises UsageError for a wrong call.
-    """
+    `replay` are the options that a run of the small case must repeat. Raises UsageError for a wrong call."""
     refuse_torchrun("shrink", "tries fewer and fewer ranks, so it starts its own")
     start = Trial(case, options.extra_passes, options.inject)
     start.check()
@@ -90,11 +88,8 @@ def shrink_and_report(
 
 @dataclass
 class _Shrinking:
-    """A search for the smallest case that fails in the same way.
-
-    `logs_calls`: tries run a single step and log its calls. The logs are enough to find the symptom, since a symptom
-    contains no bits of tensors.
-    """
+    """A search for the smallest case that fails in the same way. `logs_calls`: tries run a single step and log its
+    calls. The logs are enough to find the symptom, since a symptom contains no bits of tensors."""
 
     client: Client
     run_dir: Path
@@ -105,7 +100,6 @@ class _Shrinking:
     logs_calls: bool = False
 
     def run(self, start: Trial) -> Shrunk:
-        """Shrink from `start`."""
         failing, first = self._first(start)
         symptom = symptom_of(first)
         if symptom is None:
@@ -124,10 +118,8 @@ class _Shrinking:
         return self._finish(start, smallest, final, symptom)
 
     def _first(self, start: Trial) -> tuple[Trial, CaseResult]:
-        """Run the case; returns the trial to shrink and its result.
-
-        If the first step alone is DIFFERENT, the trial is that step: more steps would begin with the same difference.
-        """
+        """Run the case; returns the trial to shrink and its result. If the first step alone is DIFFERENT, the trial is
+        that step: more steps would begin with the same difference."""
         if start.inject is None:  # a fault may apply at a later step, and is refused if it never can
             short = replace(start, case=replace(start.case, steps=1))
             result = self._watched(short, "up_to_difference", "first_step", logs_calls=True)
@@ -277,10 +269,8 @@ def _write_own_systems(
 
 
 def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:
-    """Write and run a file with a user's two systems. Returns its path and a text about it.
-
-    If the file shows no difference, it is removed, and the result is None and the reason.
-    """
+    """Write and run a file with a user's two systems; returns its path and a text about it. If the file shows no
+    difference, it is removed, and the result is None and the reason."""
     print("writing a file that shows it, and running it", flush=True)
     write_atomically(file, text)
     with tempfile.TemporaryDirectory() as elsewhere:  # its own report goes here
@@ -309,7 +299,6 @@ def why_no_file(trial: Trial, final: CaseResult) -> str | None:
 
 
 def _report_interrupted(case: Case, options: RunOptions, run_dir: Path) -> Shrunk:
-    """Print and report that the search was interrupted."""
     interrupts.too_late()
     where = {"device": options.device, "backend": "unknown"}
     results = complete([case], [], "interrupted before the case was shrunk")

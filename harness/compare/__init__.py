@@ -1,1 +1,3 @@
-"""Compares two recordings exactly: pairs records by full key, judges, and describes in bits how two tensors differ."""
+"""Compare two recordings exactly: pair their records, decide the verdict, and describe in bits how two tensors
+differ.
+"""

@@ -1,4 +1,4 @@
-"""Pairs the records of two recordings by their full key, and names every record without a partner.
+"""Pair the records of two recordings by their full key, and report every record without a partner.
 
 Two records are partners if they have the same step, rank, kind and name. Nothing else pairs them: no prefix of a name,
 no position, no best match.
@@ -19,7 +19,8 @@ class Alignment:
     """Paired records, in the order of the reference, and unpaired keys.
 
     `missing` are the keys that only the reference has, `extra` those that only the candidate has. `duplicates` has, by
-    side, the keys of several records; the first record of each is paired. `empty` names the sides without any record.
+    role ("reference" or "candidate"), the keys of several records; the first record of each is paired. `empty` has the
+    roles whose recording has no record.
     """
 
     pairs: dict[Key, tuple[Record, Record]] = field(default_factory=dict)
@@ -31,7 +32,7 @@ class Alignment:
 
 @dataclass(kw_only=True)
 class Unpaired:
-    """The keys without a partner in the alignments so far. `names` has, by kind, the names of paired records."""
+    """The unpaired keys of several alignments. `names` has, by kind, the names of paired records."""
 
     missing: list[Key] = field(default_factory=list)
     extra: list[Key] = field(default_factory=list)
@@ -40,7 +41,7 @@ class Unpaired:
     names: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, alignment: Alignment) -> None:
-        """Add an alignment. Its records must not be in an earlier alignment."""
+        """Add an alignment, whose records must not be in an earlier alignment."""
         self.missing += alignment.missing
         self.extra += alignment.extra
         for side, keys in alignment.duplicates.items():
@@ -51,7 +52,7 @@ class Unpaired:
 
     @property
     def gaps(self) -> list[str]:
-        """A sentence for each gap in the evidence; none if it is complete."""
+        """A sentence for each gap in the evidence, such as "the candidate lacks 1 record: step 0, rank 1, grad w"."""
         gaps = [f"the {side} recording is empty" for side in self.empty]
         if self.missing and "candidate" not in self.empty:
             gaps.append(f"the candidate lacks {name_keys(self.missing)}")
@@ -62,11 +63,8 @@ class Unpaired:
         return gaps
 
     def _strangers(self) -> Iterator[str]:
-        """Yield a sentence for each kind for which both sides have names that the other side never uses. It says how to
-        pair them.
-
-        Example: the reference has `grad layers.0.w` and the candidate `grad module.layers.0.w`, at every step.
-        """
+        """Yield a sentence for each kind whose names differ between the systems at every step: perhaps only names
+        differ. Example: the reference has `grad layers.0.w` and the candidate `grad module.layers.0.w`."""
         missing, extra = (_names_by_kind(keys) for keys in (self.missing, self.extra))
         for kind in missing:
             known = self.names.get(kind, set())
@@ -121,7 +119,6 @@ def name_keys(keys: Iterable[Key]) -> str:
 
 
 def _index(items: Iterable[tuple[Key, Record]]) -> tuple[dict[Key, Record], tuple[Key, ...]]:
-    """The first record of each key, and the keys of several records."""
     records: dict[Key, Record] = {}
     twice: dict[Key, None] = {}
     for key, record in items:

@@ -1,4 +1,4 @@
-"""Baselines: recordings filed by their environment, and runs that are compared with them.
+"""Store recordings as baselines by environment, and compare later runs with them.
 
 A baseline is in DIR/<case>/<system>/<environment id>/. The environment has every fact of a manifest that can change a
 bit, except the code: the case, package versions, hardware, device, backend, environment variables, determinism
@@ -61,7 +61,7 @@ _MAX_DRIFT = 100
 
 
 def environment_of(manifest: Manifest) -> dict[str, Any]:
-    """The facts of a manifest that can change a bit, without the code under test, as nested JSON values."""
+    """The facts of a manifest that can change a bit, except the code under test, as nested JSON values."""
     machine, passes = manifest.machine or {}, manifest.graph.passes if manifest.graph else []
     settings: dict[str, list[Any]] = {}
     for entry in passes:
@@ -78,17 +78,13 @@ def environment_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def _without_code(rank: Mapping[str, Any]) -> dict[str, Any]:
-    """A rank's description of its system, without the entries that follow from code: a file's sha256, optimizers'
-    settings."""
+    """A rank's facts about its system, without those that follow from code: a file's sha256, optimizers' settings."""
     return {name: value for name, value in rank.items() if name not in ("sha256", OPTIMIZERS)}
 
 
 def _release_of(machine: MachineFacts) -> dict[str, str]:
-    """The field `torch` without a suffix such as `+cu132`, which repeats the field `cuda` and is not in all earlier
-    manifests.
-
-    Empty if the manifest lacks either field.
-    """
+    """The field `torch` without a suffix such as `+cu132`. It repeats the field `cuda`, and older manifests may lack
+    it."""
     torch, cuda = machine.get("torch"), machine.get("cuda")
     if not isinstance(torch, str) or not isinstance(cuda, str):
         return {}
@@ -96,7 +92,7 @@ def _release_of(machine: MachineFacts) -> dict[str, str]:
 
 
 def environment_id(manifest: Manifest) -> str:
-    """A folder name for an environment: `cpu-torch2.13.0-1a2b3c4d`."""
+    """A folder name for a manifest's environment, such as `cpu-torch2.13.0-1a2b3c4d`."""
     environment = environment_of(manifest)
     content = json.dumps(environment, sort_keys=True).encode()
     torch = str(environment["machine"].get("torch", "")).partition("+")[0]
@@ -152,14 +148,15 @@ def file_baseline(
 
 
 def values_to_keep(baseline_dir: Path | None, case: Case, system: str) -> tuple[str, ...]:
-    """Patterns of the values in a system's baselines: a run that keeps the same values can state drift in ULPs."""
+    """The patterns for tensors whose values a system's baselines have. A run that keeps them too can measure drift in
+    ULPs."""
     manifests = _manifests(baseline_dir, case, system).values() if baseline_dir else ()
     known = [manifest.values for manifest in manifests if not isinstance(manifest, RecordingError)]
     return tuple(dict.fromkeys(pattern for patterns in known for pattern in patterns))
 
 
 def demanded(about: BaselineResult) -> BaselineResult:
-    """`about` for a run that requires a baseline: the status is MISSING if there is none of this environment."""
+    """The result for a run that requires a baseline: MISSING if no baseline has the run's environment."""
     if about.status not in (BaselineStatus.NO_BASELINE, BaselineStatus.NOT_COMPARABLE):
         return about
     why = "there is no baseline" if about.status == BaselineStatus.NO_BASELINE else "no baseline is of this environment"
@@ -167,7 +164,7 @@ def demanded(about: BaselineResult) -> BaselineResult:
 
 
 def unused_baselines(baseline_dir: Path, cases: Iterable[Case]) -> list[Path]:
-    """Folders of baselines that no system of any of these cases would be compared with."""
+    """Folders of baselines that belong to no system of these cases."""
     used = {
         folder
         for case in cases
@@ -181,7 +178,8 @@ def unused_baselines(baseline_dir: Path, cases: Iterable[Case]) -> list[Path]:
 def hold_against_baseline(
     recording: Path, baseline_dir: Path, case: Case, system: str, measure_drift: MeasureDrift
 ) -> BaselineResult:
-    """A recording compared with its baselines. Never raises for damaged files."""
+    """Compare a recording with the baselines of its system. Damaged files make the result UNVERIFIED, and raise
+    nothing."""
     try:
         manifests = _manifests(baseline_dir, case, system)
         if not manifests:
@@ -236,8 +234,6 @@ def _compare(
 
 
 def _other_code(baseline: Manifest, here: Manifest) -> list[str]:
-    """A line for each code hash that differs, to explain drift: the graph's hash, and the hash of the code generated
-    from it."""
     if baseline.graph is None or here.graph is None:
         return []
     names = ("code_hash", "generated_hash")
@@ -246,7 +242,7 @@ def _other_code(baseline: Manifest, here: Manifest) -> list[str]:
 
 
 def tell_sides(reason: str) -> str:
-    """A comparison's reason, with the names of the sides replaced: "the baseline" and "this run"."""
+    """A comparison's reason, with "the baseline" in place of "the reference", and "this run" of "the candidate"."""
     return reason.replace("the reference", "the baseline").replace("the candidate", "this run")
 
 
@@ -268,8 +264,7 @@ def _differences(baseline: Mapping[str, Any], here: Mapping[str, Any]) -> dict[s
 
 
 def _folders(baseline_dir: Path, case: Case, system: str) -> tuple[Path, Path]:
-    """The folder of a system's baselines, with a subfolder per environment, and the folder that earlier versions
-    used.
+    """The folder of a system's baselines, with a subfolder per environment, and the folder that earlier versions used.
 
     In earlier versions two systems may share a folder, such as `sub/t.py:make` and `sub-t.py:make`; manifests name the
     system.
@@ -305,6 +300,7 @@ def _children(folder: Path) -> list[Path]:
         raise RecordingError(
             "baselines cannot be read", found=error.strerror or str(error), where=str(folder)
         ) from error
+    # An interrupted replacement leaves a hidden folder, which counts unless the visible folder exists, too.
     names = {child.name for child in children}
     return [
         child

@@ -1,4 +1,4 @@
-"""Describes how two tensors differ, in bits: which elements, by how many ULPs, and the first differing bits.
+"""Describe how two tensors differ, in bits: which elements, by how many ULPs, and the first differing bits.
 
 Bits decide, never values: -0.0 differs from 0.0, and a NaN equals only a NaN of the same payload. `torch.equal` of
 floats follows neither rule, so only bytes are compared. torch is imported inside the functions.
@@ -28,9 +28,9 @@ _BUCKET_ENDS = (0, *(2**power for power in range(63)))
 class BitDifference:
     """How two tensors of the same dtype and shape differ, bit for bit.
 
-    `histogram` counts elements by `records.BUCKETS`; it and `max_ulp` are None for a dtype without ULPs. `first_index`
-    and the bits are None if nothing differs. `samples` are the first elements that differ: index, bits of the
-    reference, bits of the candidate.
+    `histogram` counts elements by their distance (`records.BUCKETS`); it and `max_ulp` are None for a dtype without
+    ULPs. `first_index` and the bits are None if nothing differs. `samples` are the first elements that differ: index,
+    bits of the reference, bits of the candidate.
     """
 
     elements: int
@@ -50,8 +50,7 @@ class BitDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedBits:
-    """The result of comparing two values. `difference` is None if dtype or shape differ. `digests` are those of both
-    values."""
+    """The difference of two values, None if dtype or shape differ, and the digests of both."""
 
     difference: BitDifference | None
     digests: tuple[str, str]
@@ -67,11 +66,8 @@ def bits_equal(reference: Tensor, candidate: Tensor) -> bool:
 
 
 def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
-    """The difference of two tensors, compared element by element in row-major order, on the reference's device, a slice
-    at a time.
-
-    Raises RecordingError if dtype or shape differ: then elements have no partners.
-    """
+    """Compare two tensors element by element, in row-major order on the reference's device, a slice at a time. Raises
+    RecordingError if dtype or shape differ."""
     import torch
 
     if tensor_type(reference) != tensor_type(candidate):
@@ -103,7 +99,7 @@ def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
 
 
 def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
-    """The largest distance between corresponding elements in ULPs. None for a dtype that is not in ULP_DTYPES.
+    """The largest distance between corresponding elements in ULPs; None for a dtype that is not in ULP_DTYPES.
 
     The distance of two numbers is the difference of their positions in IEEE 754's totalOrder: -NaN < -inf < ... < -0.0
     < 0.0 < ... < inf < NaN, with NaNs ordered by payload. Example: -0.0 and 0.0 have the distance 1.
@@ -120,11 +116,8 @@ def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
 
 
 def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
-    """The distances between corresponding elements, as `max_ulp_distance` defines them: int64, modulo 2^64. The dtype
-    must be in ULP_DTYPES.
-
-    A distance of 2^63 or more looks negative. Only float64s can have such a distance.
-    """
+    """The distances between corresponding elements, as `max_ulp_distance` defines them: int64, modulo 2^64. A distance
+    of 2^63 or more looks negative. Only float64s can have such a distance. The dtype must be in ULP_DTYPES."""
     import torch
 
     left, right = _ordered(reference), _ordered(candidate)
@@ -132,7 +125,7 @@ def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
-    """The number of elements in each of `records.BUCKETS`, by their distance: int64 of shape [buckets], on the CPU."""
+    """Count elements by their distance: int64 of shape [buckets] on the CPU, an entry for each of `records.BUCKETS`."""
     import torch
 
     counts = torch.zeros(len(BUCKETS), dtype=torch.int64)
@@ -158,8 +151,7 @@ def name_counts(counts: Tensor) -> dict[str, int]:
 
 
 def is_unlike(reference: Tensor, candidate: Tensor) -> Tensor:
-    """A mask of the elements that are NaN or infinite on either side. It leaves out elements that are NaN on both
-    sides, or the same infinity on both."""
+    """A mask of the elements that are NaN or infinite in one tensor and not the same in the other."""
     special = ~(reference.isfinite() & candidate.isfinite())
     return special & ~(reference.isnan() & candidate.isnan()) & (reference != candidate)
 
@@ -174,25 +166,23 @@ def _has_ulps(tensor: Tensor) -> bool:
 
 
 def _ordered(tensor: Tensor) -> Tensor:
-    """Integers, int64, in the same order as the floats have in totalOrder. The bits of a negative float, except the
-    sign, are flipped, since they grow with its magnitude."""
+    """The floats as int64s in the same order, that of totalOrder."""
     import torch
 
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     bits = tensor.detach().contiguous().view(integer)
     magnitude = torch.iinfo(integer).max
+    # The bits of a negative float, but for the sign, grow with its magnitude, so they are flipped.
     return torch.where(bits < 0, bits ^ magnitude, bits).to(torch.int64)
 
 
 def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield slices of at most SLICE elements of both tensors: the index of the first element, and for each tensor its
-    bytes, uint8 of shape [elements, bytes per element], on the reference's device.
-
-    So no tensor is copied from a GPU as a whole.
-    """
+    """Yield both tensors' bytes in slices of at most SLICE elements, uint8 of shape [elements, bytes per element], on
+    the reference's device, each with the index of its first element."""
     from bitproof.harness.capture.digest import octets
 
     size, rows = reference.element_size(), (octets(reference.detach()), octets(candidate.detach()))
+    # So no tensor is copied from a GPU as a whole.
     for start in range(0, reference.numel(), SLICE):
         left, right = (row[start * size : (start + SLICE) * size].view(-1, size) for row in rows)
         yield start, left, right.to(left.device)

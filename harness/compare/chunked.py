@@ -1,8 +1,9 @@
-"""Checks that two systems that chunk ran the same modules in chunks, equally often.
+"""Check that two systems that chunk modules chunked the same modules, equally often.
 
 A system that runs a module whole computes other bits than a system that splits it, and the code of neither is to blame.
 If the bits agree nevertheless, chunking was not tested. So `chunked` of a manifest has, for each module, the number of
-its calls in chunks per step. Systems that do not chunk have no such entry, nor have a user's own systems.
+its calls in chunks per step, such as {"layers.1.moe": 2}. Systems that do not chunk have no such entry, nor have a
+user's own systems.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ Calls = Mapping[str, int]
 def agreed_by_ranks(
     system: str, by_rank: Sequence[dict[str, int] | None], stage_ranks: int | None = None
 ) -> dict[str, int] | None:
-    """The number of calls in chunks by module, on which all ranks must agree. In a pipeline, the ranks of each stage
-    must agree on the stage's modules; `stage_ranks` is their number.
+    """By module, the number of calls in chunks per step, on which all ranks must agree; None without chunks.
 
-    Raises RecordingError, naming the first rank that differs.
+    In a pipeline, only the `stage_ranks` ranks of each stage must agree, on the stage's modules. Raises RecordingError,
+    naming the first rank that differs.
     """
     agreed: dict[str, int] | None = None
     for rank, chunked in enumerate(by_rank):
@@ -37,8 +38,7 @@ def agreed_by_ranks(
 
 
 def unlike_chunks(reference: Recording, candidate: Recording) -> Iterator[str]:
-    """Yield the reasons why recordings of two systems that chunk cannot be compared: they chunked other modules, or
-    made other numbers of calls."""
+    """Yield the reasons why two systems that chunk cannot be compared: other modules, or other numbers of calls."""
     found: list[Calls] = []
     for side, recording in (("reference", reference), ("candidate", candidate)):
         if not _runs_in_chunks(recording.manifest):

@@ -1,4 +1,4 @@
-"""Measures how close two recordings are in value: the evidence for CLOSE, and for a DIFFERENT of the expected size.
+"""Measure how close two recordings are in value: the evidence for CLOSE, and for a DIFFERENT of the expected size.
 
 Bits have been compared before. Here every recorded tensor's values are read, rank by rank. Their digests are compared
 with the recorded digests, so that the measured values are the recorded values.
@@ -6,8 +6,8 @@ with the recorded digests, so that the measured values are the recorded values.
 - A tensor's relative error is |r - c| / |r|, with Euclidean norms over all elements in float64. Numbers are divided by
   the largest magnitude before they are squared, so no square over- or underflows. Squares are added in sequence in
   row-major order. Example: r = [3, 4] and c = [3, 5] have the error 1 / 5.
-- An element that is NaN on both sides, or the same infinity on both, adds nothing to an error. A NaN or an infinity on
-  a single side makes the error infinite. So does a difference from a reference of zeros.
+- An element that is NaN in both, or the same infinity in both, adds nothing to an error. A NaN or an infinity in only
+  one makes the error infinite. So does a difference from a reference of zeros.
 - The error of tensors that are not floating point is 0 if they agree in bits, and otherwise infinite.
 """
 
@@ -31,11 +31,8 @@ from bitproof.harness.records import Closeness, Key, Recording
 
 
 def measure(reference: Path, candidate: Path, bound: float, step: int | None = None) -> Closeness:
-    """The distance of two recordings with values, at `step` or at all steps. Except for buffers, both must have the
-    same keys.
-
-    Raises RecordingError if a side lacks a record or a value.
-    """
+    """Measure the relative errors of all tensors at `step`, or at all steps. Both recordings must have values. Raises
+    RecordingError if a record or a value is missing; only buffers may be in one recording alone."""
     folders = {"reference": reference, "candidate": candidate}
     recordings = {side: read_recording(folder) for side, folder in folders.items()}
     here, there = (recording.records for recording in recordings.values())
@@ -74,7 +71,7 @@ def measure(reference: Path, candidate: Path, bound: float, step: int | None = N
 
 
 def _refuse_unlike(key: Key, left: Tensor, right: Tensor) -> None:
-    """Raise RecordingError if two tensors have different shapes, as shards may have: then elements have no partners."""
+    # Shards may have different shapes; then elements have no partners.
     if left.shape != right.shape:
         raise RecordingError(
             f"step {key.step}, rank {key.rank}, {key.kind} {key.name} is of two sizes: a bound says nothing of it",
@@ -85,7 +82,7 @@ def _refuse_unlike(key: Key, left: Tensor, right: Tensor) -> None:
 
 
 def relative_error(reference: Tensor, candidate: Tensor) -> float:
-    """The relative error of a tensor, |r - c| / |r|, as the top of this file defines it; it may be infinity."""
+    """The relative error of a tensor, |r - c| / |r|, as the top of this file defines it; it may be infinite."""
     if bits_equal(reference, candidate):
         return 0.0
     if not reference.is_floating_point() or tensor_type(reference) != tensor_type(candidate):
@@ -101,8 +98,7 @@ def relative_error(reference: Tensor, candidate: Tensor) -> float:
 
 @contextmanager
 def _opened(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
-    """Context that yields a rank's values. Raises RecordingError unless the file has exactly the tensors that the rank
-    recorded."""
+    """Yield a rank's values. Raises RecordingError unless the file has exactly the tensors that the rank recorded."""
     path = checked_values_path(folder, recording.manifest, rank)
     names = {name_value(key) for key in recording.records if key.rank == rank}
     with open_values(path) as values:
@@ -119,6 +115,7 @@ def _opened(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
 def _norm_of(x: Tensor) -> float:
     """The Euclidean norm of finite float64s. Their squares are added in row-major order."""
     largest = float(x.abs().max()) if x.numel() else 0.0
+    # `cumsum` adds in sequence; `sum` would add in blocks that depend on the processor.
     return 0.0 if largest == 0 else largest * math.sqrt(float((x / largest).square().cumsum(0)[-1]))
 
 

@@ -1,4 +1,4 @@
-"""Compares the settings of two trainers' optimizers, if the trainers' bits differ.
+"""Compare the settings of two trainers' optimizers, if the trainers' bits differ.
 
 Records show which tensors an optimizer changed, not why. If settings differ, the cause is often one number of a group:
 
@@ -24,12 +24,11 @@ class _Held(NamedTuple):
 
 
 class DifferingSetting(NamedTuple):
-    """A setting of an optimizer that differs between two trainers for these `parameters`.
+    """A setting of an optimizer that differs between two trainers, and the `parameters` to which it applies.
 
     `found` is the candidate's setting, `expected` the reference's. `mine` and `theirs` are all settings of the
-    candidate and the reference for the first of the parameters, as far as they are numbers.
-
-    Example: `DifferingSetting("AdamW", "beta1", "0.95", "0.9", ("ln1.weight",), {"beta1": 0.95, ...}, ...)`.
+    candidate and the reference for the first of the parameters, as far as they are numbers. Example:
+    `DifferingSetting("AdamW", "beta1", "0.95", "0.9", ("ln1.weight",), {"beta1": 0.95, ...}, ...)`.
     """
 
     optimizer: str
@@ -56,11 +55,10 @@ class DifferingSetting(NamedTuple):
 def differing_settings(
     reference: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]], step: int
 ) -> list[DifferingSetting]:
-    """The settings that differ at `step`; they may have been set in an earlier step. A difference between classes of
-    optimizers has an empty `name`.
+    """The settings that differ at `step`, though they may have been set in an earlier step.
 
-    `reference` and `candidate` have the description of each rank's system. A setting that only one side's optimizer has
-    is not compared: another release of torch may have added it.
+    `reference` and `candidate` have each rank's facts about its system. If the classes of optimizers differ, `name` is
+    empty. A setting that only one of the optimizers has is not compared: another release of torch may have added it.
     """
     sides = [_settings_at(side, step) for side in (reference, candidate)]
     found: dict[tuple[str, str, str, str], list[str]] = {}
@@ -86,7 +84,6 @@ def setting_sentences(settings: Sequence[DifferingSetting]) -> Iterator[str]:
 
 
 def _numbers(settings: Mapping[str, str]) -> dict[str, float]:
-    """Those of the settings that are numbers, as numbers."""
     found = dict[str, float]()
     for name, text in settings.items():
         with suppress(ValueError):
@@ -105,13 +102,14 @@ def _each(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _Held]:
-    """By parameter, its optimizer and the settings for it at a step, as the lowest rank that names it states them."""
+    """Each parameter's optimizer and its settings at a step. If several ranks name the parameter, the lowest counts."""
     found: dict[str, _Held] = {}
     for rank in ranks:
         groups: dict[str, tuple[str, list[str], dict[str, str]]] = {}
         for entry in _entries_of(rank):
             if entry["step"] > step:
                 break
+            # A group's first entry is complete. Later entries have only what changed.
             name, held, settings = groups.setdefault(entry["group"], ("", [], {}))
             groups[entry["group"]] = (
                 entry.get("optimizer", name),
@@ -125,7 +123,7 @@ def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _He
 
 
 def _entries_of(rank: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entries of a rank's log of settings. Empty if any is damaged, since a recording may come from anywhere."""
+    """The entries of a rank's log of settings; none if any is damaged, since a recording may be from anywhere."""
     entries = rank.get(OPTIMIZERS)
     if not isinstance(entries, list):
         return []

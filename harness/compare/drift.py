@@ -1,5 +1,4 @@
-"""Lists the tensors that differ between two recordings. If both keep values, it states how many elements differ, and by
-how many ULPs.
+"""List the tensors that differ between two recordings and, as far as values are kept, by how many ULPs.
 
 Digests show which records drifted; values show by how much. Each value is compared with its digest before. Recordings
 keep the values of some tensors only, so an entry states for how many of its records the size of the drift is known.
@@ -72,7 +71,6 @@ def _new_entry(key: Key, reference: Record, candidate: Record) -> Drift:
 def _kept_pairs(
     keys: Sequence[Key], folders: tuple[Path, Path], recordings: tuple[Recording, Recording]
 ) -> Iterator[tuple[Key, Tensor, Tensor]]:
-    """Yield each of these keys whose values both recordings keep, with both values. All keys have the same rank."""
     if not keys or not all(recording.manifest.values_sha256 for recording in recordings):
         return
     rank = keys[0].rank

@@ -1,4 +1,4 @@
-"""The evidence in two recordings, added up rank by rank.
+"""Compare the records of two recordings rank by rank, and add up the results.
 
 Most ranks record alike: the same names at the same steps, of the same dtype, shape and content. Everything that follows
 from these (gaps, counts, the order of computation) is computed for the first rank of each such group. For the other
@@ -47,11 +47,8 @@ _is_digest = re.compile("[0-9a-f]{32}").fullmatch
 
 
 class DifferingPair(NamedTuple):
-    """A record that differs, and its position in the run.
-
-    `records` are the reference's and the candidate's. Their types are right, but their digests may be those of another
-    rank that recorded alike.
-    """
+    """Two paired records that differ, and their position in the run. `records` are the reference's and the candidate's.
+    Their types are right, but their digests may be those of another rank that recorded alike."""
 
     place: ComputedAt
     key: Key
@@ -59,7 +56,7 @@ class DifferingPair(NamedTuple):
 
     @property
     def divergence(self) -> Divergence:
-        """The divergence at this record, as far as it is known without reading values."""
+        """The divergence at this record. It has only facts that need no values."""
         types = [_tell_type(record) for record in self.records]
         tensor = TensorDifference(reference_type=types[0], candidate_type=types[1])
         key = self.key
@@ -88,17 +85,17 @@ class Likeness:
     seen: frozenset[tuple[int, str]]
 
     def fits(self, reference: RankRows, candidate: RankRows) -> bool:
-        """Whether another rank's rows are like those of this group on both sides."""
+        """Whether another rank's rows are like this group's in both recordings."""
         return reference.recorded_like(self.reference) and candidate.recorded_like(self.candidate)
 
 
 @dataclass(kw_only=True)
 class Evidence:
-    """The comparison so far, and its gaps.
+    """The comparison of two recordings so far.
 
     `compared` and `mismatched` count records by kind. `first` is the differing record that was computed first. `kinds`
-    has the kinds that differ at each step. `shown` says whether agreement shows anything. `one_sided` are the buffers
-    and settings that only one side has, which are no gaps; it is set at the end, from `unpaired_state`.
+    has the kinds that differ at each step. `shown` collects whether agreement shows anything. `one_sided` are the
+    buffers and settings that only one system has, which are no gaps; it is set at the end, from `unpaired_state`.
     """
 
     case: Case
@@ -148,13 +145,14 @@ class Evidence:
         return sum(self.mismatched.values())
 
     def add(self, reference: Mapping[Key, Record], candidate: Mapping[Key, Record]) -> bool:
-        """Add all records of some ranks. Returns whether nothing is wrong with them except for digests: each record has
-        a usable partner of the same type, and no step lacks a name."""
+        """Add all records of some ranks. Returns whether nothing but digests can be wrong with them. That is: each
+        record has a usable partner of the same type, and no step lacks a name."""
         alignment = align(reference.items(), candidate.items())
         before = len(self._skipped), len(self._unusable), len(self._unlike), len(self._sharded)
         self._unpaired.add(alignment)
         self.order.add(alignment.pairs)
         unpaired = {*alignment.missing, *alignment.extra}
+        # A buffer or a changed setting of one system alone may be no gap: `one_sided` decides at the end.
         for role, keys, records in zip(
             ROLES, (alignment.missing, alignment.extra), (reference, candidate), strict=True
         ):
@@ -202,7 +200,6 @@ class Evidence:
         )
 
     def _add_like(self, likeness: Likeness, reference: RankRows, candidate: RankRows) -> None:
-        """Add a rank that is like a known group: only its digests can differ."""
         for kind, count in likeness.compared.items():
             self.compared[kind] = self.compared.get(kind, 0) + count
         self._seen[reference.rank] = likeness.seen
@@ -227,7 +224,6 @@ class Evidence:
                 break
 
     def _differ(self, found: DifferingPair) -> None:
-        """Note a differing pair, and whether its types or placements differ."""
         key, (reference, candidate) = found.key, found.records
         told = _tell_layout(key, reference, candidate)
         if _type(reference) != _type(candidate):
@@ -240,8 +236,7 @@ class Evidence:
             self._keep(found)
 
     def _keep(self, found: DifferingPair) -> bool:
-        """Keep a differing record if it is among the first MAX_DIFFERING. Returns False if it is not: then no record
-        that was computed later is."""
+        """Keep a differing record if it is among the first MAX_DIFFERING. False: neither it nor any later record is."""
         if self.first is None or found < self.first:
             self.first = found
         if not is_inside(found.key, self.case):
@@ -256,7 +251,7 @@ class Evidence:
         return True
 
     def _absent(self) -> Iterator[str]:
-        """Yield a sentence for each required kind without a pair on some rank at some step."""
+        """Yield a sentence for each required kind that has no pair on some rank at some step."""
         ranks, nothing = range(self.case.parallelism.world_size), frozenset[tuple[int, str]]()
         on_any = {place for seen in self._seen.values() for place in seen}
         for kind in required_kinds(self.case):
@@ -272,7 +267,7 @@ class Evidence:
 
 
 def evidence_of(reference: Recording, candidate: Recording, case: Case) -> Evidence:
-    """The evidence in two recordings. It is collected rank by rank, unless a recording has its records in memory."""
+    """Compare two recordings, rank by rank unless a recording has all its records in memory."""
     evidence, sides = Evidence(case=case), (reference, candidate)
     stored = [side for side in sides if isinstance(side, StoredRecording)]
     if any(side.holds_records for side in sides):
@@ -302,10 +297,8 @@ def _type(record: Record) -> tuple[str, tuple[int, ...]]:
 
 
 def _are_sharded_otherwise(reference: Record, candidate: Record) -> bool:
-    """Whether placements differ, and the rank has different parts of the tensor on the two sides.
-
-    False if the tensor is absent on a side, such as a gradient of None: it has no placements there.
-    """
+    """Whether placements differ, and the rank has different parts of the tensor in the two systems. False if either
+    lacks the tensor, such as a gradient of None: it has no placements there."""
     is_same_part = reference.box is not None and reference.box == candidate.box
     has_both = holds_any(reference) and holds_any(candidate)
     return reference.placements != candidate.placements and has_both and not is_same_part
@@ -320,7 +313,7 @@ def _tell_layout(key: Key, reference: Record, candidate: Record) -> str:
 
 
 def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[str]:
-    """Yield a sentence for each name that both sides recorded at some steps, but neither recorded at other steps."""
+    """Yield a sentence for each name that both systems recorded at some steps, and neither at others."""
     for kind, name, rank in dict.fromkeys((key.kind, key.name, key.rank) for key in alignment.pairs):
         if kind == "rng" or Key(0, kind, name, rank).is_changed_setting:
             # Recorded only at steps that draw from it or change it.
@@ -355,6 +348,6 @@ def _numbered(values: Iterable[Any]) -> Any:
 
 
 def _first_of_each(numbers: Any, rows: Any) -> Iterator[tuple[int, int]]:
-    """Yield, for each number that occurs, the first row with this number and the count of rows with it."""
+    """For each number that occurs, the first row with this number and the count of rows with it."""
     _, places, counts = numpy.unique(numbers, return_index=True, return_counts=True)
     yield from zip(rows[places].tolist(), counts.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""The verdict on a difference between two layouts, from measured bounds."""
+"""Decide the verdict on systems with two layouts, from their differences and the measured bounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bitproof.harness.compare.order import place_of
 from bitproof.harness.records import Comparison, Divergence, InFloat64, Key, LayoutBounds, Verdict
 
 USED_BY_ONE = 0.6
-"""If a single tensor is `near`, and it uses less than this share of its bound, there is no remark.
+"""A single tensor that is `near` and uses less than this share of its bound gets no remark.
 
 Among a hundred tensors, there may be one in which rounding alone uses half of the bound, such as a loss that moves by
 two units in the last place. 7 of 60 correct pairs of systems had such a tensor (`bench_bounds.py`).
@@ -14,8 +14,8 @@ two units in the last place. 7 of 60 correct pairs of systems had such a tensor 
 
 
 def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
-    """The verdict: CLOSE if every difference is within its bound and explained by rounding. Otherwise DIFFERENT, with a
-    sentence about the first difference that is not."""
+    """CLOSE if rounding explains every difference; else DIFFERENT, with a sentence about the first that it does not
+    explain."""
     if layouts.is_rounding:
         return Verdict.CLOSE, None
     if layouts.is_within and layouts.in_float64:
@@ -44,8 +44,6 @@ def first_beyond(layouts: LayoutBounds, comparison: Comparison) -> Divergence | 
 
 
 def _told_in_float64(found: InFloat64) -> str:
-    """The sentence about a defect, such as "in float64 the relative error of step 0, loss loss is still 5e-07, where
-    sums in other orders explain 4e-16; 98 tensors are like this, and this is the first"."""
     row = found.rows[0]
     error = "infinite" if row.error is None else f"{row.error:.3g}"
     more = f"; {found.beyond} tensors are like this, and this is the first" if found.beyond > 1 else ""
@@ -54,8 +52,7 @@ def _told_in_float64(found: InFloat64) -> str:
 
 
 def remarks_on(layouts: LayoutBounds) -> list[str]:
-    """The remarks on a CLOSE, about the second test, in float64: that it was not possible, or what it found although
-    that does not change the verdict."""
+    """Remarks on a CLOSE about the second test, in float64: why it was not possible, or a possible small defect."""
     found = layouts.in_float64
     if found is None:
         return []
@@ -79,7 +76,7 @@ def remarks_on(layouts: LayoutBounds) -> list[str]:
 
 
 def told_near(layouts: LayoutBounds) -> str | None:
-    """The sentence about a CLOSE whose tensors differ by more than rounding usually does; None if no tensor does.
+    """A sentence about tensors of a CLOSE that differ by more than rounding usually does; None if there are none.
 
     Example: "a small defect is possible: 5 tensors differ by more than rounding usually does, most of all 3 tensors of
     blocks.1.norm, by up to 85% of the bound; elsewhere at most 20%".

@@ -1,20 +1,20 @@
-"""Finds buffers that only one of two systems registers, and decides their effect on the verdict.
+"""Find buffers that only one of two systems registers, and decide their effect on the verdict.
 
-A constant buffer of one side, such as `positions`, is another way to write a number: its effects show in the tensors
+A constant buffer of one system, such as `positions`, is another way to write a number: its effects show in the tensors
 that are compared. So it only leads to a remark, and the other tensors decide the verdict. A buffer that steps change is
-state: if only one side has it, nothing shows that its values are right.
+state: if only one system has it, nothing shows that its values are right.
 
     candidate alone   positions   the same bits at every step     EQUAL is EQUAL, with a remark
     candidate alone   count       other bits at a later step      EQUAL and CLOSE are UNVERIFIED
 
-This holds only for buffers, and only if the side without them shows every buffer that it has (`shows_every_buffer` in
-its manifest): otherwise it may have the buffer and not show it. If each side has buffers that the other lacks, they may
-be the same buffers under two names. Then their records count as missing, like those of any other kind. So do the
-records of a buffer that the other side has on some rank or at some step.
+This holds only for buffers, and only if the system without them shows every buffer that it has (`shows_every_buffer` in
+its manifest): otherwise it may have the buffer and not show it. If each system has buffers that the other lacks, they
+may be the same buffers under two names. Then their records count as missing, like those of any other kind. So do the
+records of a buffer that the other system has on some rank or at some step.
 
 Settings and attributes of an optimizer have records (`@changed`) only at the steps that change them. If such a record
-has no partner, EQUAL and CLOSE become UNVERIFIED, as for a buffer that steps change. If the system of the other side
-never shows such changes, it only leads to a remark.
+has no partner, EQUAL and CLOSE become UNVERIFIED, as for a buffer that steps change. If the other system never shows
+such changes, it only leads to a remark.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _NUM_NAMED = 5
 
 @dataclass(kw_only=True)
 class OneSided:
-    """Buffers that only one side has, and optimizer settings that only one side's steps change.
+    """Buffers that only one system has, and optimizer settings that only one system's steps change.
 
-    `side` is the side that has the buffers, or None if there are none. `names` are the names of all these buffers,
-    `changed` of those that steps change. `settings` has the names of each side's settings. They count only for the
-    sides in `compared`: for these, the system of the other side would have recorded such changes.
+    `side` is the role of the system with the buffers, or None if there are none. `names` are the names of all these
+    buffers, `changed` of those that steps change. `settings` has the names of each system's settings. They count only
+    for the roles in `compared`: for these, the other system would have recorded such changes.
     """
 
     side: Role | None = None
@@ -57,7 +57,9 @@ class OneSided:
             yield f"only the {role}'s steps change {_first_few(names)} of its optimizer"
 
     def unshown(self) -> Iterator[str]:
-        """Yield a sentence for each reason why agreement of all other tensors does not show that the systems agree."""
+        """Yield the reasons why agreement of all other tensors does not show that the systems agree, a
+        sentence each.
+        """
         if self.changed:
             which = "it" if len(self.changed) == 1 else "them"
             yield f"only the {self.side} has buffer {_first_few(self.changed)}, and steps change {which}"
@@ -69,8 +71,8 @@ class OneSided:
 def one_sided(
     sides: Sequence[Recording], unpaired: Mapping[Role, Iterable[tuple[Key, Record]]], num_steps: int
 ) -> OneSided:
-    """The buffers and settings that only one of two recordings has. `unpaired` has the records without a partner, by
-    side; they are of buffers and changed settings."""
+    """The buffers and settings that only one of two recordings has. `unpaired` has the records of buffers and changed
+    settings without a partner, by role."""
     if sides[0].manifest.system == sides[1].manifest.system:
         return OneSided()  # two runs of the same system register the same
     changing = {

@@ -1,4 +1,4 @@
-"""The order in which a step computes its records. It decides which of several differing records is the first."""
+"""Sort records in the order in which a step computes them, to find the first of several that differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ BEFORE_OPTIMIZER = "@before_optimizer"
 BACKWARD = "@backward"
 PHASES = (BEFORE_FORWARD, "activation", "loss", BACKWARD, "grad", "grad_norm", BEFORE_OPTIMIZER, "param", "optimizer")
 """The phases of a step: buffers before forward, activations, the loss, gradients of activations, gradients of
-parameters, their norm, buffers before the optimizer, parameters, optimizer state. Unknown kinds come last."""
+parameters, their norm, buffers before the optimizer, parameters, optimizer state. Unknown kinds are last.
+"""
 
 
 class ComputedAt(NamedTuple):
@@ -27,7 +28,7 @@ class ComputedAt(NamedTuple):
 
 
 class ComputationOrder:
-    """A sort key for records: a function from a key to its position in a run. All names must be added before."""
+    """A sort key for records: a function from a key to its position in a run. All names must be added first."""
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], int] = {}

@@ -1,4 +1,4 @@
-"""Makes the result of a case from a judgement, from an error, or from an interruption."""
+"""Make the result of a case from a judgement, from an error, or from an interruption."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from bitproof.harness.errors import (
 from bitproof.harness.records import CaseResult, Verdict
 
 MAX_ERROR = 2 * MAX_TRACEBACK
-"""The maximum number of characters in the error of a result. It has room for a message, a traceback, and text from a
-search for the cause."""
+"""The most characters of a result's error: room for a message, a traceback, and text from a search for the cause."""
 
 
 def result_of(case: Case, judgement: Judgement, *, device: str, backend: str, **facts: Any) -> CaseResult:

@@ -1,4 +1,4 @@
-"""Decides which tensors must be equal bit by bit between two layouts.
+"""Decide which tensors must be equal bit by bit between two layouts.
 
 A layout changes only the order of sums. The phases of a step are forward, backward, clipping (operations on gradients
 before they are shown) and update. Consider the first phase in which the two systems add over different ranks, or
@@ -16,9 +16,10 @@ must agree in every bit.
   FSDP2 cuts rows. The norms of such parts differ as well, so the sum of norms has other terms on any number of ranks.
 - A number that is no power of two rounds: dividing each term by 3 before the sum differs from dividing the sum by 3.
 
-Stages of a pipeline are an exception. If each parameter is on a single rank on both sides, and no collective adds over
-ranks, all terms of a gradient are added on that rank. Then the sums are the same on any number of ranks, if both sides
-add the same number of parts to a gradient in place; or, for a single part, if both have the same number of backwards.
+Stages of a pipeline are an exception. If each parameter is on a single rank in both systems, and no collective adds
+over ranks, all terms of a gradient are added on that rank. Then the sums are the same on any number of ranks, if both
+systems add the same number of parts to a gradient in place; or, for a single part, if both have the same number of
+backwards.
 """
 
 from __future__ import annotations
@@ -58,21 +59,21 @@ def regrouped_from(
 
 
 def regrouped_between(reference: Recording, candidate: Recording) -> int | None:
-    """The phase of `regrouped_from` for two recordings."""
+    """`regrouped_from` for two recordings."""
     sides = reference, candidate
     manifests = (side.manifest for side in sides)
     return regrouped_from(*manifests, are_staged=are_staged(*sides), are_moved=gradients_lie_otherwise(*sides))
 
 
 def apart_from(candidate: Manifest) -> int:
-    """The first step in which the candidate may have its own layout. In a case that resumes the reference, its system
-    runs all steps before."""
+    """The first step in which the candidate has its own layout: not 0 if it resumes from the reference's saved
+    state.
+    """
     return int(candidate.case["resume_at"]) if candidate.case.get("resumes_reference") else 0
 
 
 def _are_added_alike(*sides: Sequence[Meeting]) -> bool:
-    """Whether both sides add the same number of parts to each gradient, and, if that is one, run the same number of
-    backwards."""
+    """Whether both systems add the same number of parts to each gradient and, if that is 1, run as many backwards."""
     parts, backwards = (
         [{meeting.backwards for meeting in side if meeting.what == what} for side in sides]
         for what in ("parts", "backward")
@@ -89,11 +90,8 @@ def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
 
 
 def _follows_places(meeting: Meeting) -> bool:
-    """Whether the order or the terms of a sum depend on the parts of gradients that ranks have.
-
-    A sum over more than two ranks does, and so does a functional all-reduce: DTensors add results of parts with it,
-    such as norms.
-    """
+    """Whether the order or the terms of a sum depend on the parts of gradients that ranks have. A sum over more than
+    two ranks does, and so does a functional all-reduce: DTensors add results of parts with it, such as norms."""
     if meeting.phase == "forward" or meeting.what != "sum":
         return False
     return meeting.elements > 1 or (meeting.phase != "backward" and meeting.operator.startswith("all_reduce"))

@@ -1,13 +1,13 @@
-"""Computes bounds for tensors of another layout: which must be equal, and how far rounding may move the others.
+"""Bound the differences that another order of sums explains: some tensors must be equal, others may move by rounding.
 
 1. `phases.py` decides which tensors must agree in every bit.
 2. All others may differ by rounding. The amount depends on the number of terms, on dtypes and on the amplification of
    errors on the way, so it is measured: the reference runs a few more times with all of its sums in other orders
    (`harness.disturb.regroup`), in as many parts as the larger system has ranks.
-3. A tensor's spread is the root mean square of its samples' distances from the reference. Its bound is the spread
-   times Student's quantile, at a level such that all tensors together stay within their bounds with CONFIDENCE. A bound
-   is at least FEWEST_UNITS units in the last place of the tensor's norm, since samples of few elements may all be
-   rounded to the same value, and some sums are fused.
+3. A tensor's spread is the root mean square of its samples' distances from the reference. Its bound is the spread times
+   Student's quantile, at a level such that all tensors together stay within their bounds with CONFIDENCE. A bound is at
+   least FEWEST_UNITS units in the last place of the tensor's norm, since samples of few elements may all be rounded to
+   the same value, and some sums are fused.
 4. Three samples estimate a spread badly, so bounds that hold for a hundred tensors together are 35 spreads wide, and a
    defect that moves a tensor by 17 spreads is missed. Rounding itself moves a tensor by 1 spread, at most 2
    (`bench_layouts.py defects`). A tensor within its bound that moves by more than NEAR_SPREADS spreads, and by more
@@ -112,8 +112,10 @@ def measure_in_float64(
     plain: tuple[Path, Path, Sequence[Path]],
     apart: Collection[LogicalTensor] = (),
 ) -> InFloat64:
-    """The second test. `wide` are recordings of the reference, the candidate and samples in float64; `plain` are those
-    of the plain runs.
+    """Compare two layouts by runs in float64, where rounding is tiny and a defect is not.
+
+    Both arguments have the reference, the candidate and the samples: `wide` in float64, `plain` in the case's
+    precision.
 
     1. If a tensor differs in the plain runs, and by more than MARGIN spreads in float64, rounding does not explain it.
     2. All plain runs are compared with the reference in float64, which is nearly exact. The candidate is less accurate
@@ -153,8 +155,7 @@ def measure_in_float64(
 
 
 def student_quantile(level: float, degrees: int) -> float:
-    """The number of standard deviations that a normally distributed error exceeds with probability `level`, if the
-    deviation is estimated from `degrees` distances.
+    """The factor that |error / spread| exceeds with probability `level`, for a spread of `degrees` distances.
 
     Two-sided Student's t distribution: Student, Biometrika 6 (1908), 1. Its integral for whole degrees of freedom:
     Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.
@@ -184,7 +185,7 @@ def _student_within(t: float, degrees: int) -> float:
 
 @dataclass(frozen=True)
 class Distances:
-    """The distances of a tensor in the candidate (`error`) and in each sample from the reference.
+    """The distances of a tensor from the reference, in the candidate (`error`) and in each sample.
 
     `norm` is the norm of the reference's tensor, and `least` the smallest distance that is allowed as a bound. `rank`
     is the candidate's first rank that differs.
@@ -217,7 +218,7 @@ class Distances:
 
 
 class _Side:
-    """A recording with open files of values. The values are read a tensor at a time."""
+    """A recording with open files of values, which are read a tensor at a time."""
 
     def __init__(self, folder: Path, recording: Recording, stack: ExitStack) -> None:
         self.recording = recording
@@ -240,11 +241,8 @@ class _Unit(NamedTuple):
 
 
 def _distances(tensor: LogicalTensor, sides: Sequence[_Side], *, of_one_dtype: bool = True) -> Distances:
-    """The distances of a tensor on all other sides from the tensor on the first side.
-
-    All sides but the second have the layout of the first. Unless `of_one_dtype`, floats of all dtypes are compared as
-    float64.
-    """
+    """The distances of a tensor in all other recordings from the tensor in the first. All recordings but the second
+    have the layout of the first. Unless `of_one_dtype`, floats of all dtypes are compared as float64."""
     squares, norm, eps = [0.0] * (len(sides) - 1), 0.0, 0.0
     values: dict[tuple[int, int], Values] = {}
     ranks: set[int] = set()
@@ -282,10 +280,8 @@ def _crosses(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:
 
 
 def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[bool, list[_Unit]]:
-    """Whether a tensor's cells are slices of the flattened tensor; and the cells, each once.
-
-    If the tensor's records pair rank by rank, the whole part of each rank is a cell.
-    """
+    """Whether a tensor's cells are slices of the flattened tensor; and the cells, each once. If the tensor's records
+    pair rank by rank, the whole part of each rank is a cell."""
     here, there = reference.parts[tensor], candidate.parts.get(tensor, {})
     if not _crosses(tensor, reference, candidate):
         return False, [_Unit(rank, (), [(rank, ())] if rank in there else []) for rank in here]
@@ -318,8 +314,7 @@ def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[b
 
 
 def squared_distance(own: Values, other: Values) -> float:
-    """The squared distance of two tensors. It is infinite if their dtypes or shapes differ, or if an element is NaN or
-    infinite on one side only."""
+    """The squared distance of two tensors; infinite if dtypes, shapes, NaNs or infinities differ."""
     if own.dtype != other.dtype or own.shape != other.shape:
         return math.inf
     if not own.is_floating_point():

@@ -1,4 +1,4 @@
-"""Compares two systems with different tensor layouts by logical tensor.
+"""Convert a recording to another layout of tensors, to compare two systems that divide tensors differently.
 
 The first run of each system records the part of each tensor that a rank has. The cuts of all these parts divide a
 tensor into cells, and a second run of each system records the digest of each cell. With these digests, the reference's
@@ -11,7 +11,7 @@ and no process loads more than a rank's own part. For example, rows 0:4 and 4:8 
   the candidate differs from one of them, and `replicas` names the tensor.
 - A plain tensor counts as whole. If the candidate has as many ranks, and each has the same part as in the reference,
   records pair rank by rank, and plain tensors may differ between ranks.
-- A cell that one side lacks is a gap in the evidence.
+- A cell that one system lacks is a gap in the evidence.
 
 Recordings are read rank by rank, as with equal layouts. Only the digests of cells and the tensors' layouts stay in
 memory; a layout that does not change from step to step is stored once.
@@ -34,7 +34,7 @@ NUM_NAMED = 5
 
 
 class LogicalTensor(NamedTuple):
-    """The step, kind and name of a tensor, whichever ranks recorded it, whole or in parts."""
+    """A tensor at a step, whichever ranks recorded it, whole or in parts."""
 
     step: int
     kind: Kind
@@ -49,7 +49,7 @@ Parts = Mapping[int, Record]
 
 
 class PartLayout(NamedTuple):
-    """A rank's part of a tensor, as its record describes it."""
+    """A rank's part of a tensor: its index range (`box`), placements and shape, as the record has them."""
 
     box: str | None
     placements: str | None
@@ -89,26 +89,22 @@ def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recordin
 
 
 def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> bool:
-    """Whether layouts differ only because some ranks lack a parameter's gradient or optimizer state. Then the calls of
-    the two systems have partners.
-
-    Example: a rank leaves a parameter out of its update, or another rank updates it for all.
-    """
+    """Whether layouts differ only because some ranks lack a gradient or an optimizer state. Then calls can still be
+    paired. Example: a rank leaves a parameter out of its update, or another rank updates it for all."""
     across = [] if case.reference_parallelism is not None else [*_across(reference, candidate)]
     return bool(across) and all(_is_part_lacking(tensor, *sides) for tensor, sides in across)
 
 
 def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayouts) -> bool:
-    """Whether a tensor is a gradient or a state, and its layouts are equal on all ranks that have it on both sides. So
-    a difference of layouts can only be that ranks lack it."""
+    """Whether a tensor is a gradient or a state, and only differs in layout because some ranks lack it."""
     both = here.keys() & there
     left, right = ({rank: side[rank] for rank in both} for side in (here, there))
     return tensor.kind in ("grad", "optimizer") and not lies_otherwise(left, right, have_as_many=True)
 
 
 def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
-    """By `kind/name`, the cuts of each tensor whose layouts differ. A tensor with different logical shapes on the two
-    sides is left out."""
+    """By `kind/name`, the cuts of each tensor whose layouts differ. A tensor with different logical shapes in the two
+    systems is left out."""
     boxes: dict[str, set[Box]] = {}
     for tensor, sides in _across(reference, candidate):
         parts = [_box_of(held) for side in sides for held in {*side.values()}]
@@ -117,7 +113,10 @@ def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
 
 
 def relaid(reference: Recording, candidate: Recording, cuts: Mapping[str, Cuts]) -> Relaid:
-    """The reference in the candidate's layout. Both recordings must have the digests of the cells of `cuts`."""
+    """The reference in the candidate's layout.
+
+    Both recordings must have the digests of the cells that `cuts` defines.
+    """
     across = [tensor for tensor, _ in _across(reference, candidate)]
     known = {tensor: _Cells(tensor, cuts.get(f"{tensor.kind}/{tensor.name}")) for tensor in across}
     for number, side in enumerate((reference, candidate)):
@@ -163,8 +162,8 @@ class _RelaidRecording(Recording):
         return {key: record for rank in self.ranks for key, record in self.records_of(rank).items()}
 
     def records_of(self, rank: int) -> dict[Key, Record]:
-        """A rank's records: first the candidate's records with the reference's digests, then the reference's records
-        that the candidate lacks."""
+        """A rank's records: the candidate's records with the reference's digests, then those that only the reference
+        has."""
         own, found = self._reference.records_of(rank), dict[Key, Record]()
         for key, record in self._candidate.records_of(rank).items():
             cells = self._known.get(LogicalTensor(*key[:3]))
@@ -184,7 +183,9 @@ class _RelaidRecording(Recording):
 
 
 def replicas(recording: Recording) -> Iterator[LogicalTensor]:
-    """Yield each DTensor whose replicas differ: by its placements ranks have the same part, but digests differ."""
+    """Yield each DTensor whose replicas differ: several ranks have the same part by its placements, but other
+    digests.
+    """
     # Digests are only read for parts that several ranks have.
     shared: set[tuple[str, str, str]] = set()
     for (kind, name), ranks in _layouts_of(recording).items():
@@ -203,11 +204,11 @@ def replicas(recording: Recording) -> Iterator[LogicalTensor]:
 
 @dataclass
 class _Cells:
-    """A tensor's cells on both sides, collected rank by rank. Pairs have the reference first.
+    """A tensor's cells in both systems, collected rank by rank. Pairs have the reference first.
 
-    `first` is the reference's first record of the tensor. `digests` has, for each side, the digest of each cell, or a
-    set of digests if ranks differ; it is empty for a side whose layout is unknown. `has` counts the ranks that have a
-    part, `placed` those whose part has placements.
+    `first` is the reference's first record of the tensor. `digests` has, for each system, the digest of each cell, or a
+    set of digests if ranks differ; it is empty if the layout is unknown. `has` counts the ranks that have a part,
+    `placed` those whose part has placements.
     """
 
     tensor: LogicalTensor
@@ -220,21 +221,22 @@ class _Cells:
 
     @property
     def are_on_both(self) -> bool:
-        """Whether the tensor is on some rank of each side."""
+        """Whether each system has the tensor on some rank."""
         return all(self.has)
 
     @property
     def left(self) -> list[Cell]:
-        """The reference's cells that no rank of the candidate has; empty if a side lacks the whole tensor."""
+        """The reference's cells that no rank of the candidate has; empty if either lacks the whole tensor."""
         return sorted(self.digests[0].keys() - self.digests[1].keys()) if self.are_on_both else []
 
     def add(self, side: int, rank: int, record: Record) -> None:
-        """Add the part of a rank of the side with this index."""
+        """Add a rank's part. `side` is 0 for the reference, 1 for the candidate."""
         if side == 0 and not self.has[0]:
             self.first = record
         self.has[side] += 1
         self.placed[side] += bool(record.placements)
         unknown = f"which parts ranks hold is not known of {self.tensor}"
+        # Once per tensor, and before all other sentences.
         if record.box is None and record.placements and unknown not in self.unusable[:1]:
             self.unusable.insert(0, unknown)
         if self.cuts is None:
@@ -249,7 +251,7 @@ class _Cells:
                 known[cell] = {digest} | (before if isinstance(before, set) else {before})
 
     def apart(self) -> Iterator[str]:
-        """Yield a sentence for each side on which ranks have different bits of the same cell."""
+        """Yield a sentence for each system in which ranks have different bits of the same cell."""
         for side, role in enumerate(("reference", "candidate")):
             if any(isinstance(digests, set) for digests in self.digests[side].values()):
                 is_placed = self.placed[side] == self.has[side]
@@ -259,8 +261,8 @@ class _Cells:
     def as_in(self, rank: int, record: Record) -> Record | None:
         """The reference's tensor as a record in the layout of `record`, which is the candidate's record on a rank.
 
-        It is `record` itself if all its cells agree. Otherwise it is a copy with another digest. None if the reference
-        lacks one of its cells.
+        It is `record` itself if all its cells agree, or else a copy with another digest; None if the reference lacks a
+        cell.
         """
         first = self.first
         # Such tensors cannot be equal: a placeholder for the digest makes the pair differ.
@@ -285,7 +287,8 @@ def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
 @functools.lru_cache(maxsize=1 << 16)
 def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> list[Cell] | None:
     """The cells of a part, given as the text of its box, or of a whole plain tensor of this shape. None if both are
-    None, or if the cuts do not fit. The result is cached, so all steps share it."""
+    None, or if the cuts do not fit."""
+    # All steps and many ranks have the same parts, hence the cache.
     known = Box.parse(box) if box is not None else Box.whole(shape) if shape is not None else None
     cut = known.cut_by(cuts) if known is not None else None
     return None if cut is None else cut.cells(cuts)
@@ -294,12 +297,13 @@ def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> lis
 def _across(
     reference: Recording, candidate: Recording
 ) -> Iterator[tuple[LogicalTensor, tuple[PartLayouts, PartLayouts]]]:
-    """Yield the tensors that do not pair rank by rank, with their layouts on both sides, by step and then in the order
-    of the reference."""
+    """Yield the tensors that do not pair rank by rank, with their layouts in both systems, by step and then in the
+    reference's order."""
     have_as_many = reference.manifest.world_size == candidate.manifest.world_size
     here, there = _layouts_of(reference), _layouts_of(candidate)
     sides = {name: (here.get(name, {}), there.get(name, {})) for name in {**here, **there}}
     if have_as_many:
+        # Equal layouts pair rank by rank. A tensor that one system lacks is a missing record.
         sides = {name: pair for name, pair in sides.items() if pair[0] and pair[1] and pair[0] != pair[1]}
     for step in sorted({step for pair in sides.values() for side in pair for steps in side.values() for step in steps}):
         for name, pair in sides.items():
@@ -309,10 +313,10 @@ def _across(
 
 
 def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_as_many: bool) -> bool:
-    """Whether a tensor's records do not pair rank by rank. If the numbers of ranks differ, no record does.
+    """Whether a tensor's records do not pair rank by rank. If the numbers of ranks differ, no records pair.
 
-    False for a tensor that is missing on a side. A rank's part without elements on a side also counts as equally laid
-    out, such as the gradient None of a parameter that FSDP2 shards: its records pair, and differ.
+    False for a tensor that one system lacks. A rank's part without elements also counts as equally laid out, such as
+    the gradient None of a parameter that FSDP2 shards: its records pair, and differ.
     """
     if not have_as_many:
         return True
@@ -351,10 +355,8 @@ def tensors_of(recording: Recording) -> list[LogicalTensor]:
 
 
 def _layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, dict[int, PartLayout]]]:
-    """The part layouts of all tensors, by (kind, name), rank and step. Ranks with equal layouts share an object.
-
-    The result is cached on the recording if its records are not in memory: only then they cannot change.
-    """
+    """The part layouts of all tensors, by (kind, name), rank and step. Ranks with equal layouts share an object. The
+    result is cached on the recording if its records are not in memory: only then they cannot change."""
     is_stored = not recording.holds_records
     if is_stored and (known := vars(recording).get("part_layouts")) is not None:
         return known
@@ -374,12 +376,12 @@ def _layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, dict[i
 
 
 def are_staged(*recordings: Recording) -> bool:
-    """Whether each recording has parameters, and each parameter is whole on a single rank, as in the stages of a
-    pipeline."""
+    """Whether each parameter is whole on a single rank, as in the stages of a pipeline; False without parameters."""
     for recording in recordings:
         parameters = [ranks for (kind, _), ranks in _layouts_of(recording).items() if kind == "param"]
         held = [{*steps.values()} for ranks in parameters for steps in ranks.values()]
         at = [[step for steps in ranks.values() for step in steps] for ranks in parameters]
+        # A step that occurs twice is that of a parameter on two ranks.
         if not parameters or any(len(steps) != len({*steps}) for steps in at):
             return False
         if any(part.placements is not None for parts in held for part in parts):
@@ -400,7 +402,7 @@ def gradients_lie_otherwise(reference: Recording, candidate: Recording) -> bool:
 
 
 def box_of(record: Record) -> Box | None:
-    """The box of a rank's part. A plain tensor's box is the whole tensor. None for a DTensor without a recorded box."""
+    """The index range of a rank's part: of a plain tensor, the whole; None for a DTensor without a recorded range."""
     return _box_of(record)
 
 

@@ -1,4 +1,4 @@
-"""Checks that two recordings were made from the same case, in the same way. Otherwise they cannot be compared."""
+"""Check that two recordings were made from the same case, in the same way. Otherwise they cannot be compared."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LABELS = (
 
 
 def contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]:
-    """Yield a sentence for each fact in a recording's manifest that contradicts `case`."""
+    """Yield a sentence for each fact in a recording's manifest that contradicts `case`. `side` is its role."""
     manifest = recording.manifest
     if not manifest.case:
         yield f"the {side} manifest does not say which case it recorded"
@@ -38,10 +38,8 @@ def contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]
 
 
 def in_todays_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A recorded case in this version's form. Settings that it lacks get their default values, which change nothing.
-
-    A case that this version refuses is returned unchanged; comparing it then shows each difference.
-    """
+    """A recorded case in this version's form, with default values for settings that it lacks. A case that this version
+    refuses is returned unchanged; comparing it then shows each difference."""
     try:
         return Case.from_dict(dict(case)).to_dict()
     except CaseError:
@@ -57,9 +55,7 @@ def unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
 
 def leaf_differences(values: Mapping[str, tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield each path at which two trees of JSON values differ, such as `case.batch.seq_len`, with both values there.
-
-    `values` has, by name, the subtrees of both trees. LABELS of a case are not compared.
-    """
+    `values` has, by name, the subtrees of both trees. LABELS of a case are not compared."""
     for name, (left, right) in values.items():
         path = f"{prefix}{name}"
         if path.removeprefix("case.") in LABELS:

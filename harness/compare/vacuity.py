@@ -1,5 +1,4 @@
-"""Finds agreement that shows nothing: of ranks without collectives, of code that was not compiled, and of vacuous
-tensors.
+"""Find agreement that shows nothing: empty or zero tensors, ranks without collectives, code that was not compiled.
 
 The agreement of a tensor is vacuous if it has no elements or no finite element, or if it is a gradient or a parameter
 of zeros alone. Two systems that both lost every value agree in every bit. So at every step each required kind needs a
@@ -27,7 +26,9 @@ _ZERO_IS_VACUOUS: tuple[Kind, ...] = ("grad", "param")
 
 
 class Agreement:
-    """Collects, for each kind at each step and for each tensor, whether agreement of records so far shows anything."""
+    """Collects whether the agreement of records so far shows anything: for each kind at each step, and for
+    each tensor.
+    """
 
     def __init__(self) -> None:
         self._steps: dict[tuple[str, int], set[str | None]] = {}
@@ -48,6 +49,7 @@ class Agreement:
     def vacuous_steps(self, case: Case) -> Iterator[str]:
         """Yield a sentence for each required kind whose tensors show nothing at some step, on all ranks."""
         for kind in required_kinds(case):
+            # A kind without records at a step is a gap in the evidence, and is reported as one.
             steps = [step for step in case.compared_steps if None not in self._steps.get((kind, step), {None})]
             if steps:
                 reasons = sorted({reason for step in steps for reason in self._steps[kind, step] if reason})
@@ -69,7 +71,7 @@ class Agreement:
 
 
 def vacuous_runs(side: str, manifest: Manifest) -> Iterator[str]:
-    """Yield a sentence for each reason why agreement of a system's run shows nothing."""
+    """Yield a sentence for each reason why agreement of a system's run shows nothing. `side` is its role."""
     if manifest.alone:
         yield (
             f"{side} {manifest.system} ran no collective in its steps on {_tell_ranks(manifest.alone, manifest)}: each "
@@ -103,17 +105,12 @@ def unshown_state(side: str, manifest: Manifest) -> Iterator[str]:
 
 
 def _tell_compiled(found: TorchCompile) -> str:
-    """A description such as "2 graphs of 31 operators by inductor, from 2 of 3 frames, 1 graph break, the first:
-    ...".
-
-    Dynamo counts no frames of code that must be captured whole (fullgraph=True). Such code raises an error if it cannot
-    be captured.
-    """
     by = f" by {', '.join(found.backends)}" if found.backends else ""
     breaks = f"{found.breaks} graph break{'' if found.breaks == 1 else 's'}" if found.breaks else "no graph break"
     first = f", the first: {found.first_break}" if found.first_break else ""
     again = f", {found.recompiles} recompile{'' if found.recompiles == 1 else 's'}" if found.recompiles else ""
     why = f", the first: {found.first_recompile}" if found.first_recompile else ""
+    # Dynamo counts no frames of code that must be captured whole (fullgraph=True): it raises an error if that fails.
     frames = f"from {found.captured} of {found.frames} frames" if found.frames else "of code captured whole"
     missed = f", the first that failed: {found.first_failure}" if found.first_failure else ""
     return (
@@ -123,8 +120,6 @@ def _tell_compiled(found: TorchCompile) -> str:
 
 
 def _why_not_compiled(manifest: Manifest) -> str:
-    """The known reasons why nothing was compiled, as text: environment variables that disable torch.compile, and the
-    first failure."""
     environment = manifest.environment or {}
     off = [name for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE") if environment.get(name) == "1"]
     failed = [found.first_failure for found in manifest.compiled or () if found is not None and found.first_failure]

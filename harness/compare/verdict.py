@@ -1,10 +1,10 @@
-"""Judge two recordings of a case.
+"""Compare two recordings of a case, and combine all findings into its verdict.
 
 EQUAL needs complete evidence: at every step, on every rank, at least a loss, a gradient, a parameter and an optimizer
-state, the same names at every step, all seen on both sides, and every digest the same. Any gap makes the verdict
-UNVERIFIED, even if the present records agree or differ; so does agreement that shows nothing (`vacuity.py`), if there
-is no difference. CLOSE needs the same evidence, some bits that differ, a case that states a bound, and the values of
-every tensor, measured to be within it.
+state, the same names at every step, all of them in both recordings, and every digest the same. Any gap makes the
+verdict UNVERIFIED, even if the present records agree or differ; so does agreement that shows nothing (`vacuity.py`), if
+there is no difference. CLOSE needs the same evidence, some bits that differ, a case that states a bound, and the values
+of every tensor, measured to be within it.
 
 1. Refuse recordings that were not made from this case (`same_case.py`), or of systems that chunked other modules.
 2. Pair records; name the gaps.
@@ -45,10 +45,8 @@ RACES = "a graph races with its collectives or copies, so that its bits agree by
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What a case's evidence shows so far: the fields of a CaseResult that follow from it.
-
-    Each check of the case (`execute/checks/case_checks.py`) takes a judgement and returns the next.
-    """
+    """The verdict on a case so far, with the findings that led to it; the same fields as in CaseResult. Each check of
+    the case (`execute/checks/case_checks.py`) takes a judgement and returns the next."""
 
     verdict: Verdict
     compared: dict[str, int]
@@ -65,16 +63,16 @@ class Judgement:
     remarks: tuple[str, ...] = ()
 
     def with_error(self, text: str) -> Judgement:
-        """The same, with a further error."""
+        """Add an error. The verdict stays the same."""
         return replace(self, error=f"{self.error}\n{text}" if self.error else text)
 
     def withdrawn(self, text: str) -> Judgement:
-        """UNVERIFIED, with the reason."""
+        """Make the verdict UNVERIFIED, and add the reason."""
         return replace(self.with_error(text), verdict=Verdict.UNVERIFIED)
 
 
 class Repeat(NamedTuple):
-    """A system's run compared with another of its runs: a plain run, or a run under stress."""
+    """The comparison of a system's second run with its first: a plain run, or a run under stress."""
 
     side: Role
     stressed: bool
@@ -82,17 +80,17 @@ class Repeat(NamedTuple):
 
     @property
     def between(self) -> str:
-        """The value of `Divergence.between`."""
+        """The text for `Divergence.between`, such as "candidate against itself under stress"."""
         return f"{self.side} against itself{' under stress' if self.stressed else ''}"
 
     def divergence(self) -> Divergence | None:
-        """The first divergence of the system from itself."""
+        """The first divergence of the system from itself, if any."""
         first = self.comparison.first_divergence
         return first and replace(first, between=self.between)
 
 
 def compare(reference: Recording, candidate: Recording, case: Case) -> Comparison:
-    """Compare two recordings of `case`. EQUAL, DIFFERENT or UNVERIFIED; never raises for missing records."""
+    """Compare two recordings of `case`: EQUAL, DIFFERENT, or UNVERIFIED. Never raises for missing records."""
     reasons = [*contradictions("reference", reference, case), *contradictions("candidate", candidate, case)]
     if reasons := [*reasons, *unlike_digests(reference, candidate), *unlike_chunks(reference, candidate)]:
         return Comparison(verdict=Verdict.UNVERIFIED, reason=tell("the recordings are not comparable", reasons))
@@ -128,20 +126,20 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
 
 
 def demand_substance(comparison: Comparison) -> Comparison:
-    """The comparison; an EQUAL becomes UNVERIFIED if the agreement shows nothing, or not everything was compared."""
+    """Turn an EQUAL into UNVERIFIED if the agreement shows nothing, or not everything was compared."""
     if comparison.verdict == Verdict.EQUAL and (reasons := reasons_against(comparison)):
         return replace(comparison, verdict=Verdict.UNVERIFIED, reason="\n".join(reasons))
     return comparison
 
 
 def reasons_against(comparison: Comparison) -> list[str]:
-    """Why agreement is no evidence for two systems."""
+    """The reasons why agreement of two systems is no evidence, as texts."""
     found = {VACUOUS: comparison.vacuous, UNSHARED: comparison.unshared}
     return [tell(what, details) for what, details in found.items() if details]
 
 
 def judgement_of(comparison: Comparison) -> Judgement:
-    """The judgement before any check of the case: what the comparison alone shows."""
+    """The judgement that the comparison alone leads to, before any check of the case."""
     texts = [comparison.reason] if comparison.reason else []
     if comparison.layout_mismatches:
         what = "dtypes, shapes or placements" if comparison.is_sharded_otherwise else "dtypes or shapes"
@@ -151,11 +149,11 @@ def judgement_of(comparison: Comparison) -> Judgement:
 
 
 def with_repeats(judgement: Judgement, case: Case, comparison: Comparison, repeats: Sequence[Repeat]) -> Judgement:
-    """Apply plain or stressed runs, each compared with the first run of its system.
+    """Apply the comparisons of each system's second run with its first.
 
-    If one lacks evidence, the case is UNVERIFIED. If its system differs from itself, the case is NONDETERMINISTIC, with
-    the first divergence of the system from itself. If the comparison of the two systems lacks evidence, the case stays
-    UNVERIFIED.
+    If a second run lacks evidence, the case is UNVERIFIED. If a system differs from itself, the case is
+    NONDETERMINISTIC, with the first divergence of the system from itself. If the comparison of the two systems lacks
+    evidence, the case stays UNVERIFIED.
     """
     verdicts = dict.fromkeys(ROLES) | {each.side: each.comparison.verdict.value for each in repeats}
     are_stressed = any(each.stressed for each in repeats)
@@ -176,7 +174,6 @@ def _kinds(found: set[str]) -> tuple[Kind, ...]:
 
 
 def _tell_repeat(repeat: Repeat, system: str) -> str:
-    """A sentence on how two runs of the same system differ."""
     comparison, first = repeat.comparison, repeat.comparison.first_divergence
     who = f"{repeat.side} {system}"
     head = f"control of {who} under stress" if repeat.stressed else f"control of {who}"

@@ -1,1 +1,4 @@
-"""Turn a case into recordings: client, host, ranks, and failure reports."""
+"""Run a case: start its ranks, record the tensors of both systems, and report ranks that fail.
+
+The command's process sends requests to a host process (`host/`), which imports torch and forks the ranks.
+"""

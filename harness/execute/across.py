@@ -1,8 +1,9 @@
-"""Cases with two layouts: second runs record cells, and, if bits differ, further runs reorder sums.
+"""Compare two systems that divide tensors among ranks differently, such as FSDP on 2 ranks with a single rank.
 
 1. The first runs of both systems determine the cuts: the indices at which either layout divides a tensor. Cells are the
-   parts between cuts, so each rank of either layout has all of a cell or nothing of it. Each system runs again as its
-   control, and records the digests of cells.
+   parts between cuts, so each rank of either layout has all of a cell or nothing of it. Example: rows 0-2, 2-4 in one
+   layout and 0-3, 3-4 in the other have the cells 0-2, 2-3, 3-4. Each system runs again as its control, and records the
+   digests of cells.
 2. The reference, converted to the candidate's layout, is compared with the candidate as usual.
 3. If bits differ in a tensor whose sums are ordered differently, the reference runs three more times with reordered
    sums. The values of all these runs give bounds, and the candidate is compared with them.
@@ -46,21 +47,26 @@ FLOAT64 = "float64"
 
 
 class Recorded(NamedTuple):
-    """The folder of a recording. `narrow`, for runs in float64 only, is the first call that read a narrower dtype."""
+    """The folder of a recording, and in a float64 run the first call that read a narrower dtype (`narrow`)."""
 
     folder: Path
     narrow: str | None = None
 
 
 Record = Callable[[Role, str, Across], Recorded]
-"""Runs a side once and returns its recording. The text names the run, such as `cells`, among the side's runs."""
+"""Runs a role's system once and returns its recording. Arguments: the role, the run's name such as `cells`, settings.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AcrossLayouts:
-    """The comparison of both sides' second runs, the comparison of each side with itself (control), and the bounds.
+    """The results for a case with two layouts.
 
-    `have_partners`: each call of a rank has a counterpart on the other side, so that the call to blame can be found.
+    - `comparison`: the reference's second run, in the candidate's layout, compared with the candidate's second run.
+    - `controls`: each system's second run compared with its first.
+    - `layouts`: the tensors that must be equal, and the bounds of the others.
+    - `have_partners`: each operator call of a rank has a counterpart in the other system, so a cause can be searched
+      for.
     """
 
     comparison: Comparison
@@ -76,10 +82,10 @@ def compare_layouts(
     read: Callable[[Path], Recording],
     ask: Callable[[Any], Any],
 ) -> AcrossLayouts:
-    """Compare two systems that lay tensors out differently.
+    """Compare two systems that divide tensors among ranks differently.
 
-    `firsts` are the recordings of their first runs. `record` runs a side again, `read` reads a recording from its
-    folder, and `ask` sends the host a request and returns the answer.
+    `firsts` are the recordings of their first runs. `record` runs one of the systems again, `read` reads a recording
+    from its folder, and `ask` sends a request to the host and returns the answer.
     """
     cuts = common_cuts(firsts["reference"], firsts["candidate"])
     folders = {role: record(role, CELLS, Across(cuts=cuts, keeps_values=True)).folder for role in ROLES}
@@ -118,11 +124,11 @@ def compare_layouts(
 
 
 def _in_float64(plain: BoundsRequest, record: Record, sample: Callable[..., Recorded], ask: Any) -> InFloat64:
-    """Compare the layouts in float64. If a system cannot run in float64, `failed` of the result is the reason."""
     across = Across(cuts={}, keeps_values=True, in_float64=True)
     try:
         sides = {role: record(role, FLOAT64, across) for role in ROLES}
         other = sample(1, in_float64=True)
+    # A user's kernel may have no float64 version. The bounds in the case's own precision still count then.
     except BitproofError as error:
         return InFloat64(failed="; ".join(filter(None, (error.what, error.found))))
     folders = {role: side.folder for role, side in sides.items()}
@@ -132,7 +138,7 @@ def _in_float64(plain: BoundsRequest, record: Record, sample: Callable[..., Reco
 
 
 def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:
-    """The logical tensors whose replicas differ within a single side, and agree within the other side.
+    """The tensors whose replicas differ within one system and agree within the other.
 
     Example: a gradient that is recorded before its all-reduce in the candidate, and after it in the reference.
     """
@@ -141,7 +147,7 @@ def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:
 
 
 def _with_layouts(comparison: Comparison, other: Relaid, cells: Mapping[Role, Recording]) -> Comparison:
-    """The comparison with remarks about replicas that differ; UNVERIFIED if the layout of some tensor is not known."""
+    """Add remarks about replicas that differ. If a tensor's layout is unknown, the verdict becomes UNVERIFIED."""
     apart = [
         f"replicas of one tensor differ within the {role}: {first_few(map(str, found))}"
         for role in ROLES
@@ -158,7 +164,8 @@ def _with_layouts(comparison: Comparison, other: Relaid, cells: Mapping[Role, Re
 def _exactness(cells: Mapping[Role, Recording], other: Relaid) -> LayoutBounds:
     """Count the tensors that must be equal bit by bit, and those that may differ by rounding. Bounds are not set yet.
 
-    A tensor must be equal if it is computed before the first phase in which the two systems add in different orders.
+    A tensor must be equal if it is computed before the first phase in which the systems add in different orders.
+    Example: if only the sums of backward differ, the loss of step 0 must be equal, and gradients may differ.
     """
     first = regrouped_between(cells["reference"], cells["candidate"])
     start = apart_from(cells["candidate"].manifest)

@@ -1,4 +1,4 @@
-"""A case from its first run to its result: run the reference, run the candidate, compare, then each check in order."""
+"""Run a case: record the reference and the candidate, compare the recordings, then apply each check in order."""
 
 from __future__ import annotations
 
@@ -59,8 +59,10 @@ A = TypeVar("A")
 class CaseRun:
     """A case from its first run to its result.
 
-    The checks of the case (`checks/case_checks.py`) run systems again, and read what was found so far: `comparison` of
-    the first runs, `across` if their layouts differ, `repeats` of each system compared with itself, `races` of a graph.
+    A role is `reference` or `candidate`. The arm of a run is its purpose: `first`, `control` (the same again),
+    `stress`, or `replay1`, `replay2`, ... of a search. The checks (`checks/case_checks.py`) run systems again, and read
+    the findings so far: `comparison` of the first runs, `across` if their layouts differ, `repeats` of each system
+    compared with itself, `races` of a graph.
     """
 
     case: Case
@@ -77,8 +79,11 @@ class CaseRun:
         *,
         logs_calls: bool = False,
     ) -> None:
-        """With `logs_calls` first runs log the calls of step 0. A difference is then traced to a call without a replay,
-        and the report shows no bits of the differing values."""
+        """With `logs_calls`, first runs also log the operator calls of step 0.
+
+        A difference is then traced to a call without a replay, but the report cannot show the bits of the differing
+        values.
+        """
         self.case = case
         self.placement = placement
         self.client = client
@@ -122,7 +127,6 @@ class CaseRun:
         return applied(REPORTING, result, self)
 
     def _judged(self) -> Judgement:
-        """Run the reference, run the candidate, compare, then let each check in order decide."""
         for role in ROLES if self.options.profile else ():
             self.folders.profile(role).mkdir(parents=True, exist_ok=True)
         self._note("reference", self.record("reference", "first", later=self._request("candidate", "first")))
@@ -140,7 +144,7 @@ class CaseRun:
         return applied(DECIDING, self._compared(), self)
 
     def _compared(self) -> Judgement:
-        """Compare the first runs, by logical tensor if the layouts differ and the case states no bound."""
+        """Compare the first runs; through `across` if layouts differ and the case states no bound."""
         began = time.monotonic()
         reference, candidate = (self._read_first(role) for role in ROLES)
         if self.case.bound is not None or not are_laid_out_otherwise(self.case, reference, candidate):
@@ -158,12 +162,12 @@ class CaseRun:
 
     @property
     def has_partners(self) -> bool:
-        """Whether each call of a side has a counterpart on the other, so a cause can be searched for."""
+        """Whether each operator call of one system has a counterpart in the other: only then a cause can be found."""
         return self.across is None or self.across.have_partners
 
     @property
     def runs_twice(self) -> bool:
-        """Whether the options ask for second runs; a difference needs them, unless they are switched off."""
+        """Whether the systems run a second time: always, only after a difference, or never, as the options say."""
         control, differs = self.options.control, self.comparison.verdict == Verdict.DIFFERENT
         return control in ("always", "logged") or (control != "never" and differs)
 
@@ -176,27 +180,32 @@ class CaseRun:
         replay: Replay | None = None,
         later: RunRequest | None = None,
     ) -> RunAnswer:
-        """Run one system once, recorded or replayed at `out`; returns the host's answer."""
+        """Run one system once, recorded or replayed into the folder `out`; returns the host's answer.
+
+        `later` is the next request, whose graph may be traced meanwhile.
+        """
         self._place()
         return self._run(replace(self._request(role, arm, out, replay), later=later))
 
     def run_again(self, role: Role, arm: str) -> Path:
-        """Run a side once more, with a new time limit; returns the folder of the recording."""
+        """Run a role's system once more, with a new time limit; returns the folder of the recording."""
         self._limit = self.options.timeout
         self.deadline = time.monotonic() + self._limit
         self.record(role, arm)
         return self.folders.recording(role, arm)
 
     def recording(self, role: Role) -> Recording:
-        """The recording of a side's first run. Raises RecordingError if it is missing."""
+        """The recording of a role's first run. Raises RecordingError if it is missing."""
         return read_recording(self.folders.recording(role, "first"))
 
     def recordings(self) -> dict[Role, Path]:
-        """Each side's folder for the recording of its first run."""
+        """The folders of both first runs' recordings, by role."""
         return {role: self.folders.recording(role, "first") for role in ROLES}
 
     def log_calls(self, role: Role, step: int) -> list[Path]:
-        """Replay a side, with a time limit of its own, and log the calls of a step. Returns an archive per rank."""
+        """Replay a role's system with a time limit of its own, and log the calls of a step. Returns an archive per
+        rank.
+        """
         self.begin_explaining()
         folder = self.archives / f"{role}.calls"
         self.record(role, "replay1", out=folder, replay=Replay(step=step, log=True))
@@ -230,7 +239,6 @@ class CaseRun:
         )
 
     def _values(self, system: str) -> tuple[str, ...]:
-        """Patterns of the values to keep: those of the options, and of the system's baselines."""
         if self.options.baseline_dir is None:
             return self.options.values
         from bitproof.harness.compare.baselines import values_to_keep
@@ -238,40 +246,37 @@ class CaseRun:
         return self.options.values + values_to_keep(self.options.baseline_dir, self.case, system)
 
     def _run(self, request: RunRequest) -> RunAnswer:
-        """Run a system within the case's time; events name their case and system."""
-
         def on_event(event: Event) -> None:
             self._on_event(replace(event, case=self.case.name, system=request.system, arm=request.arm))
 
         return self.client.ask(request, self._remaining() + _HOST_MARGIN, on_event)
 
     def ask(self, request: Request[A]) -> A:
-        """Send the client a request that is not a run, with the rest of the case's time limit."""
+        """Send the host a request that is not a run, with the rest of the case's time limit."""
         return self.client.ask(request, self._remaining() + _HOST_MARGIN, self._on_event)
 
     def _place(self) -> None:
-        """Solve for placements if the case requests that and has no plan yet."""
         if self.case.autoplace is not None and self.case.autoplace.plan is None:
             logs, timeout = self.folders.logs("candidate"), self._remaining()
+            # Both systems must use the same placements, so the plan becomes a part of the case before either runs.
             found = self.ask(PlaceRequest(case=self.case, logs=logs, timeout=timeout))
             self.case, self.placed = with_plan(self.case, found.plan), found.placed
 
     def compare_bits(self, archives: Mapping[Role, Path], name: str) -> ComparedBits:
-        """Compare the values of a name in the archives of both sides."""
+        """Compare the values that both systems' archives have under a name."""
         return self.ask(BitsRequest(reference=archives["reference"], candidate=archives["candidate"], name=name))
 
     def _remaining(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
 
     def _record_across(self, role: Role, arm: str, across: Across) -> Recorded:
-        """Run a side once more, as the comparison of two layouts asks."""
         from bitproof.harness.execute.across import Recorded
 
         answer = self._run(replace(self._request(role, arm), across=across))
         return Recorded(self.folders.recording(role, arm).resolve(), answer.narrow)
 
     def repeat(self, arm: Literal["control", "stress"], role: Role) -> Comparison:
-        """Run a system once more, and compare it with itself."""
+        """Run a system once more, and compare this recording with its first."""
         began = time.monotonic()
         self.record(role, arm)
         first, case = self._read_first(role), self.case
@@ -284,14 +289,13 @@ class CaseRun:
         return found
 
     def _read_first(self, role: Role) -> Recording:
-        """The recording of a side's first run, read once."""
         if role not in self.firsts:
             self.firsts[role] = self.recording(role)
         return self.firsts[role]
 
     @property
     def archives(self) -> Path:
-        """Directory for the archives of replays."""
+        """Folder for the logged calls and values of replays."""
         return self.client.work / self.case.name
 
     def begin_explaining(self) -> None:
@@ -300,7 +304,10 @@ class CaseRun:
         self.deadline = time.monotonic() + self._limit
 
     def replay(self, role: Role, number: int, folder: Path, replay: Replay) -> str | None:
-        """Replay a side into a folder, as the replay of this number; returns the digest of the record that it kept."""
+        """Replay a role's system into a folder, as its replay `number`; returns the digest of the record that it kept.
+
+        Raises RankError if the replay fails; if time is up, the error names --explain-timeout.
+        """
         try:
             return self.record(role, f"replay{number}", out=folder, replay=replay).kept
         except RankError as error:
@@ -310,7 +317,6 @@ class CaseRun:
             raise RankError(took, found=error.what, where=error.where, fix=fix) from error
 
     def _note(self, role: Role, answer: RunAnswer) -> None:
-        """Store a run's times and the facts about its graph."""
         setattr(self.seconds, role, answer.seconds.steps)
         self.memory[role] = answer.peak_mib
         if answer.throughput is not None:

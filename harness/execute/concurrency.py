@@ -1,4 +1,4 @@
-"""Concurrency: several cases at the same time, each in a session of its own.
+"""Run several cases at the same time, each in a session of its own (a host process with the ranks that it forks).
 
 A run's results depend only on its case, so concurrency changes only the time.
 """
@@ -33,9 +33,10 @@ Judge = Callable[[Case, Placement, Session, OnEvent], CaseResult]
 
 @dataclass(frozen=True)
 class Concurrency:
-    """A plan: `num_cases` cases run at once. `num_ranks` is the number of ranks of the largest case.
+    """How many cases run at the same time, with the facts that decided it.
 
-    `cores` and `memory` are the machine's: cores for runs, and free bytes, None if unknown.
+    `num_ranks` is the number of ranks of the largest case. `cores` and `memory` are the machine's: cores for runs, and
+    free bytes, None if unknown.
     """
 
     num_cases: int = 1
@@ -53,9 +54,9 @@ class Concurrency:
 
 
 def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
-    """Plan how many cases run at the same time: the requested number, or fewer if memory is short.
+    """Decide how many cases run at the same time: the requested number, or fewer if memory is short.
 
-    "auto" requests as many cases as have a core for each rank: 8 cores and cases of 2 ranks allow 4 cases. Raises
+    "auto" means as many cases as have a core for each rank: 8 cores and cases of 2 ranks allow 4 cases. Raises
     UsageError if several are requested under torchrun or on GPUs.
     """
     may_use_gpus = options.device == "cuda" or (options.device == "auto" and bool(gpu_models()))
@@ -80,7 +81,7 @@ def judge_at_once(
 ) -> Iterator[CaseResult]:
     """Judge cases at the same time, a case per session; yields each result when its case is judged.
 
-    `on_event` is called in the caller's thread, event by event. If the caller stops early, the running cases are
+    `on_event` is called in the caller's thread, one event at a time. If the caller stops early, the running cases are
     abandoned. Raises any error of `judge`; `judge` itself turns expected errors into results.
     """
     # All threads put events, results and errors into a queue, so that `on_event` runs in the caller's thread only.

@@ -35,7 +35,11 @@ MAX_FOUND = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The failure of a rank. `time` is on the machine's monotonic clock; `secondary`: the rank only lost its peers."""
+    """The failure of a rank.
+
+    `time` is on the machine's monotonic clock. `what` continues "rank 3 of graph ...": "raised", "was killed by signal
+    9 (SIGKILL)". `secondary`: the rank only lost its connection to a rank that failed.
+    """
 
     rank: int
     time: float
@@ -48,9 +52,8 @@ class Failure:
 def failure_of_exception(rank: int, error: BaseException, around: Sequence[FrameSummary] = ()) -> Failure:
     """The failure of a rank whose code raised an exception.
 
-    A problem with the case is reported without a traceback. So is an error of this project whose traceback has no line
-    of user code, such as the error for a factory that returned None. `around` has the frames that are still active,
-    outermost first.
+    A CaseError is reported without a traceback. So is an error of bitproof whose traceback has no line of user code,
+    such as the error for a factory that returned None. `around` has the frames that are still active, outermost first.
     """
     # torch raises RuntimeError for many reasons, so only the text shows whether a peer closed the connection.
     name, text = type(error).__name__, _message_of(error)
@@ -77,7 +80,7 @@ _NOT_THE_USERS = tuple(
 
 
 def _says_all(error: BaseException, around: Sequence[FrameSummary]) -> bool:
-    """Whether an error needs no traceback: a CaseError, or an error of this project to which no user code led."""
+    """Whether an error needs no traceback: a CaseError, or an error of bitproof with no frame of user code."""
     if isinstance(error, CaseError) or not isinstance(error, BitproofError):
         return isinstance(error, CaseError)
     frames = (*around, *traceback.extract_tb(error.__traceback__))
@@ -90,7 +93,10 @@ def _is_users(path: str) -> bool:
 
 
 def traceback_of(error: BaseException, around: Sequence[FrameSummary] = ()) -> str:
-    """The text of an exception's traceback. A message of megabytes is shortened first, so that every frame is shown."""
+    """The text of an exception's traceback. A message of megabytes is shortened first, so that every frame is shown.
+
+    `around` has frames that are still active, outermost first; they are put in front.
+    """
     told = traceback.TracebackException.from_exception(error)
     told.stack = traceback.StackSummary.from_list([*around, *told.stack])
     parts = told.format()
@@ -113,27 +119,30 @@ def signal_name(number: int) -> str:
 
 
 def failure_of_exit(rank: int, status: int, log: Path) -> Failure:
-    """The failure of a rank whose process ended without a report. `status` is from `os.waitstatus_to_exitcode`."""
+    """The failure of a rank whose process ended without a report. For `status` see `tell_exit`."""
     return Failure(rank=rank, time=time.monotonic(), what=tell_exit(status), details=ends(log))
 
 
 def failure_of_garbage(rank: int, error: ValueError) -> Failure:
-    """The failure of a rank whose pipe contained an unknown message, because user code wrote into that pipe."""
+    """The failure of a rank that sent an unknown message, because user code wrote into the rank's pipe."""
     return Failure(rank=rank, time=time.monotonic(), what="wrote into bitproof's own pipe", found=str(error))
 
 
 def tell_exit(status: int) -> str:
-    """The end of a process without a report, in words; `status` is from `os.waitstatus_to_exitcode`."""
+    """The end of a process without a report, in words, such as "exited with status 3 before it finished".
+
+    `status` is an exit status, or minus a signal's number, as `os.waitstatus_to_exitcode` returns it.
+    """
     return f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status} before it finished"
 
 
 def blame(failures: Iterable[Failure]) -> Failure:
-    """The first failure of a rank that did not only lose its peers; if there is none, the first of all failures."""
+    """The earliest failure that is not secondary; if all ranks only lost their peers, the earliest of all."""
     return min(failures, key=lambda failure: (failure.secondary, failure.time))
 
 
 def error_of_failure(failure: Failure, system: str, at: str, log: str) -> RankError:
-    """The error that names the rank to blame."""
+    """The error that names the rank to blame. `at` is the rank's place in words, such as "at step 3"."""
     return RankError(
         f"rank {failure.rank} of {system} {failure.what} {at}",
         rank=failure.rank,
@@ -144,7 +153,11 @@ def error_of_failure(failure: Failure, system: str, at: str, log: str) -> RankEr
 
 
 def error_of_hang(system: str, timeout: float, places: dict[int, str], stacks: str) -> RankError:
-    """The error for ranks that did not finish in time. `places` maps each unfinished rank to its place, in words."""
+    """The error for ranks that did not finish in time.
+
+    `places` maps each unfinished rank to its place in words, such as "at step 3". Ranks at the same place are listed
+    together: "ranks 0, 2 at step 3; rank 1 at step 2".
+    """
     at: dict[str, list[int]] = {}
     for rank, place in sorted(places.items()):
         at.setdefault(place, []).append(rank)
@@ -161,16 +174,15 @@ def error_of_hang(system: str, timeout: float, places: dict[int, str], stacks: s
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """An error as it travels between processes: its class's name, and its facts by name."""
+    """An error in the form in which one process sends it to another: the name of its class, and its fields by name."""
 
     error_class: str
     facts: dict[str, Any]
 
     @staticmethod
     def of(error: BaseException, what: str) -> Problem:
-        """The problem for an error.
-
-        An error outside this project's tree is reported as a RankError, with its traceback: `what` failed.
+        """The problem for an error. An error outside `harness.errors` becomes a RankError with its traceback: `what`
+        failed.
         """
         if not isinstance(error, BitproofError):
             error = RankError(
@@ -185,7 +197,7 @@ class Problem:
         return Problem(error_class=type(error).__name__, facts=facts)
 
     def error(self) -> BitproofError:
-        """The error that another process sent; a class outside this project's tree becomes a RankError."""
+        """The error that another process sent; a class outside `harness.errors` becomes a RankError."""
         # The name comes from another process, so it may be anything: only an error class of this project is used.
         kind = getattr(errors, self.error_class, None)
         if not (isinstance(kind, type) and issubclass(kind, BitproofError)):
@@ -225,7 +237,7 @@ def ends(log: Path, lines: int = 10, limit: int = 8_192) -> str:
 def stack_of(log: Path, entry: str) -> str:
     """The newest stack dump in a forked process's log, innermost call first, without the frames around the fork.
 
-    `entry` is the function that the process began with.
+    `entry` is the name of the function that the process began with; its callers are left out.
     """
     # `faulthandler` writes a dump after each such line. Frames after the entry's are those of this project's fork.
     text = tail(log, lines=200)
@@ -236,7 +248,7 @@ def stack_of(log: Path, entry: str) -> str:
 
 
 def log_name(log: Path) -> str:
-    """A log's path within the run folder."""
+    """A log's path within the run folder, such as `logs/moe_tiny/graph/rank1.log`."""
     return str(Path(*log.parts[-4:])) if "logs" in log.parts[-4:-3] else str(log)
 
 

@@ -1,4 +1,4 @@
-"""Paths in a run's folder, by case and side: recordings, logs, graphs and profiles."""
+"""Paths in a run's folder, by case and role: recordings, logs, graphs and profiles."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from bitproof.harness.options import ROLES, Role
 
 @dataclass(frozen=True)
 class CaseFolders:
-    """A case's paths in a run's folder. `work` is a temporary folder, removed after the run."""
+    """A case's paths in the run folder `run_dir`. `work` is a temporary folder, removed after the run."""
 
     case: Case
     run_dir: Path
     work: Path
 
     def recording(self, role: Role, arm: str) -> Path:
-        """The folder of a recording. The names of second runs have a suffix, such as `graph.control`."""
+        """The folder of a run's recording. All runs but the first have a suffix, such as `graph.control`."""
         suffix = "" if arm == "first" else f".{arm}"
         return self.run_dir / "recordings" / self.case.name / f"{self.label(role)}{suffix}"
 
     def logs(self, role: Role) -> Path:
-        """The folder of a side's logs."""
+        """The folder of the logs of a role's system, for all its runs."""
         return (self.run_dir / "logs" / self.case.name / self.label(role)).resolve()
 
     def log_files(self) -> list[str]:
@@ -38,12 +38,12 @@ class CaseFolders:
         return self.run_dir / "logs" / self.case.name / f"{check}.log"
 
     def graphs(self, role: Role) -> Path:
-        """The folder of a side's graphs. If both sides have graphs, the reference's has a suffix."""
+        """The folder of a system's dumped graphs. If both systems have graphs, the reference's has a suffix."""
         twin = role == "reference" and {self.case.reference, self.case.candidate} <= {*TRACED}
         return (self.run_dir / "graphs" / f"{self.case.name}{'.reference' if twin else ''}").resolve()
 
     def remarks_on_graphs(self) -> list[str]:
-        """A remark for a case without any graph to dump."""
+        """A remark for a case in which neither system has a graph to dump; else nothing."""
         if {*TRACED, COMPILED} & {self.case.reference, self.case.candidate}:
             return []
         known = ", ".join((*TRACED, COMPILED))
@@ -53,11 +53,11 @@ class CaseFolders:
         ]
 
     def profile(self, role: Role) -> Path:
-        """The folder into which a side's ranks write their profiles."""
+        """The folder into which the ranks of a role's first run write their profiles."""
         return (self.work / "profile" / self.case.name / self.label(role)).resolve()
 
     def profiles(self) -> dict[str, Path]:
-        """Profiles of both first runs, by side and rank; ranks on other machines write none."""
+        """The profiles of both first runs, by a name such as `graph rank 1`; ranks on other machines write none."""
         return {
             f"{self.label(role)} rank {rank}": file
             for role in ROLES
@@ -70,7 +70,7 @@ class CaseFolders:
         return self.run_dir / "profile" / f"{self.case.name}.json"
 
     def label(self, role: Role) -> str:
-        """A folder name for a side. If both sides run the same system, the candidate's has a suffix."""
+        """The system's name as a folder name. If both roles run the same system, the candidate's has a suffix."""
         label = file_name(getattr(self.case, role))
         twin = role == "candidate" and self.case.reference == self.case.candidate
         return f"{label}.candidate" if twin else label

@@ -1,6 +1,5 @@
-"""The host as the command line sees it: it is started early, gets requests as lines of JSON, and is killed at the end.
-
-All its descendants are killed with it.
+"""The host process as the command sees it: started early, asked by lines of JSON, killed at the end with its
+descendants.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ class Abandoned(Exception):  # noqa: N818 (a message between modules, as above)
 
 
 class HostProcess:
-    """A host. Its process group contains every rank, so that a single signal ends the host and all ranks.
+    """A host process. Its process group contains every rank, so that a single signal ends the host and all ranks.
 
     It starts at once and imports torch while the caller continues. Its temporary files, and those of all its
     descendants, such as compilers, go into the folder `temporary`. If the host starts only some ranks of a run,
-    `starts` names these ranks and their machine, for errors.
+    `starts` names these ranks and their machine, for errors: "rank 3 on node7".
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class HostProcess:
                     return cast(A, answer)
 
     def end_if_idle(self) -> None:
-        """Start to end this host if it is idle. Do so early: a process with torch takes a while to free its memory."""
+        """Begin to end this host if it is idle. Call it early: freeing torch's memory takes a while."""
         if not self._is_busy:
             self._process.begin_to_end()
 

@@ -64,6 +64,7 @@ def run_cases(
     for case in cases if options.names else ():
         _check_named(case)
     plan = plan_concurrency(cases, options)
+    # All checks come first, so every rank of torchrun raises the same error, whether it leads or follows.
     if follows():
         return follow(cases, Path(run_dir), options)
     # The generator's first item is None: advancing to it starts the host now, and not at the caller's first request.
@@ -73,9 +74,9 @@ def run_cases(
 
 
 def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
-    """The report's facts about this machine, read without torch. Each case's result has its own device and backend.
+    """Facts about this machine for the report, read without torch. Each case's result has its own device and backend.
 
-    The commit is that of the variable GITHUB_SHA, which GitHub Actions sets, or else the working directory's.
+    `commit` is the variable GITHUB_SHA, which GitHub Actions sets, or else the commit of the working directory.
     """
     found = os.environ.get("GITHUB_SHA") or commit()
     return describe_machine() | {"device": device} | ({"commit": found} if found else {})
@@ -86,7 +87,7 @@ def record_system(
 ) -> Path:
     """Record a system once, into the folder `out`, and return that folder. Raises the run's error.
 
-    Under torchrun rank 0 runs the system on all ranks.
+    Under torchrun, rank 0 runs the system on all ranks.
     """
     check_system(system)
     if follows():

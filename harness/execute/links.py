@@ -36,6 +36,7 @@ Then the peers were not silent.
 """
 _HEADER = struct.Struct(">8sQQ")  # MAGIC, and the sizes in bytes of the JSON and of the files
 MAGIC_WORD = b"bitprf\x00\x01"
+# A stranger can connect too, so its first message must be short.
 _MAX_FIRST, _MAX_TEXT = 1 << 20, 1 << 30
 """The most bytes of JSON, before and after a peer is known."""
 _PART = 1 << 20
@@ -55,9 +56,10 @@ def allow_open_files(number: int) -> None:
 
 
 class Line:
-    """A connection to a peer, which `name` describes.
+    """A connection to a peer, another rank's process; `name` describes it in errors.
 
     `is_known`: the peer's first message was accepted. `gone` is the reason why the connection ended, None until then.
+    `inbox` has the received messages, each with the file of its attached bytes.
     """
 
     def __init__(self, peer: socket.socket, name: str, spool: Path) -> None:
@@ -194,9 +196,9 @@ class Line:
 
 
 class Links:
-    """This process's connections, served by a thread of their own until `close`.
+    """All connections of this process. A thread serves them until `close`.
 
-    Files of a message stay in the folder `spool` until the peer's next files arrive.
+    Files of a message are received into the folder `spool`, and stay there until the same peer's next files arrive.
     """
 
     def __init__(self, spool: Path) -> None:
@@ -216,10 +218,10 @@ class Links:
         self._thread.start()
 
     def listen(self, address: str) -> int:
-        """Listen for connections to `address`, and return the port.
+        """Listen for peers, and return the port.
 
-        All of this machine's addresses are used, as a name may resolve differently elsewhere; for a loopback address
-        only that address.
+        If `address` is a loopback address, only that address is used. Otherwise all addresses of this machine are, as
+        its name may resolve differently on other machines.
         """
         if address == "localhost" or address.startswith("127."):
             listener = socket.create_server((address, 0), backlog=_MAX_WAITING)
@@ -246,7 +248,7 @@ class Links:
         return line
 
     def tell(self, line: Line, message: Any, files: Sequence[Path] = ()) -> None:
-        """Queue a message; does nothing if the peer is gone."""
+        """Queue a message for a peer; does nothing if the peer is gone."""
         text = framing.write(message)
         with self._changed:
             if line.gone is None:
@@ -283,7 +285,7 @@ class Links:
             line.is_known, line.name = True, name
 
     def part_with(self, line: Line, why: str) -> None:
-        """Close the connection to a peer, once queued messages are sent."""
+        """Close the connection to a peer once its queued messages are sent, after a second at most."""
         self._flush([line], _PULSE_SECONDS)
         with self._changed:
             self._drop(line, why)
@@ -294,7 +296,7 @@ class Links:
             self._changed.wait(min(seconds, 0.2))
 
     def close(self, seconds: float = 0.0) -> None:
-        """Close all connections once queued messages are sent or the deadline passes."""
+        """Close all connections once queued messages are sent, after `seconds` at most."""
         # The serving thread must have ended before sockets are closed: it may be within `select` on them.
         self._flush(self._lines, seconds)
         with self._changed:
@@ -374,7 +376,9 @@ class Links:
             self._changed.notify_all()
 
     def _feel_pulses(self, before: float) -> float:
-        """Send pulses, and drop silent peers. `before` is the time of the previous call; returns this call's time."""
+        """Send pulses, and drop peers without one. `before` is the time of the previous call; returns the time of this
+        call.
+        """
         now = time.monotonic()
         # If this process was suspended (SIGSTOP, a paused machine), silence says nothing about the peers.
         was_stopped = now - before > _PULSE_SECONDS / 2 + PAUSE_SECONDS

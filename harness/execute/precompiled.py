@@ -1,7 +1,8 @@
-"""Precompiled steps in runs: find the step that a side of a case reads, and refuse unsuitable steps and options.
+"""Find the precompiled step that a system reads in place of tracing, and refuse unsuitable steps and options.
 
-If a case runs the system `precompiled` and names no folder, the step is made at the start of the case's run, in a
-separate process that ends afterwards.
+A precompiled step is a folder with a training step's graph, which `bitproof precompile` writes. If a case runs the
+system `precompiled` and names no folder, the step is made at the start of the case's run, in a separate process that
+ends afterwards.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 
 HOST_MARGIN = 15.0
-"""Seconds that a host gets beyond its stage's time. A stage watches its time itself, and its error says more."""
+"""Seconds that a host gets beyond the time of its forked process, whose own error for a late step says more."""
 
 
 class PrecompiledStep:
-    """The step that a side of a case reads. A step made for this case is removed when its run ends."""
+    """The precompiled step of a case's run. A step that was made for this run is removed when the run ends."""
 
     def __init__(self, case: Case, options: RunOptions, placement: Placement, client: Client) -> None:
         self._case = case
@@ -39,7 +40,7 @@ class PrecompiledStep:
         self._is_asked = threading.Lock()
 
     def check(self, timeout: float, on_event: OnEvent) -> None:
-        """Raise ArtifactError if the command names an unsuitable step, before any rank runs.
+        """Raise ArtifactError if the folder given by --precompiled has an unsuitable step, before any rank runs.
 
         The check takes `timeout` seconds at most.
         """
@@ -58,7 +59,7 @@ class PrecompiledStep:
         return StepFolder(folder.resolve(), self._options.trust_compiled)
 
     def folder_for(self, role: Role, timeout: float, on_event: OnEvent) -> StepFolder | None:
-        """The folder of the step that a side reads; None for a side that reads none.
+        """The folder of the step that a role's system reads; None for a system that reads none.
 
         If the step does not exist yet, it is precompiled now, within `timeout` seconds.
         """
@@ -119,7 +120,7 @@ def check_precompiled(case: Case, options: RunOptions) -> None:
 
 
 def _refuse_untrusted(case: Case | None, options: RunOptions) -> None:
-    """Raise CaseError for a step with compiled code, which may do anything, unless the command trusts it."""
+    # Compiled code may do anything when it is loaded, so reading it needs the user's consent.
     if case is not None and case.pipeline.compiles and not options.trust_compiled:
         raise CaseError(
             f"the precompiled step of case {case.name} is code that {case.pipeline.backend} compiled, "

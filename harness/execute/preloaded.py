@@ -1,9 +1,9 @@
-"""Modules that a case asks to import once, in the process from which its ranks are forked.
+"""Import the modules that a case names in `preload` once, in the process from which its ranks are forked.
 
 A framework may take ten seconds to import, and each of a case's four runs would repeat that. The host itself does not
 import it, but forks a process that does (`Preloader`). That process searches the same paths as the system's own code,
 and serves only runs that preload the same modules from the same folder. So two checkouts of a package need two
-processes, and no later case finds a module that it did not request.
+processes, and a later case finds no module that it did not request.
 
 A system may still change the search path. From then on its imports could mean other files than the preloaded ones, so
 the rank is refused. Example: `sys.path.insert(0, "vendored")` with `vendored/pkg/`, while `pkg` was preloaded from
@@ -37,8 +37,8 @@ _preloaded: Preloaded | None = None
 class Preloaded:
     """The preloaded modules of this process and its forks, each with its file.
 
-    While user code runs, the first import after a change of `sys.path` checks that each module would still be found in
-    the same file.
+    Before an import in user code, each module must still be found in the same file. That is checked again whenever
+    `sys.path`, the finders of imports or the working directory have changed.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -64,13 +64,13 @@ class Preloaded:
 
     @refusing()
     def check_again(self) -> None:
-        """Check again, for an import in user code, if the search path has changed since the last check."""
+        """Check again if the search path has changed since the last check. Called before each import in user code."""
         if self._looked_in != _where_imports_look():
             self.check()
 
 
 def preload_watched(modules: Sequence[str], folder: Path | None = None) -> None:
-    """Preload modules, and check them again at each import after a change of the search path, here and in forks.
+    """Preload modules, and check them at each import after a change of the search path, here and in forked processes.
 
     Raises the errors of `preload`.
     """
@@ -87,7 +87,7 @@ _IMPORTING: tuple[tuple[Any, str], ...] = (
     (sys.modules["importlib._bootstrap"], "_gcd_import"),
     (importlib.util, "find_spec"),
 )
-"""The functions, with the modules that contain them, that return a loaded module or its file for a name."""
+"""The functions of Python's import system that return a loaded module or its file for a name, with their modules."""
 
 
 def _checking(imports: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,7 +101,7 @@ def _checking(imports: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def preload(modules: Sequence[str], folder: Path | None = None) -> Preloaded:
-    """Import these modules; `folder` is searched first.
+    """Import these modules, with `folder` first on the search path.
 
     Raises UsageError if an import fails, starts a thread or touches a GPU.
     """
@@ -165,7 +165,6 @@ def _import(name: str) -> None:
 
 
 def _num_threads() -> int:
-    """The threads of this process; 0 if the system does not report them."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:

@@ -35,7 +35,7 @@ VALUES, ARCHIVE = ".safetensors", ".zip"
 
 
 class Request(Generic[A]):
-    """A request whose answer has the type A; `answer` is that class.
+    """A request whose answer has the class `answer`, the type A.
 
     `subject` describes the request in errors. Names in braces in it are replaced by fields: `precompiling {case.name}`.
     """
@@ -45,7 +45,7 @@ class Request(Generic[A]):
 
     @property
     def about(self) -> str:
-        """The subject of the error if the request fails."""
+        """The subject, with the values of its fields: "precompiling moe_tiny"."""
         return self.subject.format_map(vars(self))
 
 
@@ -65,7 +65,9 @@ class MachineRequest(Request[Machine]):
 
 @dataclass(frozen=True, kw_only=True)
 class MadeOf:
-    """Facts about this machine's ranks: versions and code by name (see `harness.capture.made_of`), and visible GPUs."""
+    """The software of this machine's ranks: versions and hashes of code by name (`harness.capture.made_of`); visible
+    GPUs.
+    """
 
     facts: dict[str, str]
     gpus: tuple[str, ...] = ()
@@ -73,7 +75,7 @@ class MadeOf:
 
 @dataclass(frozen=True)
 class MadeOfRequest(Request[MadeOf]):
-    """State the versions and code of the host, and so of every rank that it forks.
+    """Report the versions and code of the host, and so of every rank that it forks.
 
     With `names_gpus`, also name the GPUs that the host sees.
     """
@@ -87,10 +89,11 @@ class MadeOfRequest(Request[MadeOf]):
 class RunAnswer:
     """The facts about a successful run.
 
+    - `graph`: facts about the graph that the ranks ran, if any.
     - `peak_mib`: the largest peak of device memory on a rank; None on a CPU.
     - `kept`: the digest of the record that a replay had to keep.
-    - `switches_changed`: the switches that the system changed.
-    - `races`: the races of the system's graphs.
+    - `switches_changed`: torch's determinism switches that the system changed.
+    - `races`: unordered uses of the same memory in the system's graphs.
     - `narrow`: in a run in float64, the first call that read a value with fewer bits than float64 has.
     """
 
@@ -116,6 +119,7 @@ class StepFolder:
 class RunRequest(Request[RunAnswer]):
     """Run a system. Paths are of this machine.
 
+    - `arm`: the purpose of the run, such as `first` or `control`; see `CaseRun`.
     - `out`: the folder of the recording, or of a replay's archives.
     - `options`: the command's options, as far as this run follows them.
     - `timeout`: the rest of `case_timeout`, in seconds.
@@ -151,7 +155,10 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def values_to_keep(self) -> tuple[str, ...]:
-        """Patterns for the names of values that ranks keep. A first run keeps all values if the case states a bound."""
+        """Patterns for the names of tensors whose values ranks keep.
+
+        If the case states a bound, a first run keeps all.
+        """
         if self.across is not None:
             return ALL if self.across.keeps_values else ()
         if not self.is_first:
@@ -160,7 +167,10 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def halves(self) -> tuple[RunRequest, ...]:
-        """The runs to make, in order: two if the run is killed and resumed, unless a replay ends in the first."""
+        """The runs to make, in order: this one; or two, if the run is killed half-way and resumed.
+
+        A replay of a step before the resume needs only the first of the two.
+        """
         resume, replay = self.resume, self.replay
         if resume is None or resume.goes_on:
             return (self,)
@@ -192,18 +202,20 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def program(self) -> str:
-        """The settings that decide the ranks' program, as a text. Requests with equal texts may share a program."""
+        """The settings that decide the graph which the ranks run, as a text. Requests with equal texts may share a
+        graph.
+        """
         of_step = traced_part(self.case).to_dict(), self.system, self.options.extra_passes
         return json.dumps([*of_step, str(self.precompiled or "")], sort_keys=True)
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether a user's pass takes part in making the program."""
+        """Whether a user's pass takes part in making the graph."""
         return bool(self.options.extra_passes)
 
     @property
     def trace_log(self) -> Path:
-        """The log of making the program."""
+        """The log of tracing and of the passes."""
         return self.logs / f"trace{self._suffix}.log"
 
     def log_of(self, rank: int) -> Path:
@@ -221,7 +233,8 @@ class RankSlots:
 
     `part` is the template of a record file's path, with `{rank}`. Without `server`, `store` is the path of a file. With
     `server`, the host and port of an existing store, `store` is a prefix of the keys in it. In that case a launcher
-    started the rank: `local_rank` and `local_world_size` are as in torchrun, and `gpu` is the index of the rank's GPU.
+    such as torchrun started the rank: `local_rank` and `local_world_size` are as in torchrun, and `gpu` is the index of
+    the rank's GPU.
     """
 
     ranks: tuple[int, ...]
@@ -235,11 +248,11 @@ class RankSlots:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRunRequest(Request[End]):
-    """Run the ranks that `rank_slots` names. Other hosts may run the run's other ranks; the client joins all records.
+    """Run the ranks of `rank_slots` here. Other hosts may run the other ranks; the client joins all records.
 
-    With `is_prefetch`, a stage only makes the run's program, and sends no answer: a later request for the run reports
-    errors. `asked_at` is the time of the request on this machine's monotonic clock. A stage may be busy at that time;
-    waiting for it counts as time of the run.
+    With `is_prefetch`, a stage (a forked process, `host/stage.py`) only makes the run's graph, and sends no answer: a
+    later request for the run reports errors. `asked_at` is the time of the request on this machine's monotonic clock. A
+    stage may be busy at that time; waiting for it counts as time of the run.
     """
 
     answer = End
@@ -253,7 +266,7 @@ class LocalRunRequest(Request[End]):
 
 @dataclass(frozen=True, kw_only=True)
 class BitsRequest(Request[ComparedBits]):
-    """Compare two values: those that replays of both systems stored under `name` in these archives."""
+    """Compare two values bit by bit: those that both systems' archives have under `name`."""
 
     answer = ComparedBits
     reference: Path
@@ -263,7 +276,7 @@ class BitsRequest(Request[ComparedBits]):
 
 @dataclass(frozen=True, kw_only=True)
 class ClosenessRequest(Request[Closeness]):
-    """Measure how close the values of two recordings are, in a step or in all steps."""
+    """Measure how close the values of two recordings are, in one step or in all steps (`step` is None)."""
 
     answer = Closeness
     reference: Path
@@ -276,8 +289,8 @@ class ClosenessRequest(Request[Closeness]):
 class BoundsRequest(Request[LayoutBounds]):
     """Compare two recordings within bounds.
 
-    The bounds come from `samples`, recordings of the reference with its sums reordered. `apart` has the step, kind and
-    name of each tensor whose replicas differ.
+    The bounds are the spread of `samples`, recordings of the reference with its sums reordered. `apart` has the step,
+    kind and name of each tensor whose replicas on several ranks differ.
     """
 
     answer = LayoutBounds
@@ -335,7 +348,7 @@ class SizesRequest(Request[SizesAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class StandaloneAnswer:
-    """The file's text, the number of calls of each side in the file, and the file's output when it was run."""
+    """The file's text, the number of calls of each system in the file, and the file's output when it was run."""
 
     text: str
     num_calls: dict[str, int]
@@ -344,7 +357,9 @@ class StandaloneAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class StandaloneRequest(Request[StandaloneAnswer]):
-    """Write a file of plain Python that shows the difference at a step. `head` is the text at its top."""
+    """Write a file of plain Python that shows the difference at a step without bitproof. `head` is the file's
+    docstring.
+    """
 
     answer = StandaloneAnswer
 
@@ -366,7 +381,9 @@ class PrecompileAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecompileRequest(Request[PrecompileAnswer]):
-    """Make the step of a case's system and write it into a folder. With a fault, only compare two ranks' steps."""
+    """Make the step of a case's system and write it into a folder. With the fault `inject`, only compare two ranks'
+    steps.
+    """
 
     answer = PrecompileAnswer
     subject = "precompiling {case.name}"
@@ -381,7 +398,7 @@ class PrecompileRequest(Request[PrecompileAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class StepAnswer:
-    """A precompiled step that a run may read."""
+    """The precompiled step, which a run may read."""
 
     artifact: Artifact
 
@@ -410,7 +427,7 @@ class PlaceAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceRequest(Request[PlaceAnswer]):
-    """Solve for a case's placements within `timeout` seconds. Output goes to `logs`."""
+    """Solve for a case's placements (which tensor is sharded how) within `timeout` seconds. Output goes to `logs`."""
 
     answer = PlaceAnswer
     subject = "autoplace"

@@ -1,8 +1,8 @@
-"""Compare a report with the recordings in its run's folder. Every report that a command reads there is compared.
+"""Check a run folder's report against the recordings beside it, whenever a command reads it.
 
 A report can be forged so that its own numbers agree with each other. The recordings of a case are in
-`recordings/<case>/<system>`. If both sides' recordings are present, compared and differing tensors are counted again.
-If not, the counts must equal those of the case's model. The model is built without values for that; this needs torch.
+`recordings/<case>/<system>`. If both systems' recordings are present, compared and differing tensors are counted again.
+If not, the counts must be those of the case's model. The model is built without values for that; this needs torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def read_run(run_dir: Path) -> Report:
 
 
 def _others(result: CaseResult, folder: Path) -> Iterator[tuple[str, object, str, object]]:
-    """Contradictions in a result: the field, its correct value, the source of that value, and the reported value."""
+    """Contradictions in a result: the field, its correct value, the source of that value, and the reported value.
+
+    Example: `("mismatched", 3, "the recordings in reports/latest/recordings/moe", 0)`.
+    """
     from bitproof.harness.capture.recording_files import read_recording
 
     found = dict(first_runs(folder))
@@ -57,10 +60,7 @@ def _others(result: CaseResult, folder: Path) -> Iterator[tuple[str, object, str
 
 
 def _other_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object]]:
-    """The reported counts that differ from those that two built-in systems record on the case's model.
-
-    Yields the same facts as `_others`. Nothing for other systems, whose records are unknown.
-    """
+    """The counts that contradict the case's model, as `_others` yields them. Nothing for a user's systems."""
     if not {result.case.reference, result.case.candidate} <= {*BUILT_IN}:
         return
     from bitproof.reference.step import recorded_a_step
@@ -78,7 +78,7 @@ def _other_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object
 
 
 def first_runs(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The system and the folder of each recording of a first run. Second runs have another arm in their manifest."""
+    """The system and the folder of each recording of a first run. The manifests of other runs have another arm."""
     from bitproof.harness.capture.recording_files import MANIFEST, read_manifest
 
     for manifest in sorted(folder.glob(f"*/{MANIFEST}")):

@@ -1,4 +1,4 @@
-"""Sessions: the cases of a command share a host, which runs systems, and a temporary folder.
+"""A session: a host process, which runs systems, and a temporary folder, which all cases of a command share.
 
 Cases that run concurrently have a session each. A session leaves no process and no file, also after an error or an
 interrupt.
@@ -30,17 +30,17 @@ A = TypeVar("A")
 
 
 class Client(Protocol):
-    """The client that runs a case's systems, chosen by `transport.open_client`: a session, or torchrun's rank 0."""
+    """Runs the requests of a case: a session on this machine, or torchrun's rank 0. `transport.open_client` chooses."""
 
     run_dir: Path
     work: Path
 
     def place(self, case: Case) -> Placement:
-        """The device and backend of a case. Raises CaseError when it does not fit."""
+        """The device and backend of a case. Raises CaseError if the case does not fit the machine."""
         ...
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """A request's answer within `timeout` seconds; raises BitproofError."""
+        """A request's answer within `timeout` seconds. Raises BitproofError."""
         ...
 
     def announce(self, result: CaseResult) -> None:
@@ -49,7 +49,7 @@ class Client(Protocol):
 
 
 class Session:
-    """A host and a temporary folder that a command's cases share, and further sessions for concurrent cases.
+    """A host process and a temporary folder that a command's cases share, and further sessions for concurrent cases.
 
     After a host has crashed, every case that begins later fails, in any session, as the machine or the installation is
     to blame; running cases continue. A host that was killed because a case exceeded its time is replaced.
@@ -71,7 +71,9 @@ class Session:
         self.host: HostProcess | None = self._start()
 
     def another(self) -> Session:
-        """Open a further session, with a host of its own. It ends with this session. For the main thread only."""
+        """Open a further session, with a host of its own. It is closed together with this session. For the main thread
+        only.
+        """
         with interrupts.held():  # as in `open_session`
             made = Session(self.run_dir, self.options, f"host{len(self._others) + 2}.log", self._crashes)
             self._others.append(made)
@@ -98,7 +100,7 @@ class Session:
             raise lost.error from lost
 
     def begin_case(self) -> None:
-        """Fail this session too if any host of this command has crashed."""
+        """Make each request of the next case fail if any host of this command has crashed."""
         self._crash = next(iter(self._crashes), None)
 
     def end(self) -> None:
@@ -106,7 +108,7 @@ class Session:
         self._has_ended.set()
 
     def place(self, case: Case) -> Placement:
-        """The device and backend of a case. Raises CaseError when it does not fit the machine."""
+        """The device and backend of a case. Raises CaseError if the case does not fit the machine."""
         if self._num_gpus is None and self.options.device != "cpu":
             with contextlib.suppress(RankError):  # a host that cannot start fails each case again, with the same error
                 self._num_gpus = self.ask(MachineRequest(), START_TIMEOUT).gpus
@@ -138,7 +140,7 @@ class Session:
 
 @contextlib.contextmanager
 def open_session(run_dir: Path, options: RunOptions) -> Iterator[Session]:
-    """A session, which is closed at the end of the block, also after an error, an interrupt or SIGTERM."""
+    """Open a session, and close it at the end of the block, also after an error, an interrupt or SIGTERM."""
     session = None
     with _sigterm_raises():
         try:
@@ -153,7 +155,7 @@ def open_session(run_dir: Path, options: RunOptions) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Make SIGTERM unwind this process as an interrupt does, so that its descendants are ended."""
+    """Raise SystemExit on SIGTERM within the block, so that descendants are ended as after an interrupt."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not on_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield  # a caller that handles SIGTERM unwinds by itself

@@ -1,4 +1,4 @@
-"""Messages that ranks send while they run, and the end of a run on a machine's ranks. Loads no torch."""
+"""Messages that a rank's process sends to its host during a run, and the message about a run's end. Loads no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedGraph:
-    """Facts for the manifest and the report about a prepared graph and a backend's generated code.
+    """Facts for the manifest and the report about a graph that passes have transformed, and a backend's generated code.
 
     `is_kept`: an earlier run traced the graph. `artifact` is the precompiled step, if the graph was read from a folder.
     `races` are pairs of calls that use the same memory without an order. `calls` is the number of the graph's calls;
@@ -43,7 +43,10 @@ class PreparedGraph:
 
     @property
     def compiled(self) -> list[str]:
-        """Texts that state how much of the graph a backend compiled; for a partitioned graph, a text for each half."""
+        """How much of the graph a backend compiled, such as "inductor compiled 3 regions, 120 nodes in all".
+
+        There is a text for the graph or, if it is partitioned, for each half: "forward, ..." and "backward, ...".
+        """
         facts = next((entry.facts for entry in self.passes if entry.name == "backend"), {})
         halves = {f"{half}, ": facts[half] for half in ("forward", "backward") if half in facts} or {"": facts}
         return [
@@ -54,7 +57,7 @@ class PreparedGraph:
 
     @staticmethod
     def of(program: GraphProgram | None, case: Case) -> PreparedGraph | None:
-        """A program's facts for the report; None without a program."""
+        """The facts about a rank's graph; None if its system runs no graph."""
         if program is None:
             return None
         from bitproof.harness.graph.analysis.uncompared import count_uncompared
@@ -74,7 +77,7 @@ class PreparedGraph:
 
     @staticmethod
     def captured(capture: Capture | None) -> PreparedGraph | None:
-        """The facts about graphs that were captured while steps ran; None if none were."""
+        """The facts about graphs that torch.compile captured while steps ran; None if no graph was captured."""
         if capture is None:
             return None
         return PreparedGraph(
@@ -88,7 +91,6 @@ class PreparedGraph:
 
 
 def _tell_compiled(found: Mapping[str, Any]) -> str:
-    """How much of a graph a backend compiled, in words."""
     nodes, regions = found["nodes_compiled"], found.get("regions_compiled")
     of_what = "the whole graph" if regions is None else f"{regions} regions"
     launches = found.get("launches")
@@ -99,26 +101,26 @@ def _tell_compiled(found: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A rank has its program; `graph` is None if the system runs none."""
+    """A rank has its graph; `graph` is None if the system runs none."""
 
     graph: PreparedGraph | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """A rank has joined its groups."""
+    """A rank has joined its process groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepBegan:
-    """A rank begins a step; steps count from 0."""
+    """A rank begins a step. Steps count from 0."""
 
     step: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepsEnded:
-    """A rank has taken its steps, and writes its records."""
+    """A rank has finished its steps, and now writes its records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,14 +130,16 @@ class Done:
     - Times: `step_seconds` has each step's time without recording; `flops` are the FLOPs of the first step, if they
       were counted.
     - Memory: `peak_mib` is the peak on the rank's device, None on a CPU; `process_mib` is the peak of its process.
-    - Environment: `determinism` has the switches that were set, `switches` the switches that were read, by time of
-      reading; `system` is the system's description of itself; `gpu` has the versions of CUDA and its libraries, and
-      `gpu_environment` the environment variables that these libraries read. Both are empty on a CPU.
+    - Environment: `determinism` has the determinism switches that were set; `switches` has the switches that were read
+      at the start, after the system was made, and after the steps. `system` is the system's description of itself;
+      `gpu` has the versions of CUDA and its libraries, and `gpu_environment` the environment variables that these
+      libraries read. Both are empty on a CPU.
     - Checks: `chunked` counts the calls per step of each chunked module; `unused_names` are declared names that never
       appeared; `is_alone`: the rank ran no collective with another rank, and its system does not declare that ranks are
       independent; `compiled` describes the use of torch.compile; `races` are those of the graph that a user's system
-      shows; `turns` are its collectives, as launched and waited for; `unshown` is state that steps changed and no
-      record contains; `shows_every_buffer` and `meetings` are the manifest's.
+      shows; `turns` are the launches and waits of that graph's collectives, in order; `unshown` is state that steps
+      changed and no record contains; `shows_every_buffer` and `meetings` (sums over ranks) are copied into the
+      manifest.
     - Replays: `kept` is the digest of the record that a replay had to keep; `narrow` is the first call that read fewer
       bits than float64 has, in a run in float64.
     - Graphs: `graph` describes graphs that were captured while steps ran, if the system does that.
@@ -177,18 +181,18 @@ class RunSeconds:
 
 
 Account = Prepared | Ready | StepBegan | StepsEnded | Done | Failure
-"""A message from a rank to the process that watches it."""
+"""A message from a rank's process to its host."""
 
 STATUS_MESSAGES: tuple[type[Account], ...] = (Prepared, Ready, StepBegan, StepsEnded, Done, Failure)
 
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The end of a run on this host's ranks.
+    """The end of a run on the ranks of one host.
 
-    After a good end, `done` has each rank's own message, in rank order, and `graph` describes the program of all ranks.
+    After success, `done` has each rank's last message, in rank order, and `graph` describes the graph of all ranks.
     After a failure, `failure` is that of the rank to blame, with the rank's `place` and `log`. After a hang,
-    `unfinished` maps each late rank to its place in the run, in words, and `stacks` has stacks of such ranks.
+    `unfinished` maps each late rank to its place in words, such as "at step 3", and `stacks` has stacks of such ranks.
     """
 
     done: list[Done] = field(default_factory=list)
@@ -202,7 +206,7 @@ class End:
     stacks: str = ""
 
     def error(self, system: str, timeout: float) -> RankError | None:
-        """The error that names the rank to blame; None after a good end. `timeout` is the case's limit in seconds."""
+        """The error that names the rank to blame; None after success. `timeout` is the case's limit in seconds."""
         if self.failure is not None:
             return error_of_failure(self.failure, system, self.place, self.log)
         return error_of_hang(system, timeout, self.unfinished, self.stacks) if self.unfinished else None

@@ -1,4 +1,4 @@
-"""Choose the receiver of requests: a host of this machine, or the ranks that torchrun made. No other file chooses.
+"""Choose the receiver of requests: a host of this machine, or the ranks that torchrun started. No other file chooses.
 
 Under torchrun the same command runs in every process. Rank 0 leads: it does the same as without torchrun, but its
 client sends requests to all ranks. The other ranks follow until rank 0 is done; they print nothing and write nothing.
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 def is_torchrun() -> bool:
-    """Whether torchrun, or a launcher that sets the same variables, started this process as a rank of many."""
+    """Whether this process is a rank of torchrun, or of a launcher that sets the same variables."""
     return launched.is_rank()
 
 
 def follows() -> bool:
-    """Whether this is a rank of torchrun that follows rank 0."""
+    """Whether this process is a rank of torchrun other than 0."""
     return is_torchrun() and os.environ["RANK"] != "0"
 
 
 def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> AbstractContextManager[Client]:
-    """The client for these cases, which is closed at the end of the block. A process that follows rank 0 has none.
+    """Open the client for these cases, and close it at the end of the block. A process that follows rank 0 has none.
 
     Raises CaseError if a case has another world size than torchrun, and UsageError if a launcher started several copies
     of the command without variables that connect the copies.
@@ -61,7 +61,7 @@ def follow(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Iterato
 
 
 def refuse_torchrun(command: str, reason: str) -> None:
-    """Refuse a command that cannot use torchrun's ranks. Raises UsageError, only under torchrun."""
+    """Raise UsageError under torchrun, for a command that cannot use torchrun's ranks."""
     if is_torchrun():
         raise UsageError(
             f"{command} {reason}",

@@ -1,4 +1,4 @@
-"""Runs in two halves: ranks are killed after their system has saved, and new processes resume from the saved state.
+"""Run a system in two halves, to test its checkpoints: ranks are killed after it has saved, and new processes resume.
 
 The system of a case with `resume_at` has two methods, which are called on every rank: `save(folder)` after that many
 steps, and `load(folder)` in a new process, after the factory made a new system there. As soon as all ranks have saved,
@@ -19,9 +19,10 @@ from bitproof.harness.user_code.user_frames import user_code
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """The first half of a run: after `at` steps the system saves into `folder`, and the run ends.
+    """The first or second half of a run that is killed and resumed.
 
-    With `goes_on`, the second half: the system loads `folder`, and takes the remaining steps.
+    First half: after `at` steps the system saves into `folder`, and the run ends. With `goes_on`, the second half: the
+    system loads `folder`, and takes the remaining steps.
     """
 
     at: int
@@ -43,7 +44,6 @@ class Resume:
 
 
 def _method(system: Any, name: str) -> Any:
-    """A method of the user's system. Raises UsageError if the system has no method of that name."""
     found = getattr(getattr(system, "made", system), name, None)
     if not callable(found):
         raise UsageError(
@@ -55,17 +55,15 @@ def _method(system: Any, name: str) -> Any:
 
 
 def first_half(case: Case, system: str) -> tuple[Case, str]:
-    """The case and the system of the first half: usually those given, which are the candidate's.
-
-    If the candidate loads the reference's checkpoint, they are the reference's.
+    """The case and the system of the first half: those given or, if the candidate loads the reference's save, the
+    reference's.
     """
     return (case.of("reference"), case.reference) if case.resumes_reference else (case, system)
 
 
 def join_halves(first: Path, second: Path) -> None:
-    """Put a rank's records of the first half before its records of the second half, in the file of the second half.
-
-    If the rank kept values in both halves, these are joined as well.
+    """Join a rank's records of both halves into the file of the second half; its kept values too, if both halves have
+    some.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -1,1 +1,1 @@
-"""Safe file names for arbitrary names, and safe reads of files that a user names."""
+"""Make safe file names of arbitrary names, and read files that a user names safely."""

@@ -19,7 +19,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.]+")
 
 
 def file_name(name: str) -> str:
-    """The name of a file or folder for this name."""
+    """A safe name of a file or folder for any name, as the top of this file describes."""
     if _PLAIN.fullmatch(name):
         return name
     readable = _UNSAFE.sub("-", name)[-_MOST:].strip("-.")
@@ -27,7 +27,7 @@ def file_name(name: str) -> str:
 
 
 def longer_name(name: str, ending: str, most: int) -> str:
-    """A name with an ending, cut to `most` characters if it is longer: a digest replaces the part cut away."""
+    """A name with an ending. If it exceeds `most` characters, its end is cut away and replaced by a digest."""
     whole = name + ending
     return whole if len(whole) <= most else f"{whole[: most - 13]}_{_digest(whole)}"
 

@@ -50,10 +50,8 @@ def read_plain(path: Path | str, most: int = SOURCE) -> bytes:
 
 
 def most_unpacked(packed: int) -> int:
-    """The largest unpacked size allowed for so many packed bytes. More is refused: a small file could fill the memory.
-
-    For example, 260 KB of zlib unpack to 256 MiB of `[],[],[],`, and to far more as JSON.
-    """
+    """The largest unpacked size allowed for so many packed bytes, since a small file could fill the memory. For
+    example, 260 KB of zlib unpack to 256 MiB of `[],[],[],`, and to far more as JSON."""
     return max(UNPACKED, _MOST_TIMES * packed)
 
 

@@ -1,4 +1,4 @@
-"""Placements of tensors on the ranks, chosen by a linear program over a traced step.
+"""Choose placements of tensors on the ranks, by a linear program over a traced step.
 
 problem     nodes with candidate choices, edges with costs, and a bound on memory
 build       a traced step as such a problem

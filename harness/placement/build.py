@@ -1,4 +1,4 @@
-"""A traced step of a whole model as a placement problem.
+"""Build the placement problem of a traced step: which layers are split, which parameters sharded, at which cost.
 
 The mesh has two axes. On the data axis every rank reads its own batch, so activations have no choice there; a parameter
 is sharded or replicated. On the tensor axis a layer is whole on each rank or split, and each operator in a split layer
@@ -119,7 +119,9 @@ class _Source(NamedTuple):
 
 
 def build(step: StepGraph, scene: PlacementInputs) -> PlacementProblem:
-    """The placement problem of a step traced with whole parameters, in the compute dtype, on one rank's batch."""
+    """The placement problem of a step that was traced with whole parameters, in the compute dtype, on one
+    rank's batch.
+    """
     builder = _Builder(scene)
     for layer in scene.layers:
         builder.program.add_node(layer.name, [Choice(kind) for kind in layer.may_be])
@@ -148,7 +150,7 @@ class _Builder:
         """For each node and choice, the placements of its outputs on the tensor axis."""
 
     def add_parameter(self, parameter: PlacedParameter, node: Node) -> None:
-        """Step 2 for a parameter."""
+        """Add a node for a parameter: step 2."""
         times = self._scene.times_of(parameter.name)
         layer = next((x for x in self._scene.layers if x.name == parameter.layer), None)
         tensor = [REPLICATED] * (layer is None or WHOLE in layer.may_be or parameter.split_dim is None)
@@ -183,13 +185,13 @@ class _Builder:
         return Choice(f"{on_data} {on_tensor}", (cost if ranks > 1 else 0.0) * times, held * times)
 
     def add_input(self, node: Node) -> None:
-        """A buffer or an input of the step: whole on each rank of the tensor axis."""
+        """Add a node for a buffer or an input of the step: whole on each rank of the tensor axis."""
         self.program.add_node(node.name, [Choice(REPLICATED)])
         self._placements[node.name] = [(REPLICATED,)]
         self._sources[node] = {0: _Source(node.name, 0, False)}
 
     def add_operator(self, node: Node) -> None:
-        """Step 3 for an operator, and the edges of step 4 that lead to it."""
+        """Add a node for an operator (step 3), and the edges of step 4 that lead to it."""
         result = node.meta.get("val")
         if getattr(node.target, "__name__", "") == "getitem":
             source = self._sources.get(cast(Node, node.args[0]), {}).get(cast(int, node.args[1]))
@@ -237,10 +239,8 @@ class _Builder:
             self.program.add_edge(layer.name, node.name, np.array(fits))
 
     def add_gradient(self, parameter: PlacedParameter, gradient: Node) -> None:
-        """Add the conversion of a gradient, in the reduce dtype, to its parameter's placement on the tensor axis.
-
-        For a whole parameter this may be a sum over the axis.
-        """
+        """Add the conversion of a gradient, in the reduce dtype, to its parameter's placement on the tensor axis. For a
+        whole parameter this may be a sum over the axis."""
         layer = self._scene.layer_of(parameter.layer)
         if layer is not None and layer.is_opaque:
             return

@@ -1,11 +1,11 @@
-"""The form in which placements are solved: choose an option for each node, subject to compatible pairs and a bound.
+"""State a placement problem: choose an option for each node, so that pairs are compatible and memory is bounded.
 
     node   has choices, each with a cost and the bytes that a rank stores for it
     edge   connects two nodes: a cost for each pair of their choices, infinite for incompatible pairs
     bound  on the total bytes
 
-Nothing else is needed: parameters, operators and layers (split or whole) are all nodes. For example, an edge of zeros
-and infinities makes a parameter's placement follow its layer's. Costs are microseconds of a rank's step.
+Parameters, operators and layers (split or whole) are all nodes. For example, an edge of zeros and infinities makes a
+parameter's placement follow its layer's. Costs are microseconds of a rank's step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 Matrix = np.ndarray
-"""(choices of the first node, choices of the second)."""
+"""An array of shape (choices of the first node, choices of the second)."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Taken:
-    """A choice for each node, by index; their total cost and bytes."""
+    """The chosen option of each node, by index; their total cost and bytes."""
 
     choices: Mapping[str, int]
     cost: float

@@ -1,4 +1,4 @@
-"""The optimum of a placement problem, by HiGHS, through `scipy.optimize.milp`.
+"""Find the optimum of a placement problem with HiGHS, through `scipy.optimize.milp`.
 
 Needs:    a problem with at least one feasible choice; scipy, the extra `placement`.
 Promises: the choices are optimal: the solver proved a gap of zero, within its tolerance of 1e-6 of the cost. Among
@@ -90,9 +90,7 @@ def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) ->
 @dataclass
 class _Lines:
     """The linear program: columns are variables; each row is a weighted sum of columns, equal to its entry of `equals`.
-
-    Columns of choices come first (those of a node start at `first`), then columns of pairs.
-    """
+    Columns of choices are first (those of a node start at `first`), then columns of pairs."""
 
     first: dict[str, int]
     num_choices: int
@@ -120,10 +118,12 @@ def _written(program: PlacementProblem, choices: dict[str, list[int]], base: dic
     objective = [base[name][i] + TIE * rank for name, left in choices.items() for rank, i in enumerate(left)]
     lines = _Lines(first, count, objective)
     for name, left in choices.items():
+        # Step 2: each node takes exactly one of its choices.
         lines.constrain([(first[name] + k, 1.0) for k in range(len(left))], 1.0)
     for (a, b), matrix in program.edges.items():
         if a not in choices or b not in choices:
             continue
+        # Step 3: a variable for each compatible pair; those with a choice add up to that choice's variable.
         costs = matrix[np.ix_(choices[a], choices[b])]
         allowed = [(int(i), int(j)) for i, j in np.argwhere(np.isfinite(costs))]
         pairs = {pair: len(lines.objective) + k for k, pair in enumerate(allowed)}
@@ -136,8 +136,7 @@ def _written(program: PlacementProblem, choices: dict[str, list[int]], base: dic
 
 
 def _minimized(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndarray, float] | None:
-    """Step 4: the values of all variables, and the gap; None if no choices keep the bound. `sizes` are the choices', in
-    MiB."""
+    """Step 4: the values of all variables, and the gap; None if no choices keep the bound. `sizes` are in MiB."""
     optimize, sparse = _scipy()
     num_variables, equals = len(lines.objective), lines.equals
     table = sparse.csr_array((lines.values, (lines.rows, lines.columns)), (len(equals), num_variables))

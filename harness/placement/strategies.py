@@ -1,4 +1,4 @@
-"""Each operator's sharding strategies on a line of ranks, from DTensor's sharding propagator.
+"""List each operator's sharding strategies on a line of ranks, from DTensor's sharding propagator.
 
 A placement is a text: "R" replicated, "S0" sharded evenly along dim 0, "P" a partial sum on each rank.
 
@@ -77,10 +77,8 @@ def strategies_of(
 
 @functools.cache
 def redistribute_cost(shape: tuple[int, ...], dtype: torch.dtype, size: int, before: str, after: str) -> float:
-    """DTensor's cost in microseconds of converting a tensor of this whole shape between placements.
-
-    Infinite if impossible. Unlike DTensor, we never convert a whole tensor to partial sums.
-    """
+    """DTensor's cost in microseconds of converting a tensor of this whole shape between placements. Infinite if
+    impossible. Unlike DTensor, this never converts a whole tensor to partial sums."""
     if before == after:
         return 0.0
     # Each rank already has the part that it keeps, so nothing is sent.
@@ -91,8 +89,7 @@ def redistribute_cost(shape: tuple[int, ...], dtype: torch.dtype, size: int, bef
 
 
 def is_sharded_evenly(x: Tensor, placement: str, size: int) -> bool:
-    """Whether `size` ranks get equal parts of a tensor with this placement; true for placements that do not shard
-    it."""
+    """Whether `size` ranks get equal parts of a tensor; True for placements that do not shard it."""
     if placement in (REPLICATED, PARTIAL):
         return True
     dim = int(placement[1:])
@@ -142,9 +139,7 @@ def _followed(
     rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[Tensor], size: int
 ) -> list[Strategy]:
     """Strategies from a rule that depends on the inputs' placements: calls it for each common placement of the inputs.
-
-    An input that cannot have the placement is replicated. The rule raises for unsupported placements.
-    """
+    An input that cannot have the placement is replicated. The rule raises for unsupported placements."""
     dims = range(max((x.dim() for x in inputs), default=0))
     found = []
     for placement in (REPLICATED, *(f"S{dim}" for dim in dims), PARTIAL):

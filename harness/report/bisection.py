@@ -1,4 +1,4 @@
-"""Show a search for the first pass that changes bits: a table of its runs, its answer in sentences, bisect.json."""
+"""Show the search for the first pass that changes bits: its runs as a table, its answer in sentences, bisect.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from bitproof.harness.report.text import CASE_FILE, blame, locate
 
 
 def tell_probes(found: Bisection) -> Iterator[str]:
-    """The runs as a table."""
+    """Yield the lines of a table with the search's runs: the passes applied, the reference, the verdict, the
+    seconds.
+    """
     from tabulate import tabulate
 
     rows = [
@@ -28,7 +30,11 @@ def tell_probes(found: Bisection) -> Iterator[str]:
 def tell_answer(
     found: Bisection, inject: str | None, dumped: Path | None, replay: Sequence[str], name: str
 ) -> Iterator[str]:
-    """The search's answer in sentences. `dumped` is the path of the blamed pass's graph diff, None if there is none."""
+    """Yield the search's answer in sentences.
+
+    `dumped` is the file with the difference of the graphs before and after the blamed pass, if any. `replay` are the
+    options of the command that repeats the case, and `name` is the case's name.
+    """
     if found.blamed is None:
         yield "nothing to bisect: EQUAL" if found.problem is None else f"not found: {found.problem}"
         if found.suspects:

@@ -1,4 +1,7 @@
-"""Blocks in each form of a report. The forms know no check by name: they print the blocks of its finding."""
+"""Print the blocks (sentences, tables, texts) of a check's finding in each form of a report.
+
+The forms know no check by name.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from bitproof.harness.report.markdown_text import code_block, inline, strong, ta
 
 MAX_CHARS = 16_000
 MAX_ROWS = 200
-"""Maximum characters of a text and rows of a table on a page; report.json has everything."""
+"""The most characters of a text and rows of a table on a page; report.json has everything."""
 
 
 def markdown(blocks: Iterable[Block], reasons: Iterable[str] = ()) -> Iterator[str]:
-    """Reasons of a finding, and its blocks, as parts of a Markdown page."""
+    """Yield the reasons of a finding, in bold, and its blocks as Markdown."""
     yield from map(strong, reasons)
     for block in map(shortened, blocks):
         match block:
@@ -28,12 +31,12 @@ def markdown(blocks: Iterable[Block], reasons: Iterable[str] = ()) -> Iterator[s
 
 
 def reasons_of(finding: Finding) -> list[str]:
-    """Why a finding objects, and why its check could not judge."""
+    """The reasons of a finding against a case: the check's objection, and the reason why it could not judge."""
     return [reason for reason in (finding.objection, finding.unjudged) if reason]
 
 
 def lines(finding: Finding) -> Iterator[str]:
-    """The whole finding as lines of a terminal."""
+    """Yield the whole finding as lines for a terminal."""
     yield from reasons_of(finding)
     for block in finding.blocks:
         match shortened(block):
@@ -48,7 +51,7 @@ def lines(finding: Finding) -> Iterator[str]:
 
 
 def brief_lines(finding: Finding) -> Iterator[str]:
-    """The part of a finding that a run prints at its end: everything if the check objects, otherwise its sentences."""
+    """Yield the lines of a finding that a run prints at its end: all if the check objects, otherwise its sentences."""
     if finding.objection or finding.unjudged:
         yield from lines(finding)
     else:
@@ -56,7 +59,7 @@ def brief_lines(finding: Finding) -> Iterator[str]:
 
 
 def shortened(block: Block) -> Block:
-    """A block that fits a page. For example, a table of 300 rows ends after 200 and says that 100 more exist."""
+    """A block, cut to fit a page. For example, a table of 300 rows ends after 200 and says that 100 more exist."""
     if isinstance(block, Table):
         more = len(block.rows) - MAX_ROWS
         last = (f"... {more} more, in report.json", *[""] * (len(block.headers) - 1))

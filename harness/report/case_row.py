@@ -1,4 +1,4 @@
-"""A case's row. Each form of a report shows as many of its columns as fit."""
+"""A case as a row of a table. Each form of a report shows as many of the columns as fit."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _SIGNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CaseRow:
-    """A case in a line. `outcome` is the verdict with its qualifiers, such as `DIFFERENT (grad)`; `where` is the first
-    divergence."""
+    """The columns of a case. `outcome` is the verdict with its qualifiers, such as `DIFFERENT (grad)`; `where` is the
+    first divergence: `step 0, rank 3, grad layers.1.moe.w`."""
 
     name: str
     verdict: str
@@ -36,17 +36,17 @@ class CaseRow:
 
     @property
     def detail(self) -> str:
-        """The outcome without the verdict."""
+        """The qualifiers of the verdict, such as ` (grad)`."""
         return self.outcome.removeprefix(self.verdict)
 
     @property
     def sign(self) -> str:
-        """The verdict as one character."""
+        """The verdict as one character, such as `=`."""
         return _SIGNS[Verdict(self.verdict)]
 
     @property
     def sentence(self) -> str:
-        """The case's verdict and its expected verdict."""
+        """The outcome and the expected verdict: `DIFFERENT (grad), expected EQUAL`."""
         return f"{self.outcome}, expected {self.expectation}"
 
 

@@ -1,4 +1,4 @@
-"""The cause of each unexpected case in a few labelled lines, for the top of a report."""
+"""Explain each unexpected case in a few labelled lines, for the top of a report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bitproof.harness.records import BaselineStatus, CaseResult, Report
 from bitproof.harness.report import text
 
 MAX_CASES = 20
-"""Maximum number of cases explained at the top of a page. The table of the page has all cases."""
+"""The most cases explained at the top of a page. The table of the page has all cases."""
 MAX_CHARS = 600
 _LEFT_OUT = "report.json has the rest"
 

@@ -1,4 +1,4 @@
-"""Coloured output: rich's console, changed to show untrusted text without interpreting it.
+"""Coloured output: rich's console, changed to print untrusted text without interpreting it.
 
 rich writes escape sequences itself, so its output bypasses the filter of `runtime/output`. The same rule is applied
 here to each piece of text that rich renders. Markup and emoji names have no effect.
@@ -21,7 +21,7 @@ PIPE_WIDTH = 200
 
 
 class SafeConsole(Console):
-    """A console that writes to a stream. A pipe gets wide lines instead of wrapped ones."""
+    """A console that writes to a stream. Output to a pipe is 200 columns wide, and text lines are not wrapped."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         stream = stream or sys.stdout
@@ -30,11 +30,11 @@ class SafeConsole(Console):
         super().__init__(file=styled(stream), width=width, highlight=False, markup=False, emoji=False)
 
     def print(self, *objects: Any, **facts: Any) -> None:
-        """As in rich, but a line of text is not wrapped by default."""
+        """Print as rich does, but without wrapping lines of text."""
         super().print(*objects, **{"soft_wrap": all(isinstance(each, str) for each in objects)} | facts)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Rendered text without unsafe characters; the only links are those to lines of files on this machine."""
+        """Render text without unsafe characters. The only links are those to source files on this machine."""
         # Control segments are rich's own, such as those that move the cursor for a progress bar.
         for segment in super().render(renderable, options):
             if segment.control:
@@ -47,7 +47,7 @@ class SafeConsole(Console):
 
 
 def _linked(text: str, style: Style | None) -> Iterator[Segment]:
-    """The segments of a text in which each line of source, such as `train.py:14`, is a link to its file (OSC 8)."""
+    """Split a text into segments, so that each source line in it, such as `train.py:14`, links to its file (OSC 8)."""
     # Only files that exist on this machine become links: the text is untrusted.
     at = 0
     for found in LINE.finditer(text):

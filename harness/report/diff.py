@@ -1,4 +1,4 @@
-"""The result of comparing two recordings in words, as `bitproof diff` prints it."""
+"""Describe how two recordings differ, as `bitproof diff` prints it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bitproof.harness.report import text
 MAX_TENSORS = 20
 WIDTH = 80
 _LEAST = 12
-"""Characters of each side's value that a line shows, even if the name is long."""
+"""The least number of characters that a line shows of each value, even after a long name."""
 
 _CAUSES = {
     "loss": "forward of this step, or its data: what came before it agrees",
@@ -26,7 +26,7 @@ _CAUSES = {
     "optimizer": "the update: the gradients of this step agree",
     "rng": "a draw of random numbers: one side draws more often, or with another seed",
 }
-"""Where to look for the cause, by the kind of the first differing record: all earlier records of the step agree."""
+"""The part of the step that has the cause, by the kind of the first differing record: all earlier records agree."""
 
 
 def tell_diff(
@@ -39,7 +39,7 @@ def tell_diff(
     *,
     advises: bool = True,
 ) -> Iterator[str]:
-    """The verdict, records by kind, the first divergence and the place of its cause, drift, and manifest differences.
+    """Yield lines: verdict, counts by kind, first divergence, place of its cause, drift, differences of manifests.
 
     Lines have 80 columns if possible. `systems` are the systems of the two recordings of a `case`. With `advises`, if
     the recordings are from different environments, lines show the commands that explain the difference.
@@ -67,7 +67,7 @@ def tell_diff(
 
 
 def _about_the_cause(kind: str, systems: tuple[str, str], case: str) -> Iterator[str]:
-    """The part of the step in which the cause is, and the commands that find the call to blame."""
+    """Yield the part of the step in which the cause is, and the commands that find the call to blame."""
     yield f"  cause: {_CAUSES.get(kind, 'not known')}"
     first, second = systems
     if first != second:

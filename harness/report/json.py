@@ -1,4 +1,4 @@
-"""report.json: a run's complete result, written from a Report and validated when it is read.
+"""Write report.json, a run's complete result, and read it back with every field checked.
 
 A file from disk is untrusted data: its size is bounded, it is parsed as JSON, and it is checked field by field. A
 damaged file raises RecordingError, and so does a file whose claims contradict its own numbers.
@@ -27,7 +27,7 @@ MAX_BYTES = 64 * 2**20
 
 
 def render(report: Report) -> str:
-    """The report as JSON text. JSON has no infinity and no NaN: such measurements become null."""
+    """The report as JSON text. JSON has no infinity and no NaN, so such measurements become null."""
     values = to_dict(report)
     # Nearly every report has finite numbers only, so the copy with nulls is made only if this fails.
     try:
@@ -51,7 +51,7 @@ def to_dict(report: Report) -> dict[str, Any]:
 
 
 def read(path: Path) -> Report:
-    """The report in a file. Raises RecordingError if it is missing, damaged or contradicts itself."""
+    """Read a report from a file. Raises RecordingError if it is missing, damaged or contradicts itself."""
     try:
         return parse(read_plain(path, MAX_BYTES).decode(), where=str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -59,7 +59,7 @@ def read(path: Path) -> Report:
 
 
 def parse(text: str, where: str = FILE_NAME) -> Report:
-    """The report in a JSON text. Unknown fields are ignored: a schema grows by adding fields."""
+    """Read a report from a JSON text. Unknown fields are ignored: a later version may have added them."""
     try:
         entry = read_checked(
             ReportEntry, upgraded(parse_json(text)), "report", RecordingError, damaged="is damaged", where=where
@@ -88,7 +88,7 @@ def parse(text: str, where: str = FILE_NAME) -> Report:
 
 
 def upgraded(values: Any) -> Any:
-    """Convert the JSON values of a report of an earlier form: each check's own field moves into `checks`."""
+    """Convert the JSON values of a report of an older version: each check's own field moves into `checks`."""
     if not isinstance(values, dict):
         return values
     for case in values["cases"] if isinstance(values.get("cases"), list) else ():
@@ -99,7 +99,7 @@ def upgraded(values: Any) -> Any:
 
 
 def _result(entry: CaseEntry, field: str, where: str) -> CaseResult:
-    """A case's result. Raises RecordingError if the verdict contradicts the evidence."""
+    """A case's result. Raises RecordingError if its verdict does not follow from its own numbers."""
     result = entry.result()
     case = result.case
     for name in ("name", "expected", "reference", "candidate"):
@@ -119,7 +119,6 @@ def _result(entry: CaseEntry, field: str, where: str) -> CaseResult:
 
 
 def _shard(entry: ReportEntry, where: str) -> Shard | None:
-    """The part of a selection that the report covers; None for a whole run."""
     if entry.shard is None:
         return None
     if entry.selection is None:

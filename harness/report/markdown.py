@@ -1,4 +1,4 @@
-"""report.md: a summary for people, suitable as a CI job summary. Verdicts come first; collapsible blocks have details.
+"""Write report.md, a summary for people that fits a CI job's page: verdicts first, details in collapsible blocks.
 
 GitHub accepts 1 MiB per summary, counted in bytes. So long texts are cut in the middle, and rows and details beyond the
 limit are left out; a sentence states how many.
@@ -40,7 +40,10 @@ FAULTS_TEXTS = {
 
 
 def status_text(report: Report) -> str:
-    """The meaning of a report's exit status. It refers to faults if the cases alone would have a better status."""
+    """A sentence about the exit status.
+
+    It is about injected faults if these make the status worse than the cases do.
+    """
     status = report.exit_status
     if report.faults and status != exit_status(report.cases, is_shard=report.shard is not None):
         return FAULTS_TEXTS.get(status, "unknown")
@@ -67,7 +70,7 @@ def render(report: Report) -> str:
 
 
 def summarize(results: Sequence[CaseResult], environment: Mapping[str, Any] | None = None) -> str:
-    """The summary of results outside a run, e.g. for the message of a failing test."""
+    """The summary of results without a run, e.g. for the message of a failing test."""
     return render(
         Report(run_id="", exit_status=exit_status(results), environment=dict(environment or {}), cases=list(results))
     )
@@ -103,7 +106,6 @@ def _verdict_table(results: Iterable[CaseResult]) -> str:
 
 
 def _causes(report: Report) -> Iterator[str]:
-    """For each unexpected case its verdict, its cause and the command that repeats it."""
     shown, more = causes.explained(report)
     for result in shown:
         head = f"### {inline(_brief(f'{result.case.name}: {row_of(result).sentence}'))}"
@@ -144,7 +146,6 @@ def _size(block: str) -> int:
 
 
 def _details(report: Report, room: int) -> Iterator[str]:
-    """A collapsible block per case, as many as fit into `room` bytes."""
     room -= 100  # room for the sentence about omitted cases
     left_out = 0
     # A case whose block is too large is left out, and smaller blocks after it may still fit.
@@ -190,7 +191,6 @@ def _case_details(report: Report, result: CaseResult) -> str:
 
 
 def _divergence(first: Divergence) -> str:
-    """The first differing tensor and the blamed call, each with the difference between the sides."""
     flat = FlatDivergence.of(first)
     known = [(name.rstrip("_"), value) for name, value in vars(flat).items() if isinstance(value, (str, int))]
     parts = [table_of(("what", "value"), [(name, _brief(value)) for name, value in known])]
@@ -215,7 +215,6 @@ def _divergence(first: Divergence) -> str:
 
 
 def _pass_details(passes: Iterable[PassReport]) -> Iterator[str]:
-    """A collapsible block per pass: its settings, its facts, and how often each operator occurs before and after."""
     for entry in passes:
         known = {"settings": entry.settings, "facts": entry.facts}
         tables = [f"{name}:\n\n{_values(values)}" for name, values in known.items() if values]
@@ -227,7 +226,6 @@ def _pass_details(passes: Iterable[PassReport]) -> Iterator[str]:
 
 
 def _values(values: Mapping[str, Any]) -> str:
-    """Nested JSON values as a table with a row per path; long values are cut."""
     rows = [(_brief(path), _short(value)) for path, value in text.leaves(values)]
     left_out = len(rows) - MAX_VALUES
     rows = [*rows[:MAX_VALUES], ("...", f"{left_out} more, in report.json")] if left_out > 0 else rows

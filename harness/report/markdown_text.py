@@ -1,4 +1,4 @@
-"""Escape untrusted text for Markdown. All Markdown forms use these functions, and nothing else.
+"""Escape untrusted text for Markdown. Every Markdown form of a report uses these functions.
 
 GitHub interprets HTML, links, bare addresses, pictures, code, emphasis, formulas, ends of cells, emoji names, users and
 issues. Each character that could start such a construct is escaped: by a backslash, by a reference such as `&lt;`, or,
@@ -26,7 +26,7 @@ _TOKENS = re.compile("|".join(f"({part.pattern})" for part in (_ESCAPED, _PARTED
 
 
 def inline(text: Any) -> str:
-    """A text as a single line that is shown literally in a paragraph, a heading or a cell."""
+    """Escape a text as a single line of a paragraph, a heading or a cell."""
     found = one_line(str(text))
     # At the beginning of a list item, a backslash goes before a sign, but after a number: `1\.`.
     first = _FIRST.match(found)
@@ -42,7 +42,7 @@ def _dead(found: re.Match[str]) -> str:
 
 
 def code_block(text: str) -> str:
-    """A text of many lines as a code block, with a fence that is longer than any sequence of backticks in the text."""
+    """A text of many lines as a code block, whose fence is longer than any sequence of backticks in the text."""
     code = printable(text)
     longest = max((len(run) for run in re.findall(r"`+", code)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -50,7 +50,7 @@ def code_block(text: str) -> str:
 
 
 def folded(summary: str, body: str) -> str:
-    """A collapsible block of Markdown, with a line of text as its summary."""
+    """A collapsible block of Markdown; `summary` is its line of text."""
     return f"<details>\n<summary>{inline(summary)}</summary>\n\n{body}\n\n</details>"
 
 
@@ -71,12 +71,12 @@ def _cell(value: Any) -> str:
 
 
 def strong(text: str) -> str:
-    """A text as a bold line."""
+    """A text as a bold line; "" stays ""."""
     return f"**{inline(text)}**" if text.strip() else ""
 
 
 def rows_of(headers: Sequence[Any], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """A table without padding, for pages that people edit."""
+    """The lines of a table without padding, for pages that people edit."""
     lines = [headers, *rows]
     head, *body = ["| " + " | ".join(map(_cell, each)) + " |" for each in lines]
     return [head, "|" + "---|" * len(headers), *body]

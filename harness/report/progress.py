@@ -1,4 +1,4 @@
-"""Progress of a run: live bars on a terminal, otherwise a line per event.
+"""Show the progress of a run: live bars on a terminal, otherwise a line per event.
 
 A pipe gets a line about a case's steps at most every few seconds, so the log of a run of an hour stays readable.
 """
@@ -23,7 +23,7 @@ _MAX_ERROR = 200  # characters
 
 
 class Progress(Protocol):
-    """A display, open during a run."""
+    """A display of a run's progress; a context manager around the run."""
 
     def __enter__(self) -> Self:
         """Start the display."""
@@ -32,14 +32,14 @@ class Progress(Protocol):
         """Restore the terminal."""
 
     def on_event(self, event: Event) -> None:
-        """Show the start of a phase or the end of a step (steps count from 0)."""
+        """Show that a phase begins or a step ends (steps count from 0)."""
 
     def on_result(self, result: CaseResult) -> None:
         """Show a finished case."""
 
 
 def make_progress(num_cases: int, stream: TextIO | None = None) -> Progress:
-    """The display that suits a stream (default stdout)."""
+    """The display for a stream (stdout by default): bars for a terminal, lines for anything else."""
     stream = stream or sys.stdout
     return LiveProgress(num_cases, stream) if stream.isatty() else PlainProgress(num_cases, stream)
 
@@ -63,7 +63,7 @@ def describe_result(result: CaseResult) -> str:
 
 
 def describe_error(result: CaseResult) -> str:
-    """The first line of an error, shown as soon as the case is finished: the report may come much later."""
+    """The first line of a case's error, printed as soon as the case is finished, since the report may be much later."""
     first = (result.error or "").partition("\n")[0]
     return f": {one_line(first)[:_MAX_ERROR]}" if first else ""
 
@@ -86,7 +86,9 @@ class PlainProgress:
         self.stream.flush()
 
     def on_event(self, event: Event) -> None:
-        """Print a phase immediately, and a step only if the case's last line about a step is old enough."""
+        """Print a phase immediately, but a step only if 5 s have passed since the last line about a step of
+        this case.
+        """
         if event.event == "step":
             now = self.clock()
             # A fast case takes hundreds of steps per second.
@@ -106,7 +108,7 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """A bar for all cases, and a bar for the running case."""
+    """A bar for all cases, and a bar for each running case."""
 
     def __init__(self, num_cases: int, stream: TextIO) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -145,7 +147,7 @@ class LiveProgress:
             self.progress.update(self.current[name], completed=event.step + 1, total=event.steps)
 
     def on_result(self, result: CaseResult) -> None:
-        """Replace the case's bar by a permanent line."""
+        """Replace the bar of a finished case by a permanent line."""
         if result.case.name in self.current:
             self.progress.remove_task(self.current.pop(result.case.name))
         self.progress.advance(self.total)

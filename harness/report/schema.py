@@ -341,7 +341,7 @@ class ReportEntry:
 
 
 def plain(entry: Any) -> Any:
-    """A part of the form as plain JSON values. Unmeasured times are omitted."""
+    """A part of a report as plain JSON values, without times that were not measured."""
     if isinstance(entry, Case):
         return entry.stated()
     if isinstance(entry, CaseSeconds):

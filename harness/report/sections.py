@@ -1,4 +1,4 @@
-"""What the checks of the core found about a case: a title and blocks each, like the findings of other checks.
+"""The findings of bitproof's own checks about a case, as a title and blocks each, like the findings of users' checks.
 
 Each form of a report prints these blocks, and knows none of the checks by name. `report.json` has the same facts as
 fields of the case.
@@ -12,13 +12,13 @@ from bitproof.harness.records import BUCKETS, Block, CaseResult, Code, Role, Sen
 from bitproof.harness.report import text
 
 MAX_TENSORS = 100
-"""Maximum number of drifted tensors in a section."""
+"""The most drifted tensors in a section."""
 
 VALUES = ("what", "value")
 
 
 def sections(result: CaseResult) -> Iterator[tuple[str, tuple[Block, ...]]]:
-    """Each section's title and blocks."""
+    """Yield the title and the blocks of each section that the case has."""
     if result.closeness:
         yield (
             "Closeness",
@@ -49,7 +49,7 @@ def sections(result: CaseResult) -> Iterator[tuple[str, tuple[Block, ...]]]:
 
 
 def histogram(title: str, found: Mapping[str, Mapping[str, int]]) -> Table:
-    """Elements of each column by ULPs between the two sides."""
+    """A table that counts elements by their distance in ULPs, with a column for each entry of `found`."""
     counts = [(bucket, [column.get(bucket, 0) for column in found.values()]) for bucket in BUCKETS]
     rows = tuple((bucket, *(f"{count:,}" for count in row)) for bucket, row in counts if any(row))
     return Table(title, ("ULPs", *found), rows)

@@ -1,4 +1,4 @@
-"""A shrunk case: its changes, and the header of the file that reproduces it."""
+"""Describe a shrunk case: the settings that changed, and the text at the top of the file that reproduces it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bitproof.harness.report.text import blame, locate
 
 
 def tell_shrunk(changes: Iterable[tuple[str, object, object]], tries: int, seconds: float) -> list[str]:
-    """A shrunk case as lines: each changed setting, before and after, and the number of tries and seconds."""
+    """Each changed setting before and after, a line each, and the number of tries and seconds."""
     rows = [(name, str(was), str(now)) for name, was, now in changes]
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     lines = [f"  {name.ljust(widths[0])}  {was.rjust(widths[1])} -> {now}" for name, was, now in rows]
@@ -24,7 +24,8 @@ def tell_shrunk(changes: Iterable[tuple[str, object, object]], tries: int, secon
 
 
 def tell_head(case: Case, result: CaseResult, command: str) -> str:
-    """The docstring of a file that reproduces a shrunk case with torch alone."""
+    """The docstring of a file that reproduces a shrunk case with torch alone. `command` is the command that runs the
+    case."""
     from importlib.metadata import version
 
     return f"""Two training steps that should agree in every bit, and do not: {case.name}, shrunk.
@@ -39,7 +40,7 @@ The case itself: {command}"""
 
 
 def tell_own_head(case: Case, result: CaseResult, command: str, packages: str) -> str:
-    """The docstring of a file with a user's two systems. The file requires `packages`."""
+    """The docstring of a file that reproduces a case with a user's two systems. The file requires `packages`."""
     return f"""Two systems that should agree in every bit, and do not: {case.name}, shrunk.
 
 `reference` is {case.reference}, `candidate` {case.candidate}. {locate(result.first_divergence)} differs first.
@@ -103,7 +104,6 @@ if __name__ == "__main__":
 
 
 def _source(text: str, names: Mapping[str, str]) -> str:
-    """A system or a pass as a Python expression: a path below the written folder, a full path, or the text itself."""
     if text in names:
         return f"folder + {'/' + names[text]!r}"
     source, colon, name = text.rpartition(":")

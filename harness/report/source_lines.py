@@ -1,11 +1,11 @@
-"""Turn a source line of a recording into a path that a user can open from the working directory.
+"""Find the file of a source line in a recording, to print a path that a user can open from the working directory.
 
 A recording keeps the last three parts of a path: `exp/new/train.py:14`. This line is shown as
 
-new/train.py:14                          below the working directory
-/home/me/exp/new/train.py:14             elsewhere
-transformers/models/bert/bert.py:14      in an installed package: relative to site-packages or dist-packages
-exp/new/train.py:14                      nowhere here, as in a report from another machine
+    new/train.py:14                          below the working directory
+    /home/me/exp/new/train.py:14             elsewhere
+    transformers/models/bert/bert.py:14      in an installed package: relative to site-packages or dist-packages
+    exp/new/train.py:14                      nowhere here, as in a report from another machine
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_DEPTH = 4
 
 
 def shown_line(source: str | None) -> str:
-    """A call's source line in a form that a terminal or an editor can open; empty for a call without a line."""
+    """A call's source line in a form that a terminal or an editor can open; "" for a call without a line."""
     if not source or not (found := LINE.fullmatch(source)) or (file := file_of(found["path"])) is None:
         return source or ""
     here = Path.cwd()
@@ -55,7 +55,7 @@ def _file_below(path: str, here: str) -> Path | None:
 
 
 def _places(path: str, here: Path) -> Iterator[list[Path]]:
-    """Lists of paths at which a file may be, the nearest first. The paths of a list are equally near."""
+    """Yield lists of paths at which a file may be, the nearest first. The paths of a list are equally near."""
     yield from ([top / path] for top in (here, *here.parents))
     end = glob.escape(path)
     yield [Path(each) for depth in range(1, _MAX_DEPTH) for each in glob.iglob(f"{here}/{'*/' * depth}{end}")]

@@ -1,4 +1,4 @@
-"""The exit status of a run: the worst of its cases, in the order 2, 3, 1, 0."""
+"""Decide the exit status of a run: the worst of its cases, in the order 2, 3, 1, 0."""
 
 from __future__ import annotations
 
@@ -25,27 +25,22 @@ def case_status(result: CaseResult) -> int:
 
 
 def faults_status(score: Score) -> int:
-    """The exit status of a run's injected faults.
-
-    It is 3 if a planned fault was not judged. Otherwise it is 0 if every fault was caught and no equivalent rewrite was
-    flagged, or 1.
-    """
+    """The exit status of a run's injected faults: 0 if every fault was caught and no equivalent rewrite was flagged,
+    else 1. It is 3 if a planned fault was not judged."""
     if not score.is_known:
         return UNJUDGED
     return SUCCESS if score.is_clean else UNEXPECTED
 
 
 def exit_status(results: Iterable[CaseResult], *, is_shard: bool = False, faults: Score | None = None) -> int:
-    """The worst status of all cases, and of the injected faults if there are any.
-
-    Without any case it is 3 (not judged), except for a shard, which may have no cases.
-    """
+    """The worst status of all cases, and of the injected faults if there are any. Without any case it is 3 (not
+    judged), except for a shard, which may have no cases."""
     cases = [case_status(result) for result in results] or [SUCCESS if is_shard else UNJUDGED]
     return worst([*cases, *([] if faults is None else [faults_status(faults)])])
 
 
 def error_status(error: BitproofError) -> int:
-    """2 for a wrong call or case, 3 for any other error: the case was not judged."""
+    """The exit status for an error: 2 for a wrong call or case, 3 (not judged) for any other."""
     return WRONG_CALL if isinstance(error, UsageError) else UNJUDGED
 
 

@@ -1,4 +1,4 @@
-"""A case's first difference in full detail: the output of `bitproof localize`, and localize.json."""
+"""Describe a case's first difference in full detail: the output of `bitproof localize`, and localize.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bitproof.harness.report.text import (
 
 
 def tell_story(result: CaseResult) -> Iterator[str]:
-    """All facts about a case's first difference, as lines."""
+    """Yield all facts about a case's first difference, as lines."""
     divergence = result.first_divergence
     if divergence is None:
         nothing = (
@@ -71,7 +71,6 @@ def render(result: CaseResult) -> str:
 
 
 def _extent(found: TensorDifference) -> str:
-    """How much of a tensor differs, by how much, and the bits of the first differing element."""
     if found.elements is None:
         return ""
     ulp = "" if found.max_ulp is None else f", at most {found.max_ulp} ULP"

@@ -1,4 +1,4 @@
-"""The table at the end of a run, and a paragraph for each unexpected case."""
+"""Print the table at the end of a run, and a paragraph for each unexpected case."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NARROW = 120
 
 
 def print_report(report: Report, stream: TextIO | None = None) -> None:
-    """Print the verdict table and the causes of failures. A pipe gets wide lines instead of wrapped ones."""
+    """Print the verdict table and the causes of failures. Lines for a pipe are long and not wrapped."""
     from bitproof.harness.report.console import SafeConsole
 
     console = SafeConsole(stream)
@@ -55,14 +55,13 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
 
 
 def warm_up() -> None:
-    """Import the library that prints the table, in advance."""
+    """Import the library that prints the table before it is needed."""
     from rich import box, table, text  # noqa: F401
 
     from bitproof.harness.report import console  # noqa: F401
 
 
 def _table(report: Report, is_narrow: bool) -> object:
-    """A row per case. A narrow terminal gets only the columns that fit without breaking words."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -70,6 +69,7 @@ def _table(report: Report, is_narrow: bool) -> object:
     table = Table(box=box.SIMPLE)
     right = ("compared", "mismatched", "seconds")
     headers = ("case", "verdict", "expected", "ran on", *right, "first divergence")
+    # A narrow terminal gets only the columns that fit without breaking words.
     shown = [header for header in headers if not is_narrow or header in ("case", "verdict", "expected", "seconds")]
     for header in shown:
         kept_whole = is_narrow and header == "case"

@@ -1,4 +1,4 @@
-"""Small texts shared by all forms of the report."""
+"""Short texts that several forms of the report share."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ CASE_FILE = "--case"
 """The option that selects a case by its file. Without it, `-k` selects cases by name."""
 
 UNTOLD = "direction not known"
-"""The text for a direction that is not known, as in the graph of a user's system."""
+"""The text for an unknown direction of a call, as in the graph of a user's system."""
 
 
 def replay_command(report: Report, result: CaseResult) -> str:
-    """The command that repeats a case as in this run."""
+    """The command that repeats a case with the same options."""
     options = report.options if result.options is None else result.options
     # A single case file, or a script, already names the case; then -k is not needed.
     is_named_whole = options.count(CASE_FILE) == 1 or (script_of(result.case.candidate) and "--candidate" in options)
@@ -44,7 +44,10 @@ def replay_command(report: Report, result: CaseResult) -> str:
 
 
 def headlines(report: Report) -> list[str]:
-    """The headlines of checks, for example of a proved case that differs; every report prints them first."""
+    """The headlines of checks, for example about a proved case that differs.
+
+    Every form of the report begins with them.
+    """
     return [line for result in report.cases for line in headlines_of(result)]
 
 
@@ -68,10 +71,10 @@ def expectation(result: CaseResult) -> str:
 
 
 def outcome(result: CaseResult) -> str:
-    """A case's verdict, the kinds that differ at the first differing step, objections, and brief results of checks.
+    """The verdict, the kinds that differ at the first differing step, objections, and short results of checks.
 
-    Objections are: a difference beyond the bound, a side that drifted from its baseline or has none, and the objection
-    of a check.
+    Example: `DIFFERENT (grad), candidate DRIFTED`. Objections are: a difference beyond the bound, a system that drifted
+    from its baseline or has none, and the objection of a check.
     """
     differs = f" ({', '.join(result.differing_kinds)})" if result.differing_kinds else ""
     beyond = " beyond the bound" if result.is_beyond_bound else ""
@@ -94,7 +97,7 @@ def tally(report: Report) -> str:
 
 
 def closeness(result: CaseResult) -> str:
-    """The largest error, its bound and its record: `largest relative error 0.0031 (bound 0.01) at step 1, ...`."""
+    """The largest error, its bound and its tensor: `largest relative error 0.0031 (bound 0.01) at step 1, ...`."""
     found = result.closeness
     assert found is not None
     size = "infinite" if found.largest_error is None else f"{found.largest_error:.3g}"
@@ -107,10 +110,7 @@ _DEMAND = "--require-baseline fails such a case, and `bitproof accept --new` sto
 
 
 def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
-    """Lines about the comparison of both sides with their baselines: a line for both, then a side's details.
-
-    An EQUAL side has no details.
-    """
+    """Yield lines about both systems' baselines: a line for both, then the details of each system that is not EQUAL."""
     if not result.baseline:
         return
     sides = baseline_sides(result)
@@ -136,10 +136,8 @@ def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
 
 
 def baseline_sides(result: CaseResult) -> list[tuple[str, str, BaselineResult]]:
-    """For each side: its name, its system, and the result of the comparison with its baseline.
-
-    If both sides run the same system with the same result, they share an entry.
-    """
+    """The role, the system and the result of each comparison with a baseline. If both roles have the same system and
+    the same result, they share an entry, "both sides"."""
     case, found = result.case, list(result.baseline.items())
     if case.reference == case.candidate and len(found) == len(ROLES) and found[0][1] == found[1][1]:
         return [("both sides", case.reference, found[0][1])]
@@ -147,7 +145,8 @@ def baseline_sides(result: CaseResult) -> list[tuple[str, str, BaselineResult]]:
 
 
 def drift(entries: list[Drift], sides: tuple[str, str], num_tensors: int, max_tensors: int = 10) -> Iterator[str]:
-    """A line for each tensor that differs between two recordings."""
+    """Yield a line for each tensor that differs between two recordings. `sides` names them: ("in the baseline",
+    "here")."""
     for entry in entries[:max_tensors]:
         yield f"{entry.kind} {entry.name}: {_drift_of(entry, sides)}"
     if num_tensors > max_tensors:
@@ -182,11 +181,8 @@ def place(result: CaseResult) -> str:
 
 
 def locate(divergence: Divergence | None, case: Case | None = None) -> str:
-    """The first difference: `step 0, rank 3, grad layers.1.moe.router.gate.weight`.
-
-    If a system differs from itself, ` (graph against itself)` follows. Without `case`, the system's role is named
-    instead of the system.
-    """
+    """The first difference: `step 0, rank 3, grad layers.1.moe.router.gate.weight`. If a system differs from itself, `
+    (graph against itself)` follows. Without `case`, the system's role is in place of its name."""
     if divergence is None:
         return ""
     place = f"step {divergence.step}, rank {divergence.rank}, {divergence.kind} {divergence.name}"
@@ -203,11 +199,8 @@ def parted(divergence: Divergence, case: Case | None) -> str:
 
 
 def blame(divergence: Divergence | None) -> str:
-    """The blamed call: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`.
-
-    If the differing tensor equals another record of the reference bit for bit, a clause states that, even without a
-    blamed call.
-    """
+    """The blamed call: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`. If the differing tensor
+    equals another record of the reference bit for bit, a clause states that, even without a blamed call."""
     if divergence is None:
         return ""
     holds = divergence.holds and f"the tensor holds what the reference has as {divergence.holds}"
@@ -217,7 +210,7 @@ def blame(divergence: Divergence | None) -> str:
 
 
 def blame_of(call: BlamedCall | None) -> str:
-    """An operator call, its error and its source line; empty without a call."""
+    """An operator call, its error and its source line; "" without a call."""
     if call is None:
         return ""
     facts = [f"node {call.node}" if call.node else None, shown_line(call.source)]
@@ -227,20 +220,20 @@ def blame_of(call: BlamedCall | None) -> str:
 
 
 def blame_label(divergence: Divergence) -> str:
-    """The label of the blamed call in a report: "to blame", or "best candidate" if an exchange did not verify it."""
+    """The label of the blamed call: "to blame", or "best candidate" if an exchange of values did not verify it."""
     found = divergence.call and divergence.call.verification
     return "best candidate" if found and found.status == "not verified" else "to blame"
 
 
 def evidence(call: BlamedCall | None) -> list[tuple[str, str]]:
-    """Labelled lines about the blamed call: expected and found operator or setting, and the results of exchanges.
+    """Labelled lines about the blamed call: the setting or operator expected and found, and the results of exchanges.
 
     Empty if no exchange verified the call at least in part; `blame` states that. For example:
 
-    expected: eps=1e-05
-    found: eps=0.001
-    verified: with the reference's value here, all 34,240 tensors of the step are equal, and the reference with ...
-    another cause: native_layer_norm of layers.3 (forward) on rank 0 has the same inputs and ...: 12 tensors
+        expected: eps=1e-05
+        found: eps=0.001
+        verified: with the reference's value here, all 34,240 tensors of the step are equal, and the reference with ...
+        another cause: native_layer_norm of layers.3 (forward) on rank 0 has the same inputs and ...: 12 tensors
     """
     found = call.verification if call else None
     if call is None or found is None or found.status == "not verified":
@@ -292,7 +285,7 @@ def tell_ranks(ranks: Iterable[int]) -> str:
 
 
 def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], int]:
-    """Differing tensors as rows, and the number of tensors without a row, because of the `limit`.
+    """Differing tensors as rows, at most `limit`, and the number of the others.
 
     A row has kind, name, number of differing steps, first such step, and ranks. Kinds are in the order in which a step
     computes them; the tensors of a kind are in the order of their first difference.
@@ -306,7 +299,7 @@ def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], 
 
 
 def extent(difference: TensorDifference | ChainLink | None) -> str:
-    """How much of a tensor differs: `213 of 256 elements differ, by 16 ULPs at most`; empty if unknown."""
+    """How much of a tensor differs: `213 of 256 elements differ, by 16 ULPs at most`; "" if unknown."""
     if difference is None or difference.elements_differing is None or difference.elements is None:
         return ""
     max_ulp = difference.max_ulp
@@ -315,7 +308,7 @@ def extent(difference: TensorDifference | ChainLink | None) -> str:
 
 
 def value_of(bits: str, dtype: str) -> str:
-    """The number with these bits: `0x3f80` of bfloat16 is `1.0`; empty for dtypes without ULPs."""
+    """The number with these bits: `0x3f80` of bfloat16 is `1.0`; "" for dtypes without ULPs."""
     # bfloat16 is the upper half of a float32, so zeros complete it.
     formats = {"float16": (">e", ""), "bfloat16": (">f", "0000"), "float32": (">f", ""), "float64": (">d", "")}
     if dtype not in formats:
@@ -328,7 +321,7 @@ def value_of(bits: str, dtype: str) -> str:
 
 
 def sample_rows(difference: TensorDifference | None) -> list[tuple[str, ...]]:
-    """Differing elements as rows: index, both sides' bits and, if the dtype is known, both values."""
+    """Differing elements as rows: index, the bits in both systems and, if the dtype is known, both values."""
     if difference is None:
         return []
     dtype = (difference.reference_type or "").partition("[")[0]
@@ -396,7 +389,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Each leaf's path and value, e.g. `buckets[0].group`; a list of plain values is a single leaf."""
+    """Yield each leaf's path and value, e.g. `buckets[0].group`; a list of plain values is a single leaf."""
     if isinstance(value, dict) and (value or not path):
         for name, item in value.items():
             yield from leaves(item, f"{path}.{name}" if path else str(name))
@@ -410,5 +403,5 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def shorten(text: str, limit: int, source: str = "the rank logs have them") -> str:
-    """A long text's start and end, with a sentence in between about the omitted part and its location."""
+    """A long text's start and end, and between them the number of omitted characters and where they are (`source`)."""
     return bounded(text, limit, source)

@@ -1,6 +1,6 @@
-"""The run folder. It is created before anything runs; its files are written at the end, all or none.
+"""Create the run folder before anything runs, and write its files at the end, all or none.
 
-Writing comes last, so a failure to write does not suppress the printed result.
+Writing is last, so a failure to write does not suppress the printed result.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ FORMATS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "md": ("report.md", markdown.render),
     "sarif": ("report.sarif", sarif.render),
 }
-"""The forms that a run's folder has, by name: the name of the file, and the function that renders it."""
+"""The forms of a report that are files, by name: the name of the file, and the function that renders it."""
 SAID: dict[str, Callable[[Report], str]] = {"annotations": ci_lines.render, "comment": comment.render}
 """The forms that are only printed."""
 
 
 def check_format(format_name: str) -> None:
-    """Raise UsageError, with the known formats, for any other format."""
+    """Raise UsageError for an unknown format; the error lists the known ones."""
     if format_name not in (known := {**FORMATS, **SAID}):
         formats = " or ".join(sorted(known))
         raise UsageError("there is no such report format", expected=formats, found=repr(format_name))
@@ -65,11 +65,8 @@ def warm_up() -> None:
 
 
 def prepare_run_dir(report_dir: Path) -> Path:
-    """Create `<report_dir>/<run_id>/` and return it.
-
-    Raises UsageError if a report could not be written there. The run id is the UTC time and a random suffix, so that
-    runs in the same second have different folders.
-    """
+    """Create `<report_dir>/<run_id>/` and return it. Raises UsageError if a report could not be written there. The run
+    id is the UTC time and a random suffix, so that runs in the same second have different folders."""
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     run_dir = report_dir / run_id
     try:
@@ -92,7 +89,7 @@ def prepare_run_dir(report_dir: Path) -> Path:
 
 
 def discard_if_bare(run_dir: Path) -> None:
-    """Remove the run's folder if it only has empty logs."""
+    """Remove the run folder if it has nothing but empty logs."""
     with suppress(OSError):
         if not any(path.is_file() and path.stat().st_size for path in run_dir.rglob("*")):
             shutil.rmtree(run_dir)
@@ -104,7 +101,7 @@ def finish_run(
     """Write a report that was printed already, and print its path, or the reason why it could not be written.
 
     Returns the command's exit status: `status`, or a worse status if nothing was written. `shown` is the name of the
-    file whose path is printed.
+    file whose path is printed. `more` has further files by name.
     """
     try:
         write_run(report, run_dir, more)

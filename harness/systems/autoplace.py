@@ -1,4 +1,4 @@
-"""The placements of a case: trace its model with whole parameters, and solve for a plan.
+"""Find the placements of a case's parameters: trace its model with whole parameters, and solve a linear program.
 
 This module joins the reference, whose layers and parameters are placed, and the linear program, which knows neither.
 
@@ -39,7 +39,8 @@ from bitproof.reference.step import mean_loss
 class Traced:
     """A case's linear program, and the layers and parameters that it places (`scene`), with a single layer per kind.
 
-    `kinds` maps the number of each traced layer to the numbers of all layers of its kind in the model.
+    `kinds` maps the number of each traced layer to the numbers of all layers of its kind in the model: `{"0": ["0",
+    "1"]}`.
     """
 
     program: PlacementProblem
@@ -56,8 +57,8 @@ class Traced:
 
 
 def placed_case(case: Case) -> Case:
-    """The case with a plan: its own, or else a solved plan. A case without `autoplace` is returned unchanged. Raises
-    the errors of `place`."""
+    """The case with a plan: the plan that it has already, or a solved one. Unchanged without `autoplace`. Raises the
+    errors of `place`."""
     if case.autoplace is None or case.autoplace.plan is not None:
         return case
     return with_plan(case, place(case)[0])
@@ -66,8 +67,8 @@ def placed_case(case: Case) -> Case:
 def place(case: Case) -> tuple[Plan, Placed]:
     """Solve for a case's placements. The result depends only on the case, and on the versions of torch and scipy.
 
-    Raises PlacementError if no plan meets the bound, CaseError for a layer without any possible placement, MachineError
-    without scipy, and TraceError.
+    Raises PlacementError if no plan meets the memory bound, CaseError for a layer without any possible placement,
+    MachineError without scipy, and TraceError.
     """
     assert case.autoplace is not None, "only a case that asks for placements gets some"
     began = time.perf_counter()
@@ -114,8 +115,11 @@ def plan_hash(plan: Plan) -> str:
 
 
 def by_hand(traced: Traced) -> dict[str, Taken]:
-    """Cost and bytes of two plans written by hand, regardless of the bound: FSDP alone, and FSDP with every layer split
-    over tensor ranks that can be."""
+    """Cost and bytes of two plans written by hand, regardless of the memory bound.
+
+    `fsdp` shards all parameters over data ranks; `fsdp and tp` also splits every layer over tensor ranks that can be
+    split.
+    """
     program, scene = traced.program, traced.scene
     found = {}
     for name, kinds in (("fsdp", (WHOLE, SPLIT)), ("fsdp and tp", (SPLIT, WHOLE))):
@@ -170,8 +174,8 @@ def trace_placements(case: Case) -> Traced:
 
 
 def _keep_one_of_a_kind(model: nn.Module) -> dict[str, list[str]]:
-    """Reduce the model to the first layer of each kind. Layers are of the same kind if their parameters have the same
-    names and shapes. Returns the numbers of each kind's layers, by the number of the kept layer."""
+    """Keep only the first layer of each kind. Returns the numbers of each kind's layers, by the kept layer's number.
+    Layers are of the same kind if their parameters have the same names and shapes."""
     kinds: dict[tuple[tuple[str, torch.Size], ...], list[str]] = {}
     blocks = dict(model.get_submodule("layers").named_children())
     for index, block in blocks.items():

@@ -1,4 +1,4 @@
-"""Names of a model's tensors without the names of wrappers. No two tensors get the same name.
+"""Name a model's parameters and buffers as if no wrapper were around its modules. No two tensors get the same name.
 
 torch.compile, FSDP1 and checkpoint wrappers store the wrapped module as a child with a known name. That name is left
 out if no name within the wrapped module collides with a name beside it in the wrapper. So `_orig_mod.weight` is
@@ -34,11 +34,8 @@ def bare_tensors(model: nn.Module, kind: Literal["parameters", "buffers"]) -> It
 
 
 def _names_of(module: nn.Module, left_out: dict[int, set[str]]) -> set[str]:
-    """The names of a module's tensors and children. The name of a wrapped child is replaced by the names in that child
-    if none of them collides.
-
-    `left_out` gets, by id of each module, the names of the children that were replaced.
-    """
+    """The names of a module's tensors and children. A wrapped child is replaced by its own names if none collides.
+    `left_out` gets, by id of each module, the names of the children that were replaced."""
     left_out[id(module)] = set()
     tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     children = dict(module.named_children())

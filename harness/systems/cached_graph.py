@@ -1,4 +1,4 @@
-"""Keeps a prepared graph from one run for the next, in the graph cache of its case.
+"""Keep a traced graph on disk from one run for the next, in the graph cache of its case.
 
 Needs:    a graph cache, whose key covers everything that decides the graph.
 Promises: a program with exactly the traced code: its hash is compared with the kept hash. Its hazards are kept with it,
@@ -87,6 +87,7 @@ def program_of(kept: Json, began: float, allowed: Container[str] | None = None) 
         code_hash=kept["code_hash"],
         groups=groups,
         trace_seconds=time.perf_counter() - began,
+        # No pass runs for a kept graph, so none takes time.
         passes=[PassReport(**entry | {"seconds": 0.0}) for entry in kept["passes"]],
         is_kept=True,
     )

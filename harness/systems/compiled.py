@@ -56,8 +56,10 @@ _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def differentiate(module: GraphModule, context: PassContext) -> GraphModule:
-    """Return the graph unchanged: ahead-of-time autograd has run already. This pass only gives the stage a name, to end
-    the pass list after it or to anchor a user's pass at it."""
+    """Return the graph unchanged: ahead-of-time autograd has run already.
+
+    The pass only names this stage, so that `pipeline.until` can end the list here, or a user's pass can follow it.
+    """
     return module
 
 
@@ -82,7 +84,7 @@ class KernelGraph(NamedTuple):
 
 
 class Capture:
-    """Compiles a rank's models while steps run.
+    """Compiles a rank's models with torch.compile while steps run, and stores facts about each captured graph.
 
     `run` makes a function from a graph of operators, and `call` calls a graph that Inductor compiled. A log may replace
     both, to observe calls.
@@ -114,7 +116,10 @@ class Capture:
             compile_calls(model, bitproof)
 
     def _backend(self, module: GraphModule, inputs: Sequence[Any]) -> Run:
-        """The function to run for a piece of code that Dynamo captured. torch.compile calls this as its backend."""
+        """Make the function to run for a piece of code that Dynamo captured.
+
+        torch.compile calls this as its backend.
+        """
         self._write("captured", module.print_readable(print_output=False))
         if not self.passes:
             self.codes.append(module.code)
@@ -127,7 +132,7 @@ class Capture:
 
     @contextmanager
     def run_by(self, runner: Callable[[GraphModule], Run], call: Call) -> Iterator[None]:
-        """Context in which `runner` and `call` replace `self.run` and `self.call`."""
+        """Use `runner` and `call` in place of `self.run` and `self.call` within the block."""
         own, self.run, self.call = (self.run, self.call), runner, call
         try:
             yield
@@ -136,7 +141,7 @@ class Capture:
 
     @property
     def code_hash(self) -> str:
-        """The hash of all graphs' code, in the order in which they were captured."""
+        """The sha256 of all graphs' code, in the order in which they were captured."""
         return hashlib.sha256("\0".join(self.codes).encode()).hexdigest()
 
     @property
@@ -179,7 +184,6 @@ class Capture:
         return boxed(lambda inputs: self.call(graph, run, inputs))
 
     def _add(self, report: PassReport) -> None:
-        """Add the report of a stage on one more graph to the stage's totals over all graphs."""
         before = self.reports.get(report.name)
         if before is None:
             self.reports[report.name] = report
@@ -199,7 +203,6 @@ class Capture:
         )
 
     def _origin(self, node: Node, direction: str) -> Origin:
-        """A node's module, direction and line, from torch's metadata; a call without metadata has no module."""
         # Backward nodes have the modules of the forward calls from which autograd made them.
         stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
         module = _module_named(str([*stack.values()][-1][0]), self._names) if stack else ""
@@ -216,8 +219,10 @@ class Capture:
 
 
 def _module_named(path: str, names: set[str]) -> str | None:
-    """The module's name for a path of Dynamo, such as L['fn'].__self__.blocks.0: the longest suffix of the path that is
-    among `names`; "" for the model itself."""
+    """The module's name for a path of Dynamo: `blocks.0` for `L['fn'].__self__.blocks.0`, and "" for the model itself.
+
+    It is the longest suffix of the path among `names`; None if there is none.
+    """
     parts = path.split(".")[1:]
     if parts in ([], ["__self__"]):
         return ""
@@ -225,7 +230,6 @@ def _module_named(path: str, names: set[str]) -> str | None:
 
 
 def _described(module: GraphModule, label: str, direction: str) -> KernelGraph:
-    """The description of a graph that is compiled to kernels."""
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     paths = [(origin_of(node).module or "").split(".") for node in calls]
     shared = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
@@ -237,10 +241,9 @@ def _described(module: GraphModule, label: str, direction: str) -> KernelGraph:
 
 
 def compile_models(made: Any, case: Case, options: GraphOptions, work: Path) -> Capture:
-    """Have torch.compile compile the models of a system, `made`, whenever they are called. `work` is a folder for
-    generated code.
+    """Have torch.compile compile the models of the system `made` whenever they are called.
 
-    Raises UsageError if the system has no model.
+    `work` is a folder for generated code. Raises UsageError if the system has no model.
     """
     models = getattr(made, "models", None) or [getattr(made, "model", None)]
     if not all(isinstance(model, nn.Module) for model in models):

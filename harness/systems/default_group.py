@@ -1,4 +1,4 @@
-"""Lends torch's default process group to user code, which can then make and destroy it as if it ran alone.
+"""Lend torch's default process group to user code, which can then make and destroy it as if it ran alone.
 
 The group exists before the factory is called, and bitproof needs it until the last value is compared. So:
 
@@ -35,7 +35,7 @@ _IMMATERIAL = ("init_method", "store", "timeout", "group_name")
 
 
 class _Loan:
-    """The loan of a rank's default group to user code on this device.
+    """The default group while user code may use it.
 
     `is_taken`: user code has called `init_process_group`. `aside` has the groups that are hidden, or None.
     """
@@ -50,14 +50,16 @@ _loans: list[_Loan] = []
 
 
 def install() -> None:
-    """Replace torch's two functions, wherever torch refers to them. A second call changes nothing."""
+    """Replace `init_process_group` and `destroy_process_group` wherever torch refers to them. A second call changes
+    nothing.
+    """
     replace_function(_init, _init_process_group)
     replace_function(_destroy, _destroy_process_group)
 
 
 @contextmanager
 def lent(device: torch.device) -> Iterator[None]:
-    """Lend this rank's default group to the user code in this context."""
+    """Lend this rank's default group to the user code within the block."""
     install()
     loan = _Loan(device)
     _loans.append(loan)
@@ -83,7 +85,7 @@ def put_aside() -> None:
 
 @contextmanager
 def as_lent() -> Iterator[None]:
-    """Context for bitproof's code within user code: the lent groups exist, even if user code has destroyed them."""
+    """Bring the lent groups back within the block, for bitproof's code, even if user code has destroyed them."""
     loan = _loans[-1] if _loans else None
     if loan is None or loan.aside is None:
         yield
@@ -121,10 +123,6 @@ def _destroy_process_group(group: Any = None) -> None:
 
 
 def _refuse_another(device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise UsageError if a call of `init_process_group` asks for another group than the existing group.
-
-    `args` and `kwargs` are the arguments of the call.
-    """
     signature = inspect.signature(_init)
     asked = signature.bind(*args, **kwargs).arguments
     # An explicit default asks for nothing.
@@ -155,12 +153,11 @@ def _refuse_another(device: torch.device, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _is_device(given: Any, device: torch.device) -> bool:
-    """Whether a device, or its index alone, is `device`."""
     asked = torch.device(device.type, given) if isinstance(given, int) else torch.device(given)
     return asked.type == device.type and asked.index in (None, device.index)
 
 
 def _backend_for(device: str, name: Any) -> str | None:
-    """The backend that a name such as `gloo` or `cpu:gloo,cuda:nccl` gives for a type of device."""
+    """The backend for a type of device in a name such as `gloo` or `cpu:gloo,cuda:nccl`."""
     parts = [part.split(":", 1) if ":" in part else [device, part] for part in str(name).lower().split(",")]
     return {of: backend for of, backend in parts}.get(device)

@@ -1,4 +1,4 @@
-"""Refuses a script whose run depends on a file that an earlier run of the same comparison wrote.
+"""Refuse a script whose run depends on a file that an earlier run of the same comparison wrote.
 
     reference    tokens.pt does not exist: tokenizes, and writes it
     candidate    torch.load("tokens.pt")                               refused
@@ -79,7 +79,7 @@ _FILES = {"open", "sqlite3.connect", "os.mkdir", "os.rename", "os.link", "os.sym
 _Identity = tuple[int, int]
 
 _RUNNING: list[RunFiles] = []
-"""The guards of the runs that go on in this process."""
+"""The guards of the runs that are in progress in this process."""
 
 
 @functools.cache
@@ -101,8 +101,10 @@ class _Began(NamedTuple):
     this: int
 
     def is_between(self, found: os.stat_result) -> bool:
-        """Whether a file changed between the two times, by its mtime or its ctime. `touch` and `cp -p` can set an mtime
-        to any time, but nothing can set a ctime."""
+        """Whether a file changed between the two times, by its mtime or its ctime.
+
+        `touch` and `cp -p` can set an mtime to any time, but nothing can set a ctime.
+        """
         return any(self.first <= when < self.this for when in (found.st_ctime_ns, found.st_mtime_ns))
 
 
@@ -119,6 +121,7 @@ class RunFiles:
         self._notes = work.parent / f"{case}.written"
         self.out = self._own_folder(work)
         checkouts, caches = work.parent / "revisions", [os.environ[name] for name in _CACHES if name in os.environ]
+        # With a separator at the end, as the name of one folder may begin another's.
         self._checkouts = f"{os.path.realpath(checkouts)}{os.sep}"
         self._ours = tuple(f"{os.path.realpath(each)}{os.sep}" for each in map(str, (work.parent, *ours, *caches)))
         self._noted = set(self._notes.read_text().splitlines()) if self._notes.exists() else set()
@@ -137,7 +140,7 @@ class RunFiles:
         _listen()
 
     def _own_folder(self, work: Path) -> Path:
-        """Make the run's own folders, for temporary files and for output. Returns the latter's path.
+        """Make the run's own folders, for temporary files and for output; returns the latter's path.
 
         Both get a short path, a link, because the path of a socket in them may have only about 100 characters.
         """
@@ -159,13 +162,15 @@ class RunFiles:
         _RUNNING.remove(self)
         for each in self._asking:
             each.stop()
+        # bitproof's own error names its cause. The script's may be due to an earlier run's file.
         if not isinstance(error, BitproofError):
             with refusing():
                 self._check(error)
 
     def _check(self, error: BaseException | None) -> None:
-        """Raise UsageError if the run depended on an earlier run's file in a way that only shows at its end: something
-        other than Python read the file, or the script asked about the file and did not write it."""
+        """Raise UsageError if something other than Python read an earlier run's file, or the script asked about one and
+        did not write it.
+        """
         for path in self._reads.found():
             raise _refusal(
                 f"{self._script}, or a program that it ran, reads {path}, which an earlier run of this comparison wrote"
@@ -190,8 +195,9 @@ class RunFiles:
         return path not in self._before or _content(path, found) != self._before[path]
 
     def _is_ours(self, path: str) -> bool:
-        """Whether a file is bitproof's own. The checkout of a script's revision counts as the user's, although it is
-        below bitproof's folder."""
+        """Whether a file is bitproof's own. The checkout of a script's revision is the user's, although it is in
+        bitproof's folder.
+        """
         return path.startswith(self._ours) and not path.startswith(self._checkouts)
 
     def heard(self, event: str, args: tuple[Any, ...]) -> None:
@@ -234,7 +240,6 @@ class RunFiles:
             self._appended.add((found.st_dev, found.st_ino))
 
     def _note(self, path: str) -> None:
-        """Note a file or a folder that this run makes, so that later runs watch it."""
         path = os.path.realpath(path)
         if path not in self._noted and not self._is_ours(path) and "\n" not in path:
             self._noted.add(path)
@@ -253,8 +258,9 @@ class RunFiles:
 
     @contextlib.contextmanager
     def _unasked(self) -> Iterator[bool]:
-        """Context that yields whether the script itself acts now, and not bitproof. Files that bitproof opens or asks
-        about in this context do not count."""
+        """Yield whether the script itself acts now, and not bitproof. Files that bitproof opens within the block do not
+        count.
+        """
         is_theirs = self in _RUNNING and not getattr(self._within, "us", False)
         if is_theirs:
             self._within.us = True
@@ -269,8 +275,6 @@ class RunFiles:
             self._asked[os.path.abspath(path)] = None
 
     def _telling(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        """A wrapper for a function of `os` that notes when the script asks about an earlier run's file."""
-
         @functools.wraps(own)
         def ask(path: Any, *args: Any, **kwargs: Any) -> Any:
             result = own(path, *args, **kwargs)
@@ -335,9 +339,9 @@ class _Reads:
 
 
 def _events(data: bytes) -> Iterator[tuple[int, int]]:
-    """The watch and the mask of each event that inotify reports."""
     at = 0
     while at < len(data):
+        # struct inotify_event: watch, mask, cookie, length of the name that follows.
         watch, mask, _, length = struct.unpack_from("iIII", data, at)
         at += 16 + length
         yield watch, mask
@@ -372,7 +376,7 @@ def _stat(path: str) -> os.stat_result | None:
 
 
 def _append(file: Path, line: str) -> None:
-    """Append a line to a file to which other ranks may append at the same time."""
+    """Append a line to a file. Other ranks may do so at the same time."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(descriptor, line.encode(errors="surrogateescape"))
     os.close(descriptor)

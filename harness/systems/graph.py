@@ -1,6 +1,6 @@
 """The systems that run a graph: the reference's own trainer, with gradients from the rewritten step.
 
-    graph       the step as our own tracer records it, with a symbolic dim for chunks
+    graph       the step as bitproof's own tracer records it, with a symbolic dim for chunks
     joint       the step as ahead-of-time autograd exports it, partitioned into forward and backward
     autoplace   as graph, for a model with solved placements
 
@@ -74,14 +74,16 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class GraphProgram:
-    """A step ready to run on any rank. `code_hash` identifies the graph's code; it is equal on all ranks.
+    """A training step as a graph that any rank can run. `code_hash` identifies its code, and is equal on all ranks.
 
-    `run` takes the graph's inputs: it is the graph itself, or compiled code of a backend. `groups` has, by name, the
-    groups that all ranks must make, in this order, before they run the graph. `passes` are the reports of passes.
-    `is_kept`: an earlier run traced the graph (harness/systems/cached_graph.py). For a case with micro-batches, the
-    graph is that of a single micro-batch, and `parts` is the graph cut into stages. `layout` describes the state for
-    which the step was traced, if known. `artifact` describes the file of the precompiled step, if the program was read
-    from one.
+    - `run` takes the graph's inputs: it is the graph itself, or compiled code of a backend.
+    - `groups` has, by name, the groups that all ranks must make, in this order, before they run the graph.
+    - `passes` are the reports of passes.
+    - `parts`: for a case with micro-batches, the graph is that of a single micro-batch, and `parts` is it cut into
+      stages.
+    - `is_kept`: an earlier run traced the graph (harness/systems/cached_graph.py).
+    - `layout` describes the state for which the step was traced, if known.
+    - `artifact` describes the file of the precompiled step, if the program was read from a file.
     """
 
     module: GraphModule
@@ -106,11 +108,8 @@ class GraphProgram:
         )
 
     def hazards(self, case: Case) -> list[str]:
-        """Pairs of calls that use the same memory without an order, and possible deadlocks between the case's ranks, as
-        lines of text.
-
-        They are computed once. Ranks that are forked afterwards inherit the result.
-        """
+        """Pairs of calls that use the same memory without an order, and possible deadlocks of ranks, as lines of text.
+        They are computed once. Ranks that are forked afterwards inherit the result."""
         if "_hazards" not in self.__dict__:
             _, groups = graph_of_program(case, self)
             self.__dict__["_hazards"] = hazard_lines(self.module, groups.partitions())
@@ -118,7 +117,7 @@ class GraphProgram:
         return found
 
     def remember_hazards(self, found: list[str]) -> None:
-        """Set the result of `hazards`, as the earlier run that made this graph computed it."""
+        """Set the result of `hazards`, which an earlier run that made this graph has computed."""
         self.__dict__["_hazards"] = found
 
     @property
@@ -144,11 +143,11 @@ def prepare(
     enter: Callable[[str], None] = lambda place: None,
     system: str = GRAPH,
 ) -> GraphProgram:
-    """Trace the case's step for tensors on `device` and run the pipeline, with the options' passes in it.
+    """Trace the case's step for tensors on `device`, and run the passes, with the options' extra passes among them.
 
     `enter` is called with the name of each stage when it begins, such as "in pass chunk", so that an error about a hang
-    can name the stage.
-    Raises TraceError, ChunkError and PassError, and UsageError for an extra pass with an unknown anchor.
+    can name the stage. Raises TraceError, ChunkError and PassError, and UsageError for an extra pass with an unknown
+    anchor.
     """
     return finish(trace(case, device, enter, system), case, device, options, enter)
 
@@ -219,10 +218,8 @@ def finish(
     options: GraphOptions | None = None,
     enter: Callable[[str], None] = lambda place: None,
 ) -> GraphProgram:
-    """Run the pipeline over a step, with the options' passes in it. Passes modify the traced graph, so use it once.
-
-    Raises the errors of `prepare`.
-    """
+    """Run the passes over a step, with the options' extra passes among them. They modify the traced graph: use it once.
+    Raises the errors of `prepare`."""
     options = options or GraphOptions()
     extra_passes = []
     for text in options.extra_passes:
@@ -276,7 +273,6 @@ def finish(
 
 
 def _observed(module: GraphModule, patterns: tuple[str, ...], chunking: Chunking | None) -> PassReport:
-    """Add the marked activations to the finished graph's outputs. Returns the report of this stage."""
     start, num_nodes = time.perf_counter(), len(module.graph.nodes)
     num_shown = show_activations(module, chunking)
     return PassReport(
@@ -290,7 +286,7 @@ def _observed(module: GraphModule, patterns: tuple[str, ...], chunking: Chunking
 
 
 def mutate_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProgram:
-    """A program like `program` with a fault in its finished graph. Raises UsageError: see `strike`."""
+    """A copy of `program` with a deliberate fault in its finished graph. Raises UsageError: see `strike`."""
     start, num_nodes = time.perf_counter(), len(program.module.graph.nodes)
     from bitproof.harness.disturb.mutate import mutate
 
@@ -314,7 +310,6 @@ def code_hash(module: GraphModule) -> str:
 
 
 def _compiled(module: GraphModule, case: Case, groups: GroupTable) -> tuple[Callable[..., Any], PassReport]:
-    """The finished graph, compiled by the case's backend, and the report of this stage."""
     assert case.pipeline.backend in ("inductor", "regional_inductor")
     num_nodes, sizes = len(module.graph.nodes), {name: len(g.partition[0]) for name, g in groups.groups.items()}
     start = time.perf_counter()
@@ -327,7 +322,7 @@ def _compiled(module: GraphModule, case: Case, groups: GroupTable) -> tuple[Call
 def make_graph_system(
     case: Case, mesh: Mesh, device: torch.device, program: GraphProgram, wrap: WrapGradients
 ) -> Trainer:
-    """A trainer whose gradients come from `program`. `wrap` may tamper with them.
+    """A trainer whose gradients come from `program`. `wrap` may change them, for a deliberate fault.
 
     All ranks call this together, as it makes the groups that the program needs.
     """
@@ -366,7 +361,6 @@ def make_graph_system(
 
 
 def _check_layout(program: GraphProgram, own: Mapping[str, Tensor]) -> None:
-    """Raise ArtifactError if a precompiled step was made for state with another layout than this rank's."""
     for layout in program.layout if program.artifact else ():
         found = Layout.of(layout.name, own[layout.name]) if layout.name in own else None
         if found != layout:
@@ -379,7 +373,7 @@ def _check_layout(program: GraphProgram, own: Mapping[str, Tensor]) -> None:
 
 
 def graph_of_program(case: Case, program: GraphProgram) -> tuple[StepGraph, GroupTable]:
-    """A program's finished graph, and all groups that it may name: the mesh's groups, and those made for the graph."""
+    """A program's finished graph, and all groups that it may name: the mesh's groups, and those that passes made."""
     graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
     return graph, GroupTable({**group_table(Mesh(0, case.parallelism)).groups, **program.groups})
 

@@ -1,4 +1,4 @@
-"""The key under which a graph is kept: everything that decides the result of tracing and passes for a case.
+"""The key under which a graph is cached: everything that decides the result of tracing and passes for a case.
 
 Tracing receives only `traced_part` of a case, so fields outside the key cannot matter. Besides that part, the key has
 the process's own code (harness/runtime/sources.py), its versions, flags and switches, and the environment variables
@@ -43,8 +43,7 @@ class GraphCache:
     installation: Installation
 
     def read(self, kind: str) -> Any:
-        """A value from an earlier run. None if there is none, or if the code that this process would load for it has
-        changed since."""
+        """A value from an earlier run; None if there is none, or if the code that made it has changed since."""
         kept = read_cached(self.folder, kind, self.key)
         try:
             later = None if kept is None else Later.of(kept["later"])
@@ -54,7 +53,7 @@ class GraphCache:
             return None
 
     def keep(self, kind: str, value: Any) -> bool:
-        """Keep a value for later runs, unless its source files were edited meanwhile. Returns whether it was kept."""
+        """Keep a value for later runs, unless its source files were edited meanwhile; returns whether it was kept."""
         later = self.installation.later()
         if later is None:
             logger.info("%s is not kept: files that it was made by changed meanwhile", kind)
@@ -62,11 +61,11 @@ class GraphCache:
         return keep(self.folder, kind, self.key, {"later": asdict(later), "value": value})
 
     def of_rank(self, rank: int, device: torch.device) -> GraphCache:
-        """The cache of a rank that traces on its own device. On a GPU, the key also has the rank, the GPU, its
-        libraries and switches.
+        """The cache of a rank that traces on its own GPU, whose key also has the rank, the GPU, its libraries and
+        switches.
 
-        The host that made the key may not touch a GPU. Each rank keeps a graph of its own: if all ranks read the graph
-        of one rank, a rank with a different trace would go unnoticed.
+        On a CPU it is this cache. The host that made the key may not touch a GPU. Each rank keeps a graph of its own:
+        if all ranks read the graph of one rank, a rank with a different trace would go unnoticed.
         """
         if device.type == "cpu":
             return self
@@ -75,11 +74,13 @@ class GraphCache:
         return replace(self, key=json.dumps({"of": self.key, **own}, sort_keys=True))
 
     def has_no_mixing(self) -> bool:
-        """Whether an earlier run checked the modules that eager runs in chunks, and found that none mixes rows."""
+        """Whether an earlier run found that no chunked module mixes rows (computes a row from several rows of its
+        input).
+        """
         return self.read(NO_MIXING) is True
 
     def keep_no_mixing(self) -> None:
-        """Keep the result that no module mixes rows, for later runs."""
+        """Keep the finding that no chunked module mixes rows, for later runs."""
         self.keep(NO_MIXING, True)
 
 
@@ -112,8 +113,10 @@ def traced_part(case: Case) -> Case:
 
 
 def step_part(case: Case) -> Case:
-    """`traced_part` of a case, with default values also in the fields that only affect passes. The dim of chunking is
-    kept, as tracing reads it."""
+    """The case with default values in all fields that do not affect tracing, including those that only affect passes.
+
+    The dim of chunking is kept, as tracing reads it.
+    """
     chunking = case.chunking and Chunking(dim=case.chunking.dim, modules="*")
     return replace(traced_part(case), chunking=chunking, memory=Memory(), pipeline=Pipeline())
 

@@ -1,4 +1,4 @@
-"""Optimizer state outside parameters and `state`: settings of groups, and attributes.
+"""Record optimizer state outside parameters and `state`: settings of groups, and attributes.
 
 torch's optimizers keep all of their state in `state`. Other optimizers keep some elsewhere: Prodigy's step size is a
 setting of its groups, a momentum may be an attribute, and schedulers write the learning rate. All of that is read when
@@ -32,7 +32,7 @@ _NO_PLACES = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionT
 
 
 class KeptBeside:
-    """The settings and attributes of an optimizer, or of an object that holds optimizers, when a step begins."""
+    """The settings and attributes that an optimizer, or an object that holds optimizers, has when a step begins."""
 
     def __init__(self, holder: Any, optimizers: Sequence[Optimizer], models: Iterable[Any] = ()) -> None:
         self._holder = holder
@@ -46,6 +46,7 @@ class KeptBeside:
         """The settings that have changed since the step began, by group and name."""
         found: dict[int, dict[str, Tensor]] = {}
         for (group, name), value in _settings(self._holder):
+            # A group that was added during the step has no earlier settings.
             if group < self._groups and _content(value) != self._settings.get((group, name)):
                 found.setdefault(group, {})[f"{name}{CHANGED}"] = _number_of(value)
         return found
@@ -57,8 +58,10 @@ class KeptBeside:
                 yield f"{name}{CHANGED}", tensor_of(value)
 
     def _held(self) -> Iterator[tuple[str, Any]]:
-        """Yield path and value of each tensor and number in the holder's attributes that shares no memory with a
-        parameter, a buffer, a gradient or a state."""
+        """Yield path and value of each tensor and number in the holder's attributes that is not recorded anyway.
+
+        A tensor that shares memory with a parameter, a buffer, a gradient or a state is recorded anyway.
+        """
         names = _names_of(self._optimizers)
         known = {id(place) for each in self._optimizers for place in (each, each.state, each.param_groups)}
         tensors = [*_tensors_of(self._optimizers, self._models)]
@@ -69,8 +72,9 @@ class KeptBeside:
 
 
 def _settings(holder: Any) -> Iterator[tuple[tuple[int, str], Any]]:
-    """Yield key and value of each number, tensor, or sequence of these in an optimizer's groups. The key is the group's
-    index, and the path in the group."""
+    """Yield the group's index with a path, and the value, of each number, tensor, or sequence of these in the
+    groups.
+    """
     for number, group in enumerate(getattr(holder, "param_groups", ())):
         settings = {name: value for name, value in group.items() if name != "params"}
         for path, value in _leaves_in(settings, "", {}, set(), depth=0):
@@ -129,7 +133,6 @@ def _names_of(optimizers: Iterable[Optimizer]) -> dict[int, str]:
 
 
 def _tensors_of(optimizers: Iterable[Optimizer], models: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield all tensors that are recorded anyway: parameters, buffers, gradients and states."""
     from torch import Tensor
 
     parameters = [p for each in optimizers for group in each.param_groups for p in group["params"]]
@@ -147,7 +150,6 @@ def _tensors_of(optimizers: Iterable[Optimizer], models: Iterable[Any]) -> Itera
 
 
 def _memory(value: Any) -> int | None:
-    """The address of a tensor's storage; None if it has none, or for a number."""
     from torch import Tensor
 
     if not isinstance(value, Tensor):
@@ -159,7 +161,7 @@ def _memory(value: Any) -> int | None:
 
 
 def _content(value: Any) -> Any:
-    """A key that is equal for two values exactly if every bit agrees."""
+    """A key that is equal for two values only if every bit agrees."""
     from torch import Tensor
 
     from bitproof.harness.capture.digest import digest
@@ -182,8 +184,9 @@ def _number_of(value: Any) -> Tensor:
 
 
 def tensor_of(value: Any) -> Tensor:
-    """A tensor of a value. A tensor is returned unchanged, an array keeps its dtype, and a number becomes float64 or
-    complex128."""
+    """A value as a tensor: a tensor is returned unchanged, an array keeps its dtype, a number becomes float64 or
+    complex128.
+    """
     import numpy
     import torch
 
@@ -195,8 +198,10 @@ def tensor_of(value: Any) -> Tensor:
 
 
 def joined_values(values: Iterable[Any]) -> Tensor | None:
-    """One tensor of all elements of a list's tensors and numbers, in order. None if the list has other objects, or
-    several dtypes."""
+    """One tensor of all elements of a list's tensors and numbers, in order.
+
+    None if the list has other objects, or several dtypes.
+    """
     import torch
 
     held = [value for value in values if value is not None]

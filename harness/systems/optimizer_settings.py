@@ -1,4 +1,4 @@
-"""Records the settings of a trainer's optimizers: in each step, when an optimizer is about to read gradients."""
+"""Record the settings of a trainer's optimizers in each step, when an optimizer is about to read gradients."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ _MAX_TEXT = 80
 
 
 class SettingsLog:
-    """The settings of each group of each optimizer. A group's first entry has all of them, later entries only those
-    that changed.
+    """The settings of each group of each optimizer. Later entries of a group have only the settings that changed.
 
     For example, group 1 of the first optimizer has the entry {"step": 0, "group": "0.1", "optimizer": "AdamW",
-    "parameters": ["ln1.weight"], "settings": {"lr": "0.001", "weight_decay": "0.0"}}, and later the entry
-    {"step": 3, "group": "0.1", "settings": {"lr": "0.0009"}}.
+    "parameters": ["ln1.weight"], "settings": {"lr": "0.001", "weight_decay": "0.0"}}, and later the entry {"step": 3,
+    "group": "0.1", "settings": {"lr": "0.0009"}}.
     """
 
     def __init__(self) -> None:
@@ -28,8 +27,10 @@ class SettingsLog:
         self._names_left = _MAX_NAMES
 
     def note(self, step: int, number: int, optimizer: Optimizer, names: Mapping[int, str]) -> None:
-        """Record the settings of an optimizer. `number` is its index among the step's optimizers; `names` maps ids of
-        parameters to their names."""
+        """Record the settings of an optimizer.
+
+        `number` is its index among the step's optimizers; `names` maps ids of parameters to their names.
+        """
         for index, settings in enumerate(optimizer.param_groups):
             group = f"{number}.{index}"
             found = {key: text for key, value in settings.items() if key != "params" and (text := _text_of(value))}

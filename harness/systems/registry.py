@@ -1,4 +1,4 @@
-"""Looks up systems by name: built-in, an entry point, or a factory in a module or a file. Loads no torch.
+"""Find systems by name: built-in, an entry point, a factory in a module or a file, or a script. Loads no torch.
 
     eager, eager_chunked, graph, joint      built in
     compiled                        built in: the case's reference, its models compiled (harness/systems/compiled.py)
@@ -11,15 +11,13 @@ Every rank calls `factory(case, mesh)`, or `factory()` if it has no parameters, 
 
     torch.distributed runs over all ranks (gloo on CPUs, NCCL if each rank has a GPU), `mesh.rank` is this rank and
     `mesh.device` its device, already the current device; the groups of `reference.parallel.mesh` have their names
-
     the seeds of random, numpy and torch are `case.seed` on every rank, deterministic algorithms are on, fresh memory
     is filled with NaN, and a rank has one thread
-
     the factory may follow or ignore the case's model, batch and optimizer
 
 It returns an object with a method `step`, or the step itself, a function. The step is a generator, `step(index)`, that
-yields `(kind, name, tensor)`, or it takes a function to call with these, `step(index, observe)`. It takes one training
-step:
+yields `(kind, name, tensor)`, or it takes a function to call with these, `step(index, observe)`. It runs one training
+step, and shows these kinds of tensors:
 
     loss        a floating-point number                              at least one a step, on some rank
     grad        a gradient as the optimizer reads it                 at least one
@@ -95,15 +93,14 @@ OWN = "package.module:factory or FILE.py:factory"
 
 
 class Factory(NamedTuple):
-    """A factory, and facts that distinguish its code from other code of the same name, such as its file's sha256."""
+    """A function that makes a system, and facts that identify its code, such as its file's sha256."""
 
     make: Callable[..., Any]
     origin: dict[str, str]
 
 
 def sums_over_ranks(manifests: Mapping[Role, Manifest]) -> dict[Role, str]:
-    """How the ranks of each side added, in words. A side with a single rank is left out, and so is a user's system,
-    since its groups are its own."""
+    """How the ranks of each built-in system added, in words such as "in NCCL's own order". Empty for a single rank."""
     return {role: how for role, manifest in manifests.items() if (how := _sums_of(manifest))}
 
 
@@ -118,8 +115,10 @@ def _sums_of(manifest: Manifest) -> str | None:
 
 
 def registered() -> dict[str, EntryPoint]:
-    """The systems of installed distributions, by name. Raises UsageError if two claim the same name, or if one claims a
-    built-in name."""
+    """The systems of installed distributions, by name.
+
+    Raises UsageError if two distributions claim the same name, or if a distribution claims a built-in name.
+    """
     found = plugins.entry_points(plugins.SYSTEMS)
     for name in NAMED:
         if name in found:
@@ -133,7 +132,7 @@ def registered() -> dict[str, EntryPoint]:
 
 
 def check_system(name: str) -> None:
-    """Raise UsageError for a name that no system has, before anything starts.
+    """Raise UsageError for an unknown system or factory, before anything starts.
 
     This runs none of the user's code: the file of a factory is only parsed, to look for its name.
     """
@@ -146,6 +145,7 @@ def check_system(name: str) -> None:
         else:
             names_in(Path(script.file), f"script {script.file}")
         return
+    # Otherwise a factory: FILE.py:NAME, MODULE:NAME, or the name under which a distribution registers one.
     source, _, factory = (entries[name].value if name in entries else name).rpartition(":")
     if not source or not factory:
         known = (*NAMED, *entries)
@@ -173,7 +173,7 @@ def check_system(name: str) -> None:
 
 
 def check_preload(case: Case) -> None:
-    """Raise UsageError for a preloaded module that no side of a case would find. Nothing is imported."""
+    """Raise UsageError for a preloaded module that neither system of a case would find. Nothing is imported."""
     own = [str(folder) for name in (case.reference, case.candidate) if (folder := folder_of(name, case)) is not None]
     for name in case.preload:
         first = name.partition(".")[0]
@@ -210,7 +210,7 @@ def load_factory(name: str, work: Path = Path("run"), ours: Sequence[Path] = ())
     """The factory of a system that is not built in. Raises UsageError if it cannot be loaded.
 
     `work` is the run's own path in the command's folder, which also has the checkouts of revisions. `ours` are folders
-    of reports.
+    of reports; they may be inside the folder of a script, and are not watched.
     """
     if script := script_of(name):
         from bitproof.harness.systems.script import make_script
@@ -241,7 +241,7 @@ def load_factory(name: str, work: Path = Path("run"), ours: Sequence[Path] = ())
 
 
 def _file_of_module(name: str, module: str) -> Path | None:
-    """The file of a module, found without importing the module or its packages. None if it is no file of Python.
+    """The file of a module, found without importing the module or its packages; None if it is not written in Python.
 
     Raises UsageError if there is no such module.
     """

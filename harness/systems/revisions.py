@@ -1,4 +1,4 @@
-"""Scripts of a git revision: find the revision, and write it into a folder of its own.
+"""Run the script of a git revision: find the revision, and write its files into a folder of its own.
 
 1. `resolve` replaces a name such as `HEAD~1` by the commit's id, so that a replay runs the same text.
 2. `check_out` writes all files of that commit into a new folder. The repository, its index and its work tree stay
@@ -20,8 +20,9 @@ _NOT_LINKED = {".git", "__pycache__"}
 
 
 def resolve(script: Script) -> Script:
-    """The script with a commit's id as its revision. Raises UsageError if git finds no such commit, or no such file in
-    it."""
+    """The script with a commit's id as its revision. Raises UsageError if there is no such commit, or no such file in
+    it.
+    """
     if not script.revision:
         return script
     top = top_of(script)
@@ -54,8 +55,10 @@ def checkout_of(script: Script, folder: Path) -> Path:
 
 
 def place_in(checkout: Path, script: Script, folder: Path) -> Path:
-    """The path in the checkout that corresponds to a folder of the script's repository. A folder outside of the
-    repository is returned unchanged."""
+    """The folder in the checkout for a folder of the script's repository: `checkout/src` for `repository/src`.
+
+    A folder outside of the repository is returned unchanged.
+    """
     top = top_of(script)
     return checkout / folder.relative_to(top) if folder.is_relative_to(top) else folder
 

@@ -1,4 +1,4 @@
-"""A training script as a system: run as `__main__`, unchanged, and left after the case's last optimizer step.
+"""Run a training script as a system: unchanged, as `__main__`, until the case's last optimizer step.
 
     train.py --lr 3e-4                  the file, with its arguments
     git:4f2a91c:train.py --lr 3e-4      the file in that revision (`harness/systems/revisions.py`)
@@ -6,8 +6,8 @@
 1. With one rank a script runs as in `python train.py`, with several ranks as under torchrun. It has its own `sys.argv`,
    its folder is first on `sys.path`, and torchrun's variables are only set with several ranks. No process group exists
    until the script makes one.
-2. The loop form of `watch` (`watched_loop`) takes the steps. The optimizers are those that the script creates. A step
-   ends when together they have stepped all their parameters.
+2. `watched_loop` divides the run into steps. The optimizers are those that the script creates. A step ends when
+   together they have stepped all their parameters.
 3. The models are the outermost modules that own those parameters, without DistributedDataParallel and torch.compile.
 4. Each number with which backward begins is recorded: as `loss`, or as `loss.0`, `loss.1`, ... for the micro-batches of
    a step.
@@ -68,8 +68,10 @@ class WatchedScript(WatchedLoop):
     def __init__(
         self, script: Script, path: Path, folder: Path, rank: int, world_size: int, files: RunFiles | None = None
     ) -> None:
-        """`path` is the file to run, and `folder` its working directory. Without `files`, dependencies on files of
-        earlier runs are not checked."""
+        """`path` is the file to run, and `folder` its working directory.
+
+        Without `files`, dependencies on files of earlier runs are not checked.
+        """
         super().__init__(lambda: self._run(), [], [])
         self._files = files
         self._script, self._path, self._folder = script, path, folder
@@ -88,7 +90,6 @@ class WatchedScript(WatchedLoop):
             super().take_steps(num_steps, taking)
 
     def _run(self) -> None:
-        """Run the file as `__main__`, like `python FILE ARGS`."""
         from bitproof.harness.systems.default_group import put_aside
 
         # The script's own init_process_group brings the lent group back.
@@ -104,6 +105,7 @@ class WatchedScript(WatchedLoop):
         sys.argv[:] = [self._script.file, *(word.replace(OUT, out) for word in self._script.args)]
         find_beside(self._path.parent)
         check_own_modules(self._path, self._path.parent)
+        # As in `python FILE`, `__main__` is the script: pickle and dataclasses look its classes up there.
         ours, sys.modules["__main__"] = sys.modules["__main__"], module
         printed_before = _size_of_log()
         try:
@@ -131,22 +133,27 @@ class WatchedScript(WatchedLoop):
             sys.modules["__main__"] = ours
 
     def optimizer_begins(self, optimizer: Optimizer) -> bool:
-        """Note an optimizer whose step begins, and find the models again. Returns whether other models are watched."""
+        """Note an optimizer whose step begins, and find the models again; returns whether other models are
+        watched now.
+        """
         self.note(optimizer)
         if all(each() is not optimizer for each in self._made):
             self._made.append(weakref.ref(optimizer))
         return self._find_models()
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer's step counts: it wraps no other optimizer, and is not itself called within the step of
-        another that has all of its parameters."""
+        """Whether an optimizer's step counts: it wraps no other optimizer, and no other calls it within its own step.
+
+        An outer optimizer is only taken as its caller if it has all of its parameters.
+        """
         return held_optimizers(optimizer) == [optimizer] and not any(
             held_by([optimizer]) <= held_by([each]) for each in self._running if each is not optimizer
         )
 
     def show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
-        """A hook that records the gradients before an optimizer's step. From now until its step ends, the optimizer is
-        noted as running."""
+        """A hook that records the gradients before an optimizer's step. From now on until the step's end, it counts as
+        running.
+        """
         self._running.append(optimizer)
         return super().show_gradients(optimizer, observe)
 
@@ -195,7 +202,6 @@ class WatchedScript(WatchedLoop):
         return [each for each in made if held_optimizers(each) == [each]]
 
     def _find_models(self) -> bool:
-        """Watch the models that own the parameters of all optimizers. Returns whether these models changed."""
         models = owners_of([p for each in self._optimizers() for group in each.param_groups for p in group["params"]])
         models = [bare(each) for each in models]
         if [id(each) for each in models] == [id(each) for each in self.models]:
@@ -224,7 +230,7 @@ def make_script(script: Script, work: Path, ours: Sequence[Path] = ()) -> Callab
 
 @contextmanager
 def _making_told(made: list[weakref.ref[Optimizer]]) -> Iterator[None]:
-    """Context in which each new optimizer is appended to `made`."""
+    """Append each new optimizer to `made` within the block."""
     from torch.optim import Optimizer
 
     own = Optimizer.__init__
@@ -240,8 +246,10 @@ def _making_told(made: list[weakref.ref[Optimizer]]) -> Iterator[None]:
 
 @contextmanager
 def _spawning_here(rank: int, world_size: int) -> Iterator[None]:
-    """Context in which `mp.spawn` starts no process, but calls its function in this process, for this rank. It raises
-    UsageError unless it is to start as many processes as there are ranks."""
+    """Within the block, `mp.spawn` starts no process, but calls its function in this process, for this rank.
+
+    It raises UsageError unless it is to start as many processes as there are ranks.
+    """
     import torch.multiprocessing
 
     def spawn(
@@ -289,11 +297,10 @@ def owners_of(parameters: Sequence[Tensor]) -> list[nn.Module]:
 
 
 _LOG = "/proc/self/fd/2"
-"""The path, on Linux, of the file to which this process's standard error is written: the rank's log."""
+"""On Linux, the path of the file to which standard error is written: the rank's log."""
 
 
 def _size_of_log() -> int:
-    """The size of this rank's log so far; 0 if its output does not go to a file."""
     sys.stdout.flush()
     sys.stderr.flush()
     with contextlib.suppress(OSError):
@@ -303,7 +310,7 @@ def _size_of_log() -> int:
 
 
 def _last_lines(begin: int) -> str:
-    """The last lines that were printed since the log had this size. `argparse` prints its errors there."""
+    """The last lines that were printed since the log had the size `begin`. `argparse` prints its errors there."""
     lines: list[str] = []
     if (size := _size_of_log()) > begin:
         with contextlib.suppress(OSError), open(_LOG, "rb") as log:

@@ -1,4 +1,4 @@
-"""Loss and gradients of a rank's pipeline stages, from the parts of a graph that was cut."""
+"""Compute the loss and gradients of a rank's pipeline stages, by the parts of a graph that was cut into stages."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from bitproof.reference.tied_stages import copies_of
 def staged_gradients(
     trainer: Trainer, graph: CutGraph, parameter_names: Sequence[str], buffer_names: Sequence[str]
 ) -> GradientFunction:
-    """Make a trainer's gradient function, and set `trainer.graph` to the step that it runs. All ranks call this
-    together, as it makes process groups.
+    """Make a trainer's gradient function, and set `trainer.graph` to the step that it runs.
 
-    `parameter_names` and `buffer_names` are the names of the whole graph's inputs, in order; a rank has the tensors of
-    some of them. A parameter that two stages share has a copy in each, but only the first copy is an input of the
-    graph.
+    All ranks call this together, as it makes process groups. `parameter_names` and `buffer_names` are the names of the
+    whole graph's inputs, in order; a rank has the tensors of some of them. A parameter that two stages share has a copy
+    in each, but only the first copy is an input of the graph.
     """
     case, mesh = trainer.case, trainer.mesh
     assert case.schedule is not None, "only a step in micro-batches is cut"

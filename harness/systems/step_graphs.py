@@ -1,4 +1,4 @@
-"""The graphs of a case for readers that do not run it: proofs, sensitivity and standalone files."""
+"""Make the graphs of a case for readers that do not run it: proofs, sensitivity and standalone files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def step_graph(
 
     For a traced system it is the finished graph; with `observed`, the case's observed activations are among its
     outputs. `eager` and `eager_chunked` are traced with every size fixed, and without activations. Raises the errors of
-    `prepare`, and UsageError for a system without a known graph.
+    `prepare`, and UsageError for a system that cannot be traced.
     """
     case = placed_case(case)
     case = case if observed else replace(case, observe=())
@@ -68,8 +68,10 @@ def num_parameters(case: Case) -> int:
 
 
 def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
-    """For each rank, its inputs at a step, by the names of the graph's last inputs. With micro-batches, these are the
-    inputs of the first micro-batch."""
+    """For each rank, its inputs at a step, by the names of the graph's last inputs.
+
+    With micro-batches, these are the inputs of the first micro-batch.
+    """
     documents, _ = text_source(case.batch.data)
     ranks = [Mesh(rank, case.parallelism).coordinate(FSDP) for rank in range(case.parallelism.world_size)]
     size = case.parallelism.data_ranks
@@ -78,8 +80,7 @@ def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
 
 
 def all_trainers(case: Case) -> list[Trainer]:
-    """A trainer for each rank, all in this process, for callers that only need state and data, and simulate the
-    collectives."""
+    """A trainer for each rank, all in this process, for callers that simulate the collectives."""
     case = placed_case(case)
     ranks = range(case.parallelism.world_size)
     return [Trainer(case, Mesh(rank, case.parallelism), torch.device("cpu")) for rank in ranks]

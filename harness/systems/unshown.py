@@ -1,4 +1,4 @@
-"""Finds state that a user's system keeps from step to step, but does not show in any record.
+"""Find state that a user's system keeps from step to step, but does not show in any record.
 
 1. Look for models and optimizers in the factory's result: in its attributes, a function's closure, lists.
 2. Their state consists of buffers, tensors of optimizers, and random generators in their attributes.
@@ -20,15 +20,14 @@ from bitproof.harness.records import Key, Record
 
 
 class KeptState:
-    """The state in a factory's result, as it is before the first step."""
+    """The state in a factory's result before the first step, to find later which state has changed."""
 
     def __init__(self, made: Any) -> None:
         self._made = made
         self._before = self._digests()
 
     def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
-        """The descriptions of state that has changed since and is in none of these records, such as
-        `buffer blocks.0.count`, in order."""
+        """Changed state that is in none of these records, described as `buffer blocks.0.count`, in order."""
         names = {key.name.partition("@")[0] for key in rows}
         values = {record.digest for record in rows.values()}
         return [
@@ -48,8 +47,9 @@ class KeptState:
 
 
 def _held(made: Any) -> list[Any]:
-    """The models and optimizers in an object's attributes, in a function's closure, or in the object of a bound method,
-    each once."""
+    """The models and optimizers in an object's attributes, in a function's closure, or in the object of a
+    bound method.
+    """
     closure = [
         cell.cell_contents for cell in getattr(made, "__closure__", None) or () if cell.cell_contents is not made
     ]

@@ -1,5 +1,6 @@
-"""The update that every built-in system runs after the gradients, as a graph: it balances experts, and the optimizer
-updates shards."""
+"""Trace the update of every built-in system as a graph: after the gradients it balances experts and runs the
+optimizer.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +56,13 @@ def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.devi
         optimizer.load(kept)
         with swapped_state(model, own | held), one_by_one():
             layers = layers_with_experts(model)
+            # `Trainer.update` reads no other attributes. A real trainer would load its data, too.
             trainer = types.SimpleNamespace(case=case, optimizer=optimizer, layers_with_experts=layers)
             Trainer.update(trainer, grads)  # type: ignore[arg-type]
         return []
 
     module = without_regions(symbolic_graph(update, mode)(parameters, buffers, given, state))
+    # The module takes its tensors one by one, and not in the dicts of `update`.
     module.graph.set_codegen(CodeGen())
     module.recompile()
     return UpdateGraph(module, parameters, buffers, given, state)

@@ -1,4 +1,4 @@
-"""The result of a user's factory as a system: its values are checked, translated and recorded."""
+"""Make a system of a user's factory: check the values that it shows, translate their names, and record them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Taking = Callable[[int], AbstractContextManager[Observe]]
 
 
 class UserSystem:
-    """A user's system in the form of `harness.execute.host.rank_system.System`. See `harness.systems.registry`.
+    """A user's system, in the form that ranks run. `harness.systems.registry` describes what a factory may return.
 
     `made` is the factory's result. `names` maps its names to the reference's; if it is empty, the system's own mapping
     is used. `captured` has the graphs of its models if they are compiled for the case. Raises UsageError for an object
@@ -54,6 +54,7 @@ class UserSystem:
         _refuse_what_trains_nothing(name, made)
         self._step = getattr(made, "step", made)
         self._kept = KeptState(made)
+        # `print` stands for the function that records values: only the number of arguments counts.
         self._takes_observe = _takes(self._step, 0, print)
         if not self._takes_observe and not _takes(self._step, 0):
             raise UsageError(
@@ -64,8 +65,9 @@ class UserSystem:
             )
 
     def step(self, index: int, observe: Observe) -> None:
-        """Take a step. Raises RecordingError if the system shows something that is no tensor with a kind and a name, or
-        shows a name twice."""
+        """Run a step. Raises RecordingError if the system shows anything but a kind, a name and a tensor, or a name
+        twice.
+        """
         with self._showing(index, observe) as show, user_code(f"system {self._name}"):
             if self._takes_observe:
                 self._step(index, show)
@@ -74,7 +76,7 @@ class UserSystem:
                     show(*(shown if isinstance(shown, (tuple, list)) else (shown,)))
 
     def take_steps(self, num_steps: int, taking: Taking) -> None:
-        """Take all steps, each in the context `taking(index)`: one by one, or in a framework's own loop."""
+        """Run all steps, each in the context `taking(index)`: one by one, or in a framework's own loop."""
 
         @contextmanager
         def shown(index: int) -> Iterator[Observe]:
@@ -91,8 +93,9 @@ class UserSystem:
 
     @contextmanager
     def _showing(self, index: int, observe: Observe) -> Iterator[Observe]:
-        """Context for a step that yields a function, which checks and records a value. Raises RecordingError at the end
-        if the step has shown no value."""
+        """Yield the function that checks and records a value of a step. Raises RecordingError if the step has shown
+        none.
+        """
         own_names: dict[tuple[str, str], str] = {}
 
         @refusing()
@@ -112,17 +115,21 @@ class UserSystem:
             raise self._refuse(index, "nothing", "a loss, gradients, parameters and optimizer state")
 
     def manifest(self) -> dict[str, Any]:
-        """The facts that the system states about itself, the origin of its code, and its declarations."""
+        """Facts for the manifest: those that the system states itself, the origin of its code, and its rules
+        for names.
+        """
         said = dict(self.made.manifest()) if hasattr(self.made, "manifest") else {}
         declared = {"independent_ranks": True} if self.independent_ranks else {}
         return said | self._origin | ({"names": self.names.rules} if self.names.rules else {}) | declared
 
     def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
-        """The state of its models and optimizers that steps changed and that no record contains, in words."""
+        """State of its models and optimizers that steps changed and that no record contains, as `buffer
+        blocks.0.count`.
+        """
         return self._kept.unshown(rows)
 
     def races(self) -> list[str]:
-        """Races in the graph that the system shows, in words; none without a graph."""
+        """Races in the graph that the system shows, a line each; none without a graph."""
         from bitproof.harness.graph.hazards import hazard_lines
 
         graph = getattr(self.made, "graph", None)
@@ -131,8 +138,7 @@ class UserSystem:
     def turns(self, ranks_in: Callable[[str], tuple[int, ...] | None]) -> list[RankTurn]:
         """The collectives that the system's graph launches and waits for on this rank, in order.
 
-        `ranks_in` returns the ranks of a group, by name: of the instance of that group to which this rank belongs. It
-        returns None for an unknown group.
+        `ranks_in` returns the ranks of the group with a name to which this rank belongs; None for an unknown group.
         """
         from bitproof.harness.graph.hazards import turns_of
 
@@ -148,7 +154,6 @@ class UserSystem:
         return result
 
     def _checked(self, index: int, shown: tuple[Any, ...]) -> tuple[str, str, torch.Tensor]:
-        """The three values that a step showed. Raises RecordingError unless they are a kind, a name and a tensor."""
         if len(shown) != 3:
             raise self._refuse(index, _tell(shown), "a kind, a name and a tensor")
         kind, name, tensor = shown
@@ -170,8 +175,6 @@ _WATCH = (
 
 
 def _refuse_what_trains_nothing(name: str, made: Any) -> None:
-    """Raise UsageError for a factory's result that can be called, or has a `step`, and yet is no system: a model, an
-    optimizer, a class, None."""
     what, fix = None, _WATCH
     if made is None:
         what, fix = (
@@ -198,7 +201,6 @@ def make(factory: Callable[..., Any], case: Case, mesh: Any) -> Any:
 
 
 def _takes(step: Any, *arguments: Any) -> bool:
-    """Whether a function can be called with these arguments."""
     try:
         inspect.signature(step).bind(*arguments)
     except (TypeError, ValueError):
@@ -207,5 +209,4 @@ def _takes(step: Any, *arguments: Any) -> bool:
 
 
 def _tell(shown: tuple[Any, ...]) -> str:
-    """The values in words that fit on a line."""
     return f"({', '.join(repr(part) if isinstance(part, str) else type(part).__name__ for part in shown)})"

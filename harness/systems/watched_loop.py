@@ -1,4 +1,4 @@
-"""A system for a framework's training loop, which is started once and runs all steps.
+"""Divide a framework's training loop, which is started once and runs all steps, into recorded steps.
 
 This module knows no framework. Hooks of torch's optimizers report when an optimizer's step begins and ends:
 
@@ -7,7 +7,7 @@ This module knows no framework. Hooks of torch's optimizers report when an optim
    step begins. Optimizers that alternate, each with the others' parameters frozen, all count.
 3. After the last step the loop is left, by an exception that `except Exception` does not catch.
 
-What a loop does after the optimizers' step and before its next batch, such as setting the learning rate, belongs to the
+Work of the loop after the optimizers' step and before its next batch, such as setting the learning rate, belongs to the
 next step. The loss is the tensor with which backward began; or, if gradients are computed without autograd, the result
 of a method of the framework. Imports torch when it is used.
 """
@@ -87,14 +87,18 @@ class WatchedLoop(WatchedStep):
                     each()
 
     def optimizer_begins(self, optimizer: Optimizer) -> bool:
-        """Note an optimizer whose step begins. Returns whether other models are watched from now on; here they never
-        are, but subclasses may change them."""
+        """Note an optimizer whose step begins; returns whether the watched models changed.
+
+        Only subclasses change them.
+        """
         self.note(optimizer)
         return False
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer's step counts: it was passed to `watch`; or, if none was, it has parameters of the
-        models and wraps no other optimizer."""
+        """Whether an optimizer's step counts: it was passed to `watch`.
+
+        If no optimizer was, those count that have parameters of the models and wrap no other optimizer.
+        """
         if self.watched_optimizers:
             return any(optimizer is each for each in self.watched_optimizers)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -102,7 +106,7 @@ class WatchedLoop(WatchedStep):
         return is_ours and held_optimizers(optimizer) == [optimizer]
 
     def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
-        """Whether all optimizers that count have taken their step.
+        """Whether all optimizers that count have run their step.
 
         Without optimizers that were passed to `watch`: every parameter that requires gradients is in one of `stepped`,
         and no parameter is only frozen while optimizers alternate.
@@ -114,8 +118,7 @@ class WatchedLoop(WatchedStep):
         return not any(p.requires_grad for p in left) and not self._may_take_turns({id(p) for p in left})
 
     def check_losses(self, losses: list[Tensor]) -> None:
-        """Raise RecordingError if a step with these losses so far would never end. Here it never raises; subclasses
-        may."""
+        """Raise RecordingError if a step with these losses so far would never end. Only subclasses raise it."""
 
     def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
         """Record the sum of the numbers with which backward began in a step, if there are any."""
@@ -123,8 +126,10 @@ class WatchedLoop(WatchedStep):
             observe("loss", "loss", sum_of_losses(losses))
 
     def _may_take_turns(self, frozen: set[int]) -> bool:
-        """Whether any optimizer has one of these parameters, which require no gradients now. They may be frozen only
-        until that optimizer's step, as when Lightning's optimizers alternate."""
+        """Whether any optimizer has one of these parameters, which require no gradients now.
+
+        They may be frozen only until that optimizer's step, as when Lightning's optimizers alternate.
+        """
         if not frozen - self._frozen:
             return False
         from torch.optim import Optimizer
@@ -145,7 +150,7 @@ class WatchedLoop(WatchedStep):
 
 @contextmanager
 def _results_told(method: MethodType, told: Callable[[Tensor], None]) -> Iterator[None]:
-    """Context in which `told` is called with each tensor that an object's method returns."""
+    """Call `told` with each tensor that an object's method returns, within the block."""
     from torch import Tensor
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -185,18 +190,20 @@ class _Steps:
 
     @refusing()
     def keep_loss(self, root: Tensor) -> None:
-        """Keep a loss of this step, if it is a single real number: the tensor with which backward begins, or the result
-        of the method for the loss."""
+        """Keep a loss of this step if it is a single real number.
+
+        It is the tensor with which backward begins, or the result of the method for the loss.
+        """
         if root.numel() == 1 and root.is_floating_point():
             self._losses.append(root.detach())
             self._loop.check_losses(self._losses)
 
     @refusing()
     def optimizer_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called before each optimizer's step. If the step counts, add two hooks to the optimizer: one records its
-        gradients, the other may end the loop's step.
+        """Called before each optimizer's step. If the step counts, add two hooks to the optimizer.
 
-        They are added now, so that they run after all hooks that the optimizer has already.
+        One records its gradients, the other may end the loop's step. They are added now, so that they run after all
+        hooks that the optimizer has already.
         """
         if self._is_within_own_step(optimizer):
             return
@@ -228,11 +235,14 @@ class _Steps:
                 return
             self._end_step()
         if self.are_over:
+            # Not within `refusing`: leaving the loop is no refusal.
             raise _EnoughError
 
     def _leave_again(self) -> None:
-        """Leave a loop that goes on because it caught the exception that was to leave it. Raises RecordingError if that
-        happens too often."""
+        """Leave a loop that goes on because it caught the exception that was to end it.
+
+        Raises RecordingError if that happens too often.
+        """
         self._times_left += 1
         if self._times_left > _MOST_TIMES_LEFT:
             raise RecordingError(
@@ -243,7 +253,6 @@ class _Steps:
         theirs(_leave)
 
     def _end_step(self) -> None:
-        """Record the values after the step, and begin the next step unless this was the last."""
         self._loop.show_what_is_left(self._stepped, self._observe)
         self._loop.show_losses(self._losses, self._observe)
         self.open.close()

@@ -1,4 +1,4 @@
-"""`watch`: makes a system of a training function, and records the values of each training step without further code.
+"""`watch`: make a system of a training function, and record the values of each training step without further code.
 
 At every step it records, in this order
 
@@ -14,7 +14,7 @@ At every step it records, in this order
                 began, added in their order in float64, on ranks with such a number
 
 A function `step(index)` trains once. A function `train()` runs a framework's whole loop: there a step ends when every
-watched optimizer has taken one, and the loop is left after the last step of the case (`watched_loop`).
+watched optimizer has run one, and the loop is left after the last step of the case (`watched_loop`).
 
 Names are those of the bare model: additions of DistributedDataParallel, torch.compile and wrappers of blocks are left
 out (`bare_names`). If two models of a list have a name in common, all names begin with the model's index in the list. A
@@ -134,8 +134,10 @@ class WatchedStep:
         self._beside = {id(each): KeptBeside(each, self._seen, self.models) for each in (*self._seen, *self.holders)}
 
     def placing(self, observe: Observe) -> Observe:
-        """A wrapper for `observe`. If a tensor is a part of a flat parameter of FSDP1, or its gradient or state, its
-        position there is attached to it as an attribute."""
+        """A wrapper for `observe` that gives parts of FSDP1's flat parameters their position there, as an attribute.
+
+        Gradients and states of such parts get it, too.
+        """
         from bitproof.harness.capture.digest import FLAT
         from bitproof.harness.torch_distributed import flattened_parts
 
@@ -231,6 +233,7 @@ class WatchedStep:
         @refusing()
         def hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             nonlocal is_shown
+            # A subclass that calls `super().step()` runs the hook again, for the same step.
             if is_within_own_step(optimizer):
                 return None
             is_shown = False
@@ -280,8 +283,10 @@ class WatchedStep:
         self._show_beside(optimizer, {id(p): name for name, p in self._held_by(optimizer)}, observe, has_rate=not keys)
 
     def _show_beside(self, optimizer: Optimizer, names: Mapping[int, str], observe: Observe, *, has_rate: bool) -> None:
-        """Record an optimizer's state that belongs to no parameter, as `optimizer.0.<name>`, and the settings and
-        attributes that the step has changed. `has_rate`: learning rates are recorded already."""
+        """Record an optimizer's state that belongs to no parameter, as `optimizer.0.<name>`, and the changed settings.
+
+        `has_rate`: learning rates are recorded already.
+        """
         beside, prefix = self._beside[id(optimizer)], f"optimizer.{self._number(optimizer)}."
         for group, settings in beside.changed_settings().items():
             for parameter in optimizer.param_groups[group]["params"]:
@@ -343,8 +348,10 @@ class WatchedStep:
         return next(number for number, each in enumerate(self._seen) if each is optimizer)
 
     def _held_alone(self, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and tensor of each parameter that is in an optimizer but in no watched model, each once. The name
-        is like `optimizer.0.group1.param0`."""
+        """Yield name and tensor of each parameter that is in an optimizer but in no watched model, each once.
+
+        A name is like `optimizer.0.group1.param0`.
+        """
         shown = {id(p) for p in trained.values()}
         for number, optimizer in enumerate(self._seen):
             for name, parameter in _held_names(number, optimizer):
@@ -353,8 +360,7 @@ class WatchedStep:
                     yield name, parameter
 
     def _held_by(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and tensor of each parameter of an optimizer: first those of the models, in the models' order,
-        then any others.
+        """Yield name and tensor of each parameter of an optimizer: the models' parameters in their order, then others.
 
         A trainable parameter in no optimizer counts as a parameter of the first optimizer, because a trainer may have
         forgotten it.
@@ -372,7 +378,7 @@ class WatchedStep:
 
 
 def _held_names(number: int, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and tensor of each parameter of an optimizer. The name has the group and the index."""
+    """Yield name and tensor of each parameter of an optimizer, with names such as `optimizer.0.group1.param0`."""
     for group, settings in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(settings["params"]):
             yield f"optimizer.{number}.group{group}.param{index}", parameter
@@ -394,8 +400,10 @@ def around_closure(
 
 
 def held_optimizers(given: Any) -> list[Optimizer]:
-    """The optimizers of torch in `given`: itself, or the optimizers that it lists or wraps, as Accelerate's and
-    torchtitan's objects do. Raises UsageError for any other object."""
+    """torch's optimizers in an object: itself, or those that it lists or wraps, as objects of Accelerate do.
+
+    Raises UsageError for any other object.
+    """
     from torch.optim import Optimizer
 
     if isinstance(given, (list, tuple)):
@@ -411,7 +419,7 @@ def held_optimizers(given: Any) -> list[Optimizer]:
 
 
 def _holders(given: Any) -> list[Any]:
-    """Those of the objects passed to `watch` as optimizers that wrap other optimizers, the outermost first."""
+    """The objects passed to `watch` as optimizers that wrap other optimizers, the outermost first."""
     from torch.optim import Optimizer
 
     if isinstance(given, (list, tuple)):
@@ -440,8 +448,9 @@ def _has_own_tensors(model: nn.Module) -> bool:
 
 
 def _prefixes(models: list[nn.Module]) -> list[str]:
-    """A prefix for the names of each model's tensors: its index, such as `1.`, if two tensors of the models have the
-    same name; otherwise it is empty for all models."""
+    """A prefix for the names of each model's tensors: its index, such as `1.`, if two models have a name in common,
+    else "".
+    """
     held: dict[str, Tensor] = {}
     for model in models:
         for name, tensor in (*bare_tensors(model, "parameters"), *bare_tensors(model, "buffers")):
@@ -451,8 +460,10 @@ def _prefixes(models: list[nn.Module]) -> list[str]:
 
 
 def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield path and tensor of each tensor or number in an optimizer's state. A list of numbers or tensors counts as a
-    single tensor, since it may grow from step to step, as in LBFGS."""
+    """Yield path and tensor of each tensor or number in an optimizer's state.
+
+    A list of numbers or tensors counts as a single tensor, since it may grow from step to step, as in LBFGS.
+    """
     from torch import Tensor
 
     for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
@@ -465,8 +476,9 @@ def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Itera
 
 
 def _parts(gradient: Tensor) -> dict[str, Tensor]:
-    """The tensors to record for a gradient, by the suffix of their names: itself, or for a sparse gradient its indices
-    and values, unchanged."""
+    """The tensors to record for a gradient, by the suffix of their names: a sparse gradient has `.indices` and
+    `.values`.
+    """
     if not gradient.is_sparse:
         return {"": gradient}
     from bitproof.harness.torch_operators import sparse_parts
@@ -476,7 +488,6 @@ def _parts(gradient: Tensor) -> dict[str, Tensor]:
 
 
 def _nothing_of(parameter: Tensor) -> Tensor:
-    """A tensor without elements, to record in place of a gradient or a state that a parameter does not have."""
     import torch
 
     return torch.empty(0, dtype=parameter.dtype)

@@ -1,4 +1,4 @@
-"""The error for a package that a user's code imports and this environment lacks, with its fix."""
+"""Explain that a user's code imports a package which this environment lacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bitproof.harness.errors import UsageError
 
 
 def missing_package(error: BaseException, what: str, asked_for: str = "") -> UsageError | None:
-    """The refusal of code that imports a missing package; None if the error has another cause.
+    """The error for code that imports a missing package; None if the exception has another cause.
 
     `what` describes the code, as in "system my.py:plain". If the missing module is `asked_for` itself, the cause is
     another: a wrong name or folder.

@@ -1,4 +1,6 @@
-"""A declared mapping from a system's names to the reference's. Nothing is guessed. Loads no torch."""
+"""Map a system's names of tensors to the reference's, by rules that the user declares. Nothing is guessed. Loads no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class Names:
         self._patterns = {own: _pattern(own) for own in self.rules if "*" in own}
 
     def translate(self, name: str) -> str:
-        """The reference's name for a system's own."""
+        """The reference's name for one of the system's own names."""
         if name in self.rules and name not in self._patterns:
             self.unused.pop(name, None)
             return self.rules[name]
@@ -41,13 +43,13 @@ class Names:
 
 
 class NamesInFile(dict[str, str]):
-    """Rules from a JSON file, which a replay names again."""
+    """Rules from a JSON file. The file's name is kept for replay commands."""
 
     file: Path
 
 
 def names_of(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
-    """Rules as passed to a function: a mapping, or a JSON file. Raises UsageError."""
+    """Rules as a caller passes them: a mapping, or the path of a JSON file. Raises UsageError."""
     if given is None or isinstance(given, Mapping):
         return given or {}
     found = NamesInFile(read_names(Path(given)))
@@ -56,8 +58,7 @@ def names_of(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """The mapping in a JSON file. Raises UsageError for a file without a mapping, and for rules that contradict each
-    other."""
+    """The mapping in a JSON file. Raises UsageError for a file without a mapping, and for rules that contradict."""
     try:
         values = json.loads(read_plain(path), object_pairs_hook=_refuse_twice)
     except OSError as error:
@@ -78,7 +79,6 @@ def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _checked(rules: Any, declared_by: str) -> dict[str, str]:
-    """The rules, after checking their form. Raises UsageError."""
     if not isinstance(rules, Mapping):
         raise UsageError(
             "names are declared as a mapping", expected=EXAMPLE, found=type(rules).__name__, where=declared_by
@@ -104,10 +104,8 @@ def _checked(rules: Any, declared_by: str) -> dict[str, str]:
 
 
 def _pattern(own: str) -> re.Pattern[str]:
-    """A pattern in which each `*` matches the shortest text before the rule's next words, without backtracking.
-
-    A longer match could not help the rest, and with 25 `*` backtracking would never end.
-    """
+    """A pattern in which each `*` matches the shortest text before the rule's next words, without backtracking. A
+    longer match could not help the rest, and with 25 `*` backtracking would never end."""
     first, *words, last = map(re.escape, own.split("*"))
     between = "".join(f"(?>(.*?){word})" for word in words)
     return re.compile(f"{first}{between}(.*?){last}", re.DOTALL)

@@ -1,4 +1,4 @@
-"""A user's file and all files that it imports from beside it. Nothing is run."""
+"""Find a user's file and all files that it imports from beside it, without running any."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 class OwnFiles(NamedTuple):
-    """`texts` maps a path to the text to write there. Files keep their places below the folder that their imports start
-    from, so the imports still find them.
+    """The files of a user's code, to be written elsewhere.
 
-    `names` has the new location of each requested source, as `FILE.py:NAME`, and `needs` the distributions that all
-    files import, each with its version.
+    `texts` maps a path to the text to write there. Files keep their places below the folder that their imports start
+    from, so the imports still find them. `names` has the new location of each requested source, as `FILE.py:NAME`, and
+    `needs` the distributions that all files import, each with its version.
     """
 
     texts: dict[str, str]
@@ -29,7 +29,9 @@ class OwnFiles(NamedTuple):
 
 
 def package_of(path: Path) -> tuple[Path, str]:
-    """The folder that is searched for a file's modules, and the name of its package there, empty outside of any."""
+    """The folder that is searched for a file's modules, and the name of its package there; "" for a file in no
+    package.
+    """
     folder, names = path.parent, []
     while (folder / "__init__.py").is_file():
         names.append(folder.name)
@@ -38,10 +40,8 @@ def package_of(path: Path) -> tuple[Path, str]:
 
 
 def imported_beside(path: Path) -> set[str]:
-    """The first parts of all names that a file imports, anywhere in it or in files of its folder that it imports.
-
-    Files that are not Python import nothing here: running them reports the error.
-    """
+    """The first parts of all names that a file imports, anywhere in it or in files of its folder that it imports. A
+    file that is not valid Python has no imports here: running it reports the error."""
     root, names = package_of(path.resolve())[0], set()
     seen, pending = set(), [path.resolve()]
     while pending:
@@ -57,11 +57,10 @@ def imported_beside(path: Path) -> set[str]:
 
 
 def own_files(sources: Mapping[str, Path]) -> OwnFiles:
-    """Collect a user's files, and all files that they import from their own folders. `sources` maps `FILE.py:NAME` to
-    the file.
+    """Collect a user's files, and all files that they import from their own folders.
 
-    Imports of names computed at run time are left out, and so are data files. Raises OSError and SyntaxError for files
-    that cannot be read as Python.
+    `sources` maps `FILE.py:NAME` to the file. Imports of names computed at run time are left out, and so are data
+    files. Raises OSError and SyntaxError for files that cannot be read as Python.
     """
     roots: dict[Path, str] = {}
     texts: dict[str, str] = {}
@@ -88,7 +87,9 @@ def own_files(sources: Mapping[str, Path]) -> OwnFiles:
 
 
 def _imports(text: str, package: str) -> Iterator[str]:
-    """The dotted names that a file of this package imports, anywhere: each may be a module or a name in a module."""
+    """Yield the dotted names that a file of this package imports, anywhere: each may be a module or a name in
+    a module.
+    """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -100,7 +101,7 @@ def _imports(text: str, package: str) -> Iterator[str]:
 
 
 def _files_of(root: Path, module: str) -> Iterator[Path]:
-    """The files below the root that importing a module runs: its packages' and its own."""
+    """Yield the files below the root that an import of a module runs: its packages' and its own."""
     folder = root
     for part in module.split("."):
         for file in (folder / part / "__init__.py", folder / f"{part}.py"):
@@ -111,7 +112,6 @@ def _files_of(root: Path, module: str) -> Iterator[Path]:
 
 
 def _distributions(modules: set[str]) -> list[str]:
-    """The distributions that modules come from, each with its version."""
     from importlib.metadata import packages_distributions, version
 
     known = packages_distributions()

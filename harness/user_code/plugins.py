@@ -1,5 +1,4 @@
-"""Extensions of bitproof in installed distributions: entry points, read from their metadata. Loads none of their
-code."""
+"""Find extensions of bitproof in installed distributions: entry points, read from metadata without loading code."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ SYSTEMS, CASES = "bitproof.systems", "bitproof.cases"
 
 
 def entry_points(group: str) -> dict[str, EntryPoint]:
-    """A group's entry points by name. Raises UsageError when two distributions claim the same name."""
+    """A group's entry points by name. Raises UsageError if two distributions claim the same name."""
     from importlib import metadata
 
     found: dict[str, EntryPoint] = {}
@@ -37,7 +36,7 @@ def describe(entry: EntryPoint) -> str:
 
 
 def distribution_of(entry: EntryPoint) -> str:
-    """The distribution that brought an entry point, with its version."""
+    """The distribution of an entry point, with its version: `my-package 1.0`."""
     return "an unknown distribution" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
 
 

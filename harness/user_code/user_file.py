@@ -1,4 +1,4 @@
-"""A Python file that a user names on the command line."""
+"""Read and run a Python file that a user names on the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _loading: list[str] = []
 
 @contextmanager
 def loading(source: str) -> Iterator[None]:
-    """Mark that a user's code is being loaded: `is_loading` then detects calls from a script without a guard."""
+    """Mark that a user's code is being loaded: `is_loading` then detects calls from a script without a `__main__`
+    guard."""
     _loading.append(source)
     try:
         yield
@@ -34,11 +35,11 @@ def is_loading() -> bool:
 
 
 def run_file(path: Path) -> tuple[types.ModuleType, str]:
-    """Run a file as a module of its own. Returns the module and the sha256 of the text that ran.
+    """Run a file as a module of its own; returns the module and the sha256 of the text that ran.
 
-    An import might run cached code of another text. The file can import the modules beside it, as with `python
-    FILE.py`. A file of a package can import the package's modules, by relative and absolute names. The module stays in
-    sys.modules, as dataclasses and torch.compile need it. Errors of the file are passed on.
+    It is not imported, as an import might run cached code of another text. The file can import the modules beside it,
+    as with `python FILE.py`. A file of a package can import the package's modules, by relative and absolute names. The
+    module stays in sys.modules, as dataclasses and torch.compile need it. Errors of the file are passed on.
     """
     code = read_plain(path)
     sha256 = hashlib.sha256(code).hexdigest()
@@ -60,10 +61,8 @@ def find_beside(root: Path) -> None:
 
 
 def names_in(path: Path, what: str) -> set[str] | None:
-    """Every name in this file's module, found without running it; None if only running it can show them.
-
-    Raises UsageError, with `what` as the file's purpose, when it cannot be read or is not Python.
-    """
+    """Every name in a file's module, found without running it; None if only running it can show them. Raises
+    UsageError, with `what` as the file's purpose, if it cannot be read or is not Python."""
     try:
         tree = ast.parse(read_plain(path), str(path))
     except OSError as error:
@@ -76,10 +75,10 @@ def names_in(path: Path, what: str) -> set[str] | None:
 
 
 def check_signature(path: Path, name: str, what: str, counts: Sequence[int], given: str) -> None:
-    """Refuse a function of a file that cannot be called with any of these numbers of positional arguments.
+    """Raise UsageError for a function of a file that takes none of these numbers of positional arguments.
 
     `what` is the file's purpose, and `given` the arguments in words. Nothing is run: a name is checked only if a single
-    plain `def` binds it, or a single assignment of a literal, as in `make = 3`. Raises UsageError.
+    plain `def` binds it, or a single assignment of a literal, as in `make = 3`.
     """
     tree = ast.parse(path.read_bytes(), str(path))
     first, *rest = name.split(".")

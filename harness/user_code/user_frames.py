@@ -1,4 +1,4 @@
-"""Run a user's code in a rank: our refusals within it are raised again at its end, and it may not end the process."""
+"""Run a user's code in a rank: it may neither swallow an error that bitproof raises in it, nor end the process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from bitproof.harness.within_user_code import refusals_raised
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Run code of `what`, such as `system t.py:make`. Raises our first refusal in it, and UsageError for `sys.exit`."""
+    """Run code of `what`, such as `system t.py:make`, within the block. At its end, raises the first error that
+    bitproof raised in it, even if the code caught it. `sys.exit` becomes a UsageError."""
     with refusals_raised():
         try:
             yield

@@ -30,6 +30,7 @@ def source_of(given: Any) -> str:
     file = getattr(module, "__file__", None)
     if file is None or not file.endswith(".py") or not Path(file).is_file():
         raise _refused(f"{name} of {given.__module__}", "it was not read from a Python file")
+    # A decorator or a later definition may have replaced the object under its name.
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)

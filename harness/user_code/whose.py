@@ -1,4 +1,4 @@
-"""Detect modules of the same name from different folders: the loaded module, and the module an import would find now.
+"""Detect modules of the same name in different folders: the loaded one, and the one that an import would find now.
 
 Python returns a loaded module to every import of its name, whatever the importing file. Two files in two folders that
 both `import util` would share the first file's module. A file in that situation does not run.
@@ -58,10 +58,10 @@ def place_by_now(name: str) -> ModulePlace | None:
 
 
 def check_own_modules(path: Path, root: Path) -> None:
-    """Refuse a file that imports a module beside it if this process has another module of that name loaded.
+    """Raise UsageError if a file imports a module beside it, and this process has another module of that name loaded.
 
     `root` is searched first for the file's modules. For example, `new/train.py` imports `util`, there is a
-    `new/util.py` beside it, and `util` was loaded from `old/`. Raises UsageError.
+    `new/util.py` beside it, and `util` was loaded from `old/`.
     """
     loaded = {name.partition(".")[0] for name in sys.modules} - sources.loaded_at_start - {_OURS}
     beside = {entry.name.partition(".")[0] for entry in os.scandir(root)} if root.is_dir() else set()

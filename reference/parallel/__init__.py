@@ -1,1 +1,1 @@
-"""Distributes parameters and tokens over ranks: the mesh, its process groups, FSDP and expert dispatch."""
+"""Distribute parameters and tokens over ranks: the mesh, its process groups, FSDP, tensor and expert parallelism."""

@@ -1,4 +1,4 @@
-"""Functional collectives over named groups; each call launches the collective and waits for it.
+"""Call functional collectives over named groups; each function launches the collective and waits for it.
 
 Eager and traced code share these calls, so both issue the same collectives, and in a traced graph the wait follows the
 launch.
@@ -58,10 +58,8 @@ def all_to_all(x: Tensor, output_splits: list[int], input_splits: list[int], gro
 
 
 def _own_group(x: Tensor, name: str) -> dist.ProcessGroup | None:
-    """The Python group to call directly for tensors in host memory; None if the operator must be called instead.
-
-    The operator must be called if a mode, a trace or a profiler has to see it, or if autograd has to.
-    """
+    """The Python group to call directly for tensors in host memory; None if the operator must be called instead. The
+    operator must be called if a mode, a trace or a profiler has to see it, or if autograd has to."""
     if is_watched() or not x.is_cpu or (x.requires_grad and torch.is_grad_enabled()):
         return None
     found = group_named(name)

@@ -33,10 +33,8 @@ MOST_GATHERED = 64 * 2**20
 
 
 class DeviceOrderGroup(RankOrderGroup):
-    """The collectives of `RankOrderGroup`, with the same bits, without a copy to host memory.
-
-    `transport` moves the tensors: NCCL on GPUs, gloo on a CPU.
-    """
+    """The collectives of `RankOrderGroup`, with the same bits, without a copy to host memory. `transport` moves the
+    tensors: NCCL on GPUs, gloo on a CPU."""
 
     def __init__(self, transport: dist.ProcessGroup) -> None:
         dist.ProcessGroup.__init__(self, transport.rank(), transport.size())  # type: ignore[call-arg]
@@ -50,8 +48,8 @@ class DeviceOrderGroup(RankOrderGroup):
         return self._moved(output, x.contiguous(), output_splits, input_splits)
 
     def _all_gather(self, output: Tensor, x_N: Tensor) -> Work:
-        """Use the transport's own all-gather, which sums nothing and so needs no order."""
         x_N = x_N.contiguous()
+        # The transport's own all-gather sums nothing, and so needs no order.
         work = flat_collectives(self._transport)[0](output.view(-1), x_N.view(-1))
         return _Held(work, x_N)
 
@@ -69,7 +67,7 @@ class DeviceOrderGroup(RankOrderGroup):
         return _Held(work, gathered_WN, lambda: x.copy_(self._sum(gathered_WN).view_as(x)))
 
     def _all_reduce_by_parts(self, x: Tensor) -> Work:
-        """Let each rank sum a W-th of the tensor, and gather the sums."""
+        """Each rank sums a W-th of the tensor, then all gather the sums."""
         # Padded with zeros to W equal parts; the last parts' padding is left out of the result.
         sent_WN = x.new_zeros(self.size(), -(-x.numel() // self.size()))
         sent_WN.view(-1)[: x.numel()].copy_(x.reshape(-1))
@@ -78,6 +76,7 @@ class DeviceOrderGroup(RankOrderGroup):
 
         def finish() -> None:
             sum_N = self._sum(received_WN)
+            # The received parts are not needed any more, so the sums are gathered into their memory.
             gathering = self._all_gather(received_WN, sum_N)
             gathering.wait()
             x.copy_(received_WN.view(-1)[: x.numel()].view_as(x))
@@ -94,10 +93,8 @@ class DeviceOrderGroup(RankOrderGroup):
 
 
 class _Held(Work):
-    """Work that keeps its inputs alive until the wait, and then calls `finish`.
-
-    On CUDA only the current stream waits, and `finish` runs on that stream; the host continues.
-    """
+    """Work that keeps its inputs alive until the wait, and then calls `finish`. On CUDA only the current stream waits,
+    and `finish` runs on that stream; the host continues."""
 
     def __init__(self, work: Work, read: Tensor, finish: Callable[[], Any] | None = None) -> None:
         super().__init__()
@@ -114,7 +111,7 @@ class _Held(Work):
 
 
 def sum_in_one_kernel(parts_WN: Tensor) -> Tensor:
-    """Return the sum of `sum_in_rank_order`, with equal bits, by Triton's kernel, which reads each part once."""
+    """The sum in rank order, with the bits of `sum_in_rank_order`, by Triton's kernel, which reads each part once."""
     from bitproof.reference.parallel.rank_order_kernel import add_parts
 
     parts_WN = parts_WN if parts_WN[0].is_contiguous() else parts_WN.contiguous()
@@ -124,14 +121,13 @@ def sum_in_one_kernel(parts_WN: Tensor) -> Tensor:
 
 
 def sums_in_one_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel runs on a device, and gives the bits of sequential additions where the order of a sum
-    matters."""
+    """Whether the kernel runs on a device, with the bits of sequential additions where the order of a sum matters."""
     return why_no_kernel(device, dtype) is None
 
 
 @functools.cache
 def why_no_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why additions replace the kernel on a device, in words; None if the kernel is used."""
+    """The reason why a device adds part by part instead of by the kernel, in words; None if the kernel is used."""
     large = 2 / torch.finfo(dtype).eps  # ascending: the first 1 is lost, the sum is 1; descending: it is 2
     ordered_W = torch.tensor([large, 1.0, -large, 1.0], dtype=dtype, device=device)
     many_WN = torch.randn(4, 4097, generator=torch.Generator().manual_seed(0)).to(device, dtype)

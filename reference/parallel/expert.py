@@ -1,4 +1,4 @@
-"""Expert parallelism: sends routed rows to the ranks of their experts, and back.
+"""Send routed rows to the ranks of their experts, and back (expert parallelism).
 
 Rank i of the expert group has experts [i * L, (i + 1) * L). Rows to send are sorted by expert, so the rows for a rank
 are adjacent; ranks exchange counts first, so that each knows its split sizes. Received rows are ordered by sender, then
@@ -53,10 +53,8 @@ class ExpertExchange:
         self.group = group
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Route]:
-        """Send `rows_RD`, sorted by expert with `counts_E` (int64) rows each, to the experts' ranks.
-
-        Returns the received rows in expert order, the int32 end offset of each local expert, and the route.
-        """
+        """Send `rows_RD`, sorted by expert with `counts_E` (int64) rows each, to the experts' ranks. Returns the
+        received rows in expert order, the int32 end offset of each local expert, and the route back."""
         num_local = counts_E.shape[0] // self.size
         even = [num_local] * self.size
         counts_WL = all_to_all(counts_E, even, even, self.group).view(self.size, num_local)
@@ -81,7 +79,7 @@ class ExpertExchange:
 
 
 class CapacityExchange:
-    """Like `ExpertExchange`, but with a limit: an expert accepts at most C of each rank's rows.
+    """`ExpertExchange` with a limit: an expert accepts at most C of each rank's rows.
 
     C is `capacity` times an expert's even share of a rank's rows, rounded up. No size depends on data, so the host
     waits for nothing. Each rank sends an expert's first C rows in order and drops the others, whose results are zeros.
@@ -93,10 +91,11 @@ class CapacityExchange:
     def __init__(self, size: int, group: str, capacity: float) -> None:
         self.size = size
         self.group = group
+        # As written in decimals: the float 1.1 is a little more than 11 / 10, and could round up to a slot more.
         self.capacity = Fraction(str(capacity))
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Slots]:
-        """Like `ExpertExchange.dispatch`; an expert's rows are ordered by sender, then slot."""
+        """`ExpertExchange.dispatch`, but an expert's rows are ordered by sender, then slot."""
         num_experts = counts_E.shape[0]
         num_slots = -(-rows_RD.shape[0] * self.capacity.numerator // (num_experts * self.capacity.denominator))
         ends_E = counts_E.cumsum(0)
@@ -105,6 +104,7 @@ class CapacityExchange:
         slot_C = torch.arange(num_slots, device=rows_RD.device)
         # Index 0 is a row of zeros.
         row_EC = (starts_E.unsqueeze(1) + slot_C + 1) * (slot_C < counts_E.unsqueeze(1))
+        # The inverse, for `combine`: each row's slot, counted from 1, or 0 for a dropped row.
         expert_R = torch.searchsorted(ends_E, row_R, right=True)
         place_R = row_R - starts_E[expert_R]
         slot_R = (expert_R * num_slots + place_R + 1) * (place_R < num_slots)
@@ -122,7 +122,7 @@ class CapacityExchange:
         return _after_zeros(rows_WLCD.flatten(0, 2))[slots.of_R]
 
     def _exchange(self, rows_WLCD: Tensor) -> Tensor:
-        """Send part i of the first dim to rank i; part i of the result came from rank i."""
+        """Send part i of the first dim to rank i; part i of the result is from rank i."""
         even = [rows_WLCD.shape[1] * rows_WLCD.shape[2]] * self.size
         sent = rows_WLCD.flatten(0, 2)
         received: Tensor = AllToAll.apply(sent, even, even, self.group)  # type: ignore[no-untyped-call]
@@ -131,8 +131,10 @@ class CapacityExchange:
 
 @dataclass(frozen=True)
 class _Slots:
-    """`number`: the slots that each expert has for a rank's rows. `of_R`: each row's slot, counted from 1; 0 for a
-    dropped row."""
+    """`number`: the slots that each expert has for a rank's rows.
+
+    `of_R`: each row's slot, from 1; 0 for a dropped row.
+    """
 
     number: int
     of_R: Tensor

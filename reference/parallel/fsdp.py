@@ -1,4 +1,4 @@
-"""Fully sharded parameters: each rank stores 1/W of a parameter and gathers it when a module reads it.
+"""Shard parameters fully: each rank stores 1/W of a parameter and gathers it when a module reads it.
 
 A rank stores its rows of dim 0 of a parameter, in float32, padded with zero rows so that all ranks have the same shape
 (a single traced graph then fits every rank). Reading the module's attribute
@@ -44,8 +44,8 @@ class Sharding:
 
     `part` has `narrow`'s arguments: (dim, first, extent). The part is the whole parameter, unless expert parallelism
     (dim 0) or tensor parallelism (dim 0 or 1) splits it. `is_summed`: each rank of the tensor group has the whole
-    parameter and a part of its gradient. `copies`: how many tensor ranks have the same rows. `is_replicated`: every
-    rank of `group` has all rows, and `size` is 1.
+    parameter and a part of its gradient. `copies`: the number of tensor ranks with the same rows. `is_replicated`:
+    every rank of `group` has all rows, and `size` is 1.
     """
 
     group: str
@@ -60,7 +60,7 @@ class Sharding:
 
     @property
     def rows_per_rank(self) -> int:
-        """Rows of a rank's shard, padding included."""
+        """The number of rows of a rank's shard, padding included."""
         return -(-self.rows // self.size)
 
     def local_rows(self, whole: Tensor, coordinate: int) -> Tensor:
@@ -93,6 +93,7 @@ class Unshard(torch.autograd.Function):
         if sharding.is_replicated:
             return all_reduce(grad.contiguous(), sharding.group).to(torch.float32), None
         if padding:
+            # `pad` takes two sizes per dim, from the last dim to the first.
             grad = functional.pad(grad, [0, 0] * (grad.dim() - 1) + [0, padding])
         rows = reduce_scatter(grad.contiguous(), sharding.size, sharding.group)
         return rows.to(torch.float32), None
@@ -161,7 +162,7 @@ def fully_shard(
 
 
 def _tied_parameters(model: nn.Module) -> dict[str, str]:
-    """Maps each further name of a parameter that several modules share to the parameter's first name."""
+    """The first name of each parameter that several modules share, by each further name."""
     first: dict[nn.Parameter, str] = {}
     every = model.named_parameters(remove_duplicate=False)
     found = {name: first.setdefault(parameter, name) for name, parameter in every}
@@ -212,10 +213,8 @@ def _initial_shard(
 
 
 def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> type[nn.Module]:
-    """A subclass of a module's class that unshards a sharded parameter when it is read.
-
-    The parameter stays registered under its own name, so `named_parameters` yields shards.
-    """
+    """A subclass of a module's class that unshards a sharded parameter when it is read. The parameter stays registered
+    under its own name, so `named_parameters` yields shards."""
 
     def reader(name: str) -> property:
         return property(lambda module: Unshard.apply(registered_parameter(module, name), shardings[name]))  # type: ignore[no-untyped-call]
@@ -225,8 +224,7 @@ def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> t
 
 
 def placement_hash(model: nn.Module) -> str:
-    """The SHA-256 of all parameters' layouts. It leaves out which part a rank has, as that differs from rank to
-    rank."""
+    """The SHA-256 of all parameters' layouts, equal on all ranks: it leaves out which part a rank has."""
     told = [
         [name, x.group, x.size, x.part[0], x.part[2], x.rows, x.is_summed, x.copies, x.is_replicated]
         for name, x in shardings_of(model).items()

@@ -1,4 +1,4 @@
-"""The ranks of a case and their process groups, under names that are the same on every rank.
+"""Define the ranks of a case and their process groups, under names that are the same on every rank.
 
 A traced graph names its groups. A DeviceMesh makes names that differ from rank to rank, so ranks could not run the same
 graph. Here each group is named by its purpose, and every rank registers its own instance under that name.
@@ -49,10 +49,11 @@ partitions: dict[str, Partition] = {}
 time_limits: list[timedelta] = []
 """The time limit of this process's collectives; empty until it has joined groups."""
 _wraps: list[Wrap] = []
-"""The function that replaces torch's group by one with a stated order of sums; returns torch's own if NCCL's own sums
-are used."""
+"""The function that replaces torch's group by one with a stated order of sums; it returns torch's own group if NCCL's
+own sums are used.
+"""
 disturbances: list[Wrap] = []
-"""A fault's wrapper for every group, if a fault runs."""
+"""The wrapper that a fault puts around every group, if a fault runs."""
 shared_memories: list[SharedMemory] = []
 """The shared memory of this process's groups, if all ranks run on the same machine and use it."""
 _in_memory: list[SharedMemoryGroup] = []
@@ -124,8 +125,8 @@ def join_groups(
     `backend` is "nccl" or "gloo". Collectives wait for at most `timeout` seconds. Groups sum in rank order: gloo copies
     CUDA tensors through host memory (see `RankOrderGroup`), NCCL adds on the device (see `DeviceOrderGroup`) unless
     `native` asks for NCCL's own sums. With `memory`, made before the ranks were forked, the named groups communicate
-    through it, with the same bits; torch's default group still uses gloo. A fault replaces every named group by
-    `disturb`'s result. The rank reports the collectives of named groups on the `board`, if given.
+    through it, with the same bits; torch's default group still uses gloo. For a fault, `disturb` wraps every named
+    group. The rank reports the collectives of named groups on the `board`, if given.
     """
     limit = timedelta(seconds=timeout)
     world_size = mesh.parallelism.world_size
@@ -133,6 +134,7 @@ def join_groups(
     dist.init_process_group(
         backend, store=store, rank=mesh.rank, world_size=world_size, timeout=limit, device_id=device_id
     )
+    # `ensure_group` reads these lists, so they are filled first.
     time_limits.append(limit)
     _wraps.append(RankOrderGroup if backend == "gloo" else (lambda group: group) if native else DeviceOrderGroup)
     if disturb is not None:
@@ -155,7 +157,7 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
     """Make and register a group over each part of `partition`, all ranks together. Does nothing if the group exists.
 
     All ranks call this for the same groups in the same order. On NCCL, `high_priority` runs the group's collectives on
-    a high-priority stream. Raises ValueError if the name stands for another partition, and for ranks that do not
+    a high-priority stream. Raises ValueError if the name belongs to another partition, and for ranks that do not
     ascend, which torch would silently sort.
     """
     partition = [list(ranks) for ranks in partition]
@@ -171,10 +173,8 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
 
 
 def pipeline_group(mesh: Mesh) -> dist.ProcessGroup:
-    """torch's own group of the ranks in this rank's pipeline; all ranks make it together.
-
-    It is only for messages between two ranks, which our groups do not support.
-    """
+    """torch's own group of the ranks in this rank's pipeline; all ranks make it together. It is only for messages
+    between two ranks, which the other groups here do not support."""
     return _own_part(mesh.partition(PIPELINE), False)
 
 
@@ -221,14 +221,13 @@ def _in_rank_order(group: dist.ProcessGroup, partition: Partition) -> dist.Proce
 
 
 def collectives_in_memory() -> dict[str, int]:
-    """The number of collectives that this rank has launched in each group in shared memory, except groups of a single
-    rank."""
+    """The number of collectives that this rank has launched in each group in shared memory of several ranks."""
     groups = [group for group in _in_memory if group.num_ranks > 1]
     return {f"shared memory {index}": group.inline.posted for index, group in enumerate(groups)}
 
 
 def ranks_in(name: str) -> tuple[int, ...] | None:
-    """The ranks of this rank's instance of a group, ours or torch's own; None if no such group is registered."""
+    """The ranks of this rank's instance of a group, the reference's or torch's own; None for an unknown group."""
     if name in partitions:
         rank = dist.get_rank()
         return next((tuple(ranks) for ranks in partitions[name] if rank in ranks), None)

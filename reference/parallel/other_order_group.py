@@ -23,14 +23,13 @@ from bitproof.reference.parallel.rank_order_group import sum_in_rank_order
 ORDERS = ("descending", "pairwise", "position")
 FEWEST_RANKS = {"descending": 3, "pairwise": 4, "position": 3}
 """For each order, the fewest ranks for which it differs from ascending. Two ranks have a single order of addition, and
-pairs of three ranks are added in ascending order."""
+pairs of three ranks are added in ascending order.
+"""
 
 
 class OtherOrderGroup(DeviceOrderGroup):
-    """A group that communicates through `transport`, and adds in `order` while `is_on()`.
-
-    Calls `tell` for each sum in that order: of floating-point values, over at least as many ranks as the order needs.
-    """
+    """A group that communicates through `transport`, and adds in `order` while `is_on()`. It calls `tell` for each sum
+    in that order: of floating-point values, over at least as many ranks as the order needs."""
 
     def __init__(
         self, transport: dist.ProcessGroup, order: str, is_on: Callable[[], bool], tell: Callable[[], None]
@@ -48,7 +47,7 @@ class OtherOrderGroup(DeviceOrderGroup):
 
 
 def sum_in_order(parts_WN: Tensor, order: str) -> Tensor:
-    """Sum each rank's part, (N,), in an order of this file's list."""
+    """Sum each rank's part, (N,), in one of the ORDERS, which the top of this file describes."""
     match order:
         case "descending":
             return sum_in_rank_order(parts_WN.flip(0))

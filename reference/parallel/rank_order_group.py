@@ -101,6 +101,7 @@ class RankOrderGroup(dist.ProcessGroup):
         return transfer if received is output else _FinishOnWait(transfer, lambda: output.copy_(received))
 
     def _all_gather(self, output: Tensor, x_N: Tensor) -> Work:
+        # gloo's all-to-all sends each rank a part of its own, so the tensor is repeated W times.
         sent_WN = kept_apart(to_host(x_N).reshape(1, -1).expand(self.size(), -1).contiguous(), x_N)
         return self._transfer(output.view(self.size(), -1), sent_WN, [], [])
 
@@ -117,7 +118,7 @@ class RankOrderGroup(dist.ProcessGroup):
 
 
 class LoneGroup(RankOrderGroup):
-    """The group of a single rank: each collective is a copy at the launch, and the sum over ranks is the rank's own
+    """The group of a single rank: a collective is a copy at its launch, since the sum over ranks is the rank's own
     part."""
 
     def __init__(self) -> None:
@@ -179,7 +180,7 @@ def _refuse_all_but_sum(opts: Any) -> None:
 
 
 def to_host(x: Tensor) -> Tensor:
-    """Return `x` contiguous and in host memory; `x` itself if it already is."""
+    """`x` contiguous and in host memory; `x` itself if it already is."""
     return x.contiguous().cpu()
 
 

@@ -25,8 +25,10 @@ Tell = Callable[[str], None]
 
 
 class ReportingGroup(dist.ProcessGroup):
-    """The collectives of `inner`, any group of torch's or of ours, named `name`. Calls `tell` with each action, a
-    launch or a wait."""
+    """The collectives of another group, `inner`, named `name`.
+
+    Calls `tell` before and after each launch and each wait.
+    """
 
     def __init__(self, inner: dist.ProcessGroup, name: str, tell: Tell) -> None:
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
@@ -40,20 +42,20 @@ class ReportingGroup(dist.ProcessGroup):
         return self.inner.name()
 
     def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-        """As the inner group does."""
+        """Report the collective, and call the inner group."""
         return self._launch("all_gather", inputs, self.inner.allgather_into_tensor_coalesced, outputs, inputs, opts)
 
     def reduce_scatter_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-        """As the inner group does."""
+        """Report the collective, and call the inner group."""
         call = self.inner.reduce_scatter_tensor_coalesced
         return self._launch("reduce_scatter", inputs, call, outputs, inputs, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
-        """As the inner group does."""
+        """Report the collective, and call the inner group."""
         return self._launch("all_reduce", tensors, self.inner.allreduce_coalesced, tensors, opts)
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
-        """As the inner group does."""
+        """Report the collective, and call the inner group."""
         return self._launch("all_reduce", tensors, self.inner.allreduce, tensors, opts)
 
     def _allgather_base(self, output: Tensor, x: Tensor, opts: Any = None) -> Work:
@@ -65,7 +67,7 @@ class ReportingGroup(dist.ProcessGroup):
     def alltoall_base(
         self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Work:
-        """As the inner group does."""
+        """Report the collective, and call the inner group."""
         call = self.inner.alltoall_base
         return self._launch("all_to_all", [x], call, output, x, output_splits, input_splits, opts)
 

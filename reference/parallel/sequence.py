@@ -1,8 +1,8 @@
-"""Sequence parallelism: outside split layers, each rank of a tensor group has adjacent tokens of every row.
+"""Split the sequence among the ranks of a tensor group outside split layers (sequence parallelism).
 
-Residuals and norms are computed on a rank's own part of the sequence (https://arxiv.org/abs/2205.05198, section 4.2).
-At the start of a split layer its ranks' parts are gathered; at its end its partial sums are added and scattered. So the
-two sums of a split layer (see `tensor`) become
+Each rank has adjacent tokens of every row. Residuals and norms are computed on a rank's own part of the sequence
+(https://arxiv.org/abs/2205.05198, section 4.2). At the start of a split layer its ranks' parts are gathered; at its end
+its partial sums are added and scattered. So the two sums of a split layer (see `tensor`) become
 
     input      forward: all-gather       backward: reduce-scatter, the sum of the ranks' gradients
     output     forward: reduce-scatter   backward: all-gather
@@ -27,25 +27,26 @@ from bitproof.reference.parallel.collectives import all_gather, reduce_scatter
 
 
 def gathered(x_BsD: Tensor, size: int, group: str) -> Tensor:
-    """All ranks' parts, in rank order: (B, S, D)."""
+    """Gather all ranks' parts of the sequence, in rank order: (B, S, D)."""
     x_WBsD = all_gather(x_BsD.contiguous(), size, group).unflatten(0, (size, -1))
     return x_WBsD.transpose(0, 1).flatten(1, 2)
 
 
 def scattered(x_BSD: Tensor, size: int, group: str) -> Tensor:
-    """This rank's part of the sum of all ranks' `x_BSD`, in rank order on gloo: (B, s, D)."""
+    """Add all ranks' `x_BSD`, in rank order on gloo, and keep this rank's part of the sum: (B, s, D)."""
     x_WBsD = x_BSD.unflatten(1, (size, -1)).transpose(0, 1)
     return reduce_scatter(x_WBsD.flatten(0, 1).contiguous(), size, group)
 
 
 def own_part(x_BSD: Tensor, size: int, coordinate: Tensor) -> Tensor:
-    """The part of the rank with this `coordinate` (1,): (B, s, D)."""
+    """The part of the sequence of the rank with this `coordinate` (1,): (B, s, D)."""
     return x_BSD.unflatten(1, (size, -1)).index_select(1, coordinate).flatten(1, 2)
 
 
 class GatherInput(torch.autograd.Function):
-    """Gathers the ranks' parts at a split layer's input; backward adds the ranks' gradients and keeps this rank's
-    part."""
+    """Gather the ranks' parts at a split layer's input; backward adds the ranks' gradients and keeps this
+    rank's part.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int, group: str) -> Tensor:
@@ -60,8 +61,9 @@ class GatherInput(torch.autograd.Function):
 
 
 class ScatterOutput(torch.autograd.Function):
-    """Adds the ranks' partial sums at a split layer's output and keeps this rank's part; backward gathers the
-    gradient."""
+    """Add the ranks' partial sums at a split layer's output and keep this rank's part; backward gathers the
+    gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int, group: str) -> Tensor:
@@ -76,7 +78,7 @@ class ScatterOutput(torch.autograd.Function):
 
 
 class KeepOwn(torch.autograd.Function):
-    """Keeps this rank's part of a tensor that every rank computes for all tokens; backward gathers the gradient."""
+    """Keep this rank's part of a tensor that every rank computes for all tokens; backward gathers the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, coordinate: Tensor, size: int, group: str) -> Tensor:
@@ -91,7 +93,7 @@ class KeepOwn(torch.autograd.Function):
 
 
 class GatherWhole(torch.autograd.Function):
-    """Gathers the ranks' parts for layers that every rank computes for all tokens. Backward keeps this rank's part,
+    """Gather the ranks' parts for layers that every rank computes for all tokens. Backward keeps this rank's part,
     without a sum: each rank already has the whole gradient."""
 
     @staticmethod

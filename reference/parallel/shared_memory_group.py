@@ -1,5 +1,4 @@
-"""A process group for ranks on the same machine: they communicate through shared memory and sum in ascending rank
-order.
+"""A process group for ranks on the same machine: they exchange data through shared memory and sum in rank order.
 
 A launch writes this rank's data into shared memory; a wait reads the data of the others. Both copy on the calling
 thread, so a collective needs no rank's help after all ranks have launched it. All ranks launch a group's collectives in
@@ -43,12 +42,14 @@ _GATHER, _SCATTER, _EXCHANGE = 1, 2, 3
 _MAX_VIEWS = 4096
 
 Receive = Callable[[Sequence[int], Sequence[int], int], None]
-"""Receives a piece. Arguments: the offset of each rank's bytes in the mapping, their number, and how many came
-before."""
+"""A function that receives a piece: the offset of each rank's bytes in the mapping, their number, and the number of
+bytes before.
+"""
 
 
 class SharedMemoryGroup(RankOrderGroup):
-    """The collectives of `RankOrderGroup`, over an inline and a bulk ring in shared memory."""
+    """The collectives of `RankOrderGroup`, over two rings in shared memory: inline for small messages, bulk for large
+    ones."""
 
     def __init__(self, gloo: dist.ProcessGroup, rings: tuple[Ring, Ring]) -> None:
         super().__init__(gloo)
@@ -224,13 +225,13 @@ class _Exchange(Work):
         )
 
     def _exchange_pieces(self, sent_by: list[Sequence[int]], is_inline: list[bool]) -> None:
-        """Exchange the large messages of the ranks in `sent_by` in pieces. The other ranks post empty pieces, so that
-        all ranks use the same slots."""
+        """Exchange the large messages of the ranks in `sent_by` in pieces."""
         group, ring, me = self._group, self._group.bulk, self._group.index
         num_parts, mine = (1, 0) if self._kind == _GATHER else (group.num_ranks, me)
         piece = BULK_BYTES // num_parts // _LINE * _LINE
         num_pieces = -(-max(map(max, sent_by)) // piece)
 
+        # Ranks with small messages post empty pieces, so that all ranks use the same slots.
         def post(index: int) -> None:
             at, start = ring.begin_post(), index * piece
             for part in range(0 if is_inline[me] else num_parts):
@@ -250,17 +251,14 @@ class _Exchange(Work):
             ring.end_read()
 
     def _write(self, at: int, start: int, count: int) -> None:
-        """Copy bytes of the message to an offset in the mapping."""
         if count > 0:
             assert self._x is not None, "it is not complete"
             ctypes.memmove(self._group.memory.address + at, self._x.data_ptr() + start, count)
 
 
 class _Call(NamedTuple):
-    """A collective as headers describe it: operator, dtype and shape.
-
-    `told`: the whole text. `text`: as much of it as fits in a header. `digest`: a digest of all of it.
-    """
+    """A collective as headers describe it: operator, dtype and shape. `told`: the whole text. `text`: as much of it as
+    fits in a header. `digest`: a digest of all of it."""
 
     told: str
     text: bytes
@@ -294,6 +292,7 @@ def _summing(group: SharedMemoryGroup, target: Tensor) -> Receive:
 
     def receive(offsets: Sequence[int], sizes: Sequence[int], done: int) -> None:
         itemsize = target.element_size()
+        # Messages of equal size begin at the same place in each slot, so offsets are equally far apart.
         stride = offsets[1] - offsets[0] if len(offsets) > 1 else 0
         rows = group.rows(target.dtype, offsets[0], stride, sizes[0] // itemsize)
         total_N = target.view(-1)

@@ -1,4 +1,4 @@
-"""Tensor parallelism: the ranks of a tensor group share a layer, attention or feed-forward, between them.
+"""Share layers among the ranks of a tensor group: attention and feed-forward (tensor parallelism).
 
 Weights that map into heads or hidden features are split by output (dim 0), weights that map out of them by input (dim
 1), so a rank computes whole heads and features, and a partial sum of the layer's output. Each layer needs two sums over
@@ -12,8 +12,8 @@ layers. Norms, embeddings and the output layer are replicated: they read the sam
 each rank, so their gradients agree without a sum.
 
 Some parameters within a split layer are whole on every rank: the projections to latents, norms over single heads, and
-routers. A rank computes the part of their gradient that comes from its own heads or tokens. So the gradient is summed
-over the tensor group, in the reduce dtype, before it is reduced over data ranks (see `fsdp`).
+routers. A rank computes only its own heads' or tokens' part of their gradient. So the gradient is summed over the
+tensor group, in the reduce dtype, before it is reduced over data ranks (see `fsdp`).
 
 A mixture of experts splits its shared experts by features and its tokens by rank. Every rank routes and counts all
 tokens, but sends only its own share to the experts: T / W adjacent tokens. So the ranks of the expert group, which may
@@ -63,7 +63,8 @@ SPLIT_DIMS: dict[type[nn.Module], dict[str, int | None]] = {
     MoE: {"router.weight": None, **{f"shared_experts.{name}": dim for name, dim in _FEED_FORWARD.items()}},
 }
 """The layers that can be split, with the dim of each parameter's split; None for a parameter that stays whole. Routed
-experts are missing here: the expert group splits them."""
+experts are missing here: the expert group splits them.
+"""
 
 _ROUTED = "experts."
 
@@ -116,6 +117,7 @@ def split_layers(
     device = next(model.parameters()).device
 
     def register_coordinate(module: nn.Module) -> None:
+        # As a buffer, the coordinate is an input of a traced graph, whose code is then equal on all ranks.
         coordinate = torch.tensor([mesh.coordinate(TENSOR)], device=device)
         module.register_buffer("tensor_coordinate", coordinate, persistent=False)
 
@@ -129,6 +131,7 @@ def split_layers(
                 dims |= split_dims(path, module, size, num_tokens)
                 if isinstance(module, MoE):
                     register_coordinate(module)
+                # Only the class is replaced, so the module's parameters, their names and its hooks stay.
                 module.__class__ = _splitting_class(type(module), size, by_sequence)
     if by_sequence:
         dims["norm.weight"] = None
@@ -140,10 +143,8 @@ def split_layers(
 
 
 def split_dims(path: str, module: nn.Module, size: int, num_tokens: int) -> dict[str, int | None]:
-    """The dims along which a layer's parameters are split over `size` ranks, as `split_layers` returns them.
-
-    Raises CaseError for a layer that cannot be split, or not evenly.
-    """
+    """The dims along which a layer's parameters are split over `size` ranks, as `split_layers` returns them. Raises
+    CaseError for a layer that cannot be split, or not evenly."""
     known = _known_parameters(path, module)
     _refuse_unless_split_evenly(path, module, size, num_tokens)
     return {f"{path}.{own}": dim for own, dim in known.items()}
@@ -232,10 +233,8 @@ def _gathering_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
 
 
 def _splitting_class(cls: type[nn.Module], size: int, by_sequence: bool) -> type[nn.Module]:
-    """A subclass whose forward computes this rank's part of the layer, between the two sums.
-
-    `by_sequence`: it takes and returns this rank's part of the sequence.
-    """
+    """A subclass whose forward computes this rank's part of the layer, between the two sums. `by_sequence`: it takes
+    and returns this rank's part of the sequence."""
 
     signature = inspect.signature(cls.forward)
     own = list(signature.parameters)[1]
@@ -264,5 +263,6 @@ def _routed_share(self: MoE, cls: type[MoE], size: int, x_TD: Tensor, routing: R
     experts_tK = own(routing.experts_TK)
     counts_E = count_rows(experts_tK, routing.counts_E.shape[0])
     y_tD = cls._routed(self, own(x_TD), Routing(experts_tK, own(routing.weights_TK), counts_E))
+    # Zeros for the other ranks' tokens, so that the sum over the ranks adds each token once.
     others_WtD = y_tD.new_zeros(size, *y_tD.shape)
     return others_WtD.index_copy(0, coordinate, y_tD.unsqueeze(0)).flatten(0, 1)

@@ -1,1 +1,1 @@
-"""The checks of a case that ship with the core: `case_checks.py` is the table of them."""
+"""The checks that come with bitproof; `case_checks.py` is the table of them."""

@@ -1,4 +1,4 @@
-"""Agreement that is no evidence: of values that show nothing, of a graph that races, of calls without records."""
+"""Refuse an EQUAL that is no evidence: values are all zero, a graph races, or a pass's calls have no records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def substance(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Withdraw agreement that shows nothing, also that of a CLOSE. A difference is never vacuous."""
+    """Withdraw an EQUAL or CLOSE that shows nothing, for example because all compared gradients are zero.
+
+    A difference always shows something, so other verdicts are kept.
+    """
     if judgement.verdict != Verdict.CLOSE and run.comparison.verdict != Verdict.EQUAL:
         return judgement
     if judgement.verdict == Verdict.NONDETERMINISTIC:  # says more
@@ -21,11 +24,8 @@ def substance(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def races(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Withdraw agreement of a graph that races.
-
-    A graph races if it reads the result of a collective or a copy, or writes its input, before anything waits for it.
-    If a system differs from itself, its races are listed beside that.
-    """
+    """Withdraw the EQUAL or CLOSE of a graph that races; list the races if a system differs from itself. A graph races
+    if it reads the result of a collective or a copy, or writes its input, before the wait for that call."""
     text = tell(RACES, run.races)
     if judgement.verdict in (Verdict.EQUAL, Verdict.CLOSE):
         return judgement.withdrawn(text)
@@ -33,7 +33,7 @@ def races(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def races_beside(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Remarks on the races of a graph, if systems differ and no call to blame was found."""
+    """Mention a graph's races as a possible cause, if systems differ and no call to blame was found."""
     first = judgement.first_divergence
     if first is not None and first.call is None:
         run.remarks += [f"a graph races, which may be the cause: {race}" for race in run.races]
@@ -41,7 +41,7 @@ def races_beside(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def uncompared(judgement: Judgement, run: CaseRun) -> Judgement:
-    """A remark on the calls of a user's pass whose values no record shows."""
+    """Add a remark that counts the calls of a user's pass whose values no record contains."""
     if run.graph is not None:
         from bitproof.harness.localize.every_call import told_uncompared
 

@@ -1,4 +1,4 @@
-"""The checks of a case, in order: each takes what is known so far and returns what is known after it.
+"""The checks of a case, in order: each takes the case's result so far and returns it, changed or not.
 
 Once both first runs are compared, the checks of DECIDING turn the comparison into a verdict. For example, `control`
 runs both systems again, and turns DIFFERENT into NONDETERMINISTIC if one differs from itself. The checks of REPORTING
@@ -23,7 +23,7 @@ Known = TypeVar("Known")
 
 
 class CaseCheck(NamedTuple):
-    """A check of the core: its function as MODULE:FUNCTION of this package, and when it applies."""
+    """A check: its function as MODULE:FUNCTION in this package, and the condition under which it applies."""
 
     source: str
     applies: Callable[[Any, CaseRun], bool]
@@ -44,12 +44,12 @@ def _has_bound(_: Judgement, run: CaseRun) -> bool:
 
 
 def _may_explain(known: Judgement, run: CaseRun) -> bool:
-    """Whether there is a difference to explain. Without partners a search would compare unrelated calls."""
+    """Whether a search for the cause makes sense: there is a difference, and calls of both systems can be paired."""
     return known.first_divergence is not None and known.verdict != Verdict.CLOSE and run.has_partners
 
 
 def _lacks_calls(known: Judgement, run: CaseRun) -> bool:
-    """Whether a user's pass may compute values that no record shows."""
+    """Whether a user's pass may compute values that no record contains."""
     return _is_equal(known) and bool(run.options.extra_passes) and not run.options.every_call
 
 
@@ -69,17 +69,19 @@ DECIDING = {
     "uncompared": CaseCheck("agreement:uncompared", _lacks_calls),
     "races_beside": CaseCheck("agreement:races_beside", lambda _, run: bool(run.races)),
 }
-"""The checks that decide the verdict: nondeterminism before bounds, bounds before what withdraws agreement."""
+"""The checks that decide the verdict. Order matters: nondeterminism before bounds, and both before withdrawals of
+EQUAL.
+"""
 
 REPORTING = {
     "baselines": CaseCheck("drifted:baselines", lambda _, run: run.options.baseline_dir is not None),
     "findings": CaseCheck("findings:with_findings", lambda _, run: bool(run.options.active)),
 }
-"""The checks of a case whose verdict is final; `findings` are those with options of their own and those of users."""
+"""The checks of a case whose verdict is final. `findings` runs those with command-line options and those of users."""
 
 
 def applied(checks: Mapping[str, CaseCheck], known: Known, run: CaseRun) -> Known:
-    """What is known after each check that applies, in order."""
+    """Apply each check whose condition holds, in order, and return the last result."""
     for check in checks.values():
         if check.applies(known, run):
             known = check(known, run)

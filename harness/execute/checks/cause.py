@@ -1,4 +1,4 @@
-"""Extend a case's result by replays: find the call to blame, or compare the calls of an EQUAL case.
+"""Find the call to blame for a difference, or compare every call of an EQUAL case, by replays of both systems.
 
 The verdict selects a search in `harness/localize`; a failing search is reported. Searches are imported when needed,
 since most cases are EQUAL and need none.
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
 
 def cause(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Trace a difference or noise to a call. Incomplete recordings are traced too: the records that differ are enough.
-
-    The verdict selects the search. If a replay does not reproduce its recording, DIFFERENT becomes NONDETERMINISTIC.
-    """
+    """Trace a difference or noise to an operator call, even in incomplete recordings: two records that differ suffice.
+    If a replay does not reproduce its recording, DIFFERENT becomes NONDETERMINISTIC."""
     first = judgement.first_divergence
     assert first is not None, "there is a difference to explain"
     run.begin_explaining()
@@ -39,7 +37,7 @@ def cause(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def every_call(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Judge an EQUAL case by the values of its calls, which replays of both systems log."""
+    """Compare the values of all calls of an EQUAL case, which replays of both systems log."""
     if not run.has_partners:
         return judgement.withdrawn("--every-call: calls of two layouts have no partners in the reference")
     from bitproof.harness.localize.every_call import EveryCall
@@ -50,7 +48,7 @@ def every_call(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def _searched(judgement: Judgement, run: CaseRun, search: Callable[[], Judgement]) -> Judgement:
-    """The judgement with the findings of replays; its verdict is unchanged if they fail. Removes their archives."""
+    """Run a search. If it fails, only the error is added to the judgement. The replays' archives are removed."""
     began = time.monotonic()
     try:
         return search()
@@ -62,7 +60,6 @@ def _searched(judgement: Judgement, run: CaseRun, search: Callable[[], Judgement
 
 
 def _with_cause(judgement: Judgement, run: CaseRun, first: Divergence) -> Judgement:
-    """Replay both systems to find the call to blame."""
     from bitproof.harness.localize.search import Search, UnrepeatableError
 
     search = Search(
@@ -78,6 +75,7 @@ def _with_cause(judgement: Judgement, run: CaseRun, first: Divergence) -> Judgem
     try:
         found = search.explain(first)
     except UnrepeatableError as error:
+        # NONDETERMINISTIC would hide that records are missing.
         if judgement.verdict == Verdict.UNVERIFIED:
             raise
         return _unrepeatable(judgement, run, error.role, error.key)
@@ -88,8 +86,7 @@ def _with_cause(judgement: Judgement, run: CaseRun, first: Divergence) -> Judgem
 
 
 def _unrepeatable(judgement: Judgement, run: CaseRun, role: Role, key: Key) -> Judgement:
-    """The judgement of a case whose replay differs from its recording: NONDETERMINISTIC, as for a differing
-    control."""
+    """Make the case NONDETERMINISTIC: a replay of `role` differs from its recording at `key`."""
     text = (
         f"a replay of {role} {getattr(run.case, role)} did not reproduce step {key.step}, rank {key.rank}, "
         f"{key.kind} {key.name}: its bits differ from the recorded ones"
@@ -108,7 +105,6 @@ def _unrepeatable(judgement: Judgement, run: CaseRun, role: Role, key: Key) -> J
 
 
 def _with_noise(judgement: Judgement, run: CaseRun, first: Divergence, repeat: Repeat) -> Judgement:
-    """Replay a system twice to find the call that makes it differ from itself."""
     from bitproof.harness.localize.noise import NoiseSearch
 
     search = NoiseSearch(

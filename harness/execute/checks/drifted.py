@@ -1,4 +1,4 @@
-"""Each side against its baselines. Calls of the first step are logged for them, and to explain what drifted."""
+"""Compare each system with its stored baseline, and find the call that made it drift."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _DRIFT_TIMEOUT = 300.0  # seconds, to compare the values of two recordings
 
 
 def baselines(result: CaseResult, run: CaseRun) -> CaseResult:
-    """Compare each side's recording with its baselines; of a side that drifted, find the first changed call.
+    """Compare each system's recording with its baseline. If a system drifted, find the first call that changed.
 
-    Recordings that are to become baselines get their calls logged, too. If the log of a drifted side cannot be made,
+    Recordings that are to become baselines get their calls logged, too. If the log of a drifted system cannot be made,
     its result states the reason.
     """
     options, found = run.options, dict[Role, BaselineResult]()
@@ -45,7 +45,9 @@ def baselines(result: CaseResult, run: CaseRun) -> CaseResult:
 
 
 def log_calls(run: CaseRun, role: Role, recording: Path) -> str | None:
-    """Store the calls of a recording's first step beside it; returns the reason in words if that fails."""
+    """Log the calls of a recording's first step by a replay, and store them beside it; returns the reason if that
+    fails.
+    """
 
     from bitproof.harness.localize.moved import LOGGED_STEP
 

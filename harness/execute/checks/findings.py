@@ -1,6 +1,6 @@
-"""Run the checks of a case, in sequence. Each gets the findings of the checks before it.
+"""Run the checks that have options of their own, and users' checks. Each gets the findings of the checks before it.
 
-A check may be a user's code. An exception in a check becomes a finding, and the case counts as not judged.
+An exception in a check becomes a finding, and the case counts as not judged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def with_findings(result: CaseResult, run: CaseRun) -> CaseResult:
-    """The result, with the finding of each active check that judges cases with the result's verdict."""
+    """Add the finding of each active check that judges cases with this verdict."""
     for check in run.options.active:
         if (finding := judged(check, evidence_of(result, run, check.name))) is not None:
             result = replace(result, checks=result.checks | {check.name: finding})
@@ -54,7 +54,7 @@ def prepared(cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterat
 
 
 def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
-    """The evidence on which the named check judges a case."""
+    """The evidence for the named check: the case's result and recordings, and a way to run either system again."""
     return Evidence(
         result=result,
         options=run.options,
@@ -69,7 +69,7 @@ def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
 def judged(check: Check, evidence: Evidence) -> Finding | None:
     """A check's finding about a case; None if the check does not judge cases with this verdict, or finds nothing.
 
-    A finding that JSON cannot represent, or an object of another type, counts as not judged.
+    If the finding cannot be written as JSON, or is no Finding, the case counts as not judged.
     """
     try:
         if not check.judges(evidence.result.verdict):

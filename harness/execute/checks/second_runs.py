@@ -1,4 +1,4 @@
-"""Each system compared with itself: in a plain second run, and in a run under stress.
+"""Compare each system with itself: in a second run with the same settings, and in a run under stress.
 
 A system that differs from itself proves nothing about another, so the case is NONDETERMINISTIC.
 """
@@ -40,11 +40,10 @@ def stress(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def _steps_of_control(run: CaseRun, first: Divergence | None) -> int:
-    """The number of steps that a second run takes. If the options allow it, the run ends with the step of the first
-    difference, and a remark reports that.
+    """The number of steps of a second run. If options allow, it ends with the step of the first difference.
 
-    For example, a difference in step 3 of 20 needs 4 steps. With a deliberate fault all steps run, since the fault
-    may strike later, and a fault that never strikes is an error.
+    For example, a difference in step 3 of 20 needs 4 steps, and a remark says so. With a deliberate fault all steps
+    run, since the fault may strike later, and a fault that never strikes is an error.
     """
     all_steps = run.case.steps
     if run.options.control != "up_to_difference" or first is None or run.options.inject is not None:
@@ -55,7 +54,6 @@ def _steps_of_control(run: CaseRun, first: Divergence | None) -> int:
 
 
 def _control(run: CaseRun, role: Role) -> Comparison:
-    """A system's second run. If it fails while its calls are logged, run it again without the log."""
     try:
         return run.repeat("control", role)
     except BitproofError as error:

@@ -1,4 +1,4 @@
-"""Systems that differ within a bound are CLOSE: the bound that a case states, or the bounds of two layouts."""
+"""Decide whether systems that differ are CLOSE: within the bound that a case states, or the bounds of two layouts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SHARDED_OTHERWISE = (
 def bound(judgement: Judgement, run: CaseRun) -> Judgement:
     """Measure the values of two systems that differ, and apply the case's bound.
 
-    If dtypes or shapes differ there is nothing to measure, and the case stays DIFFERENT. If tensors have different
-    placements, the case is UNVERIFIED.
+    If dtypes or shapes differ, there is nothing to measure, and the case stays DIFFERENT. If tensors are sharded in
+    different ways, the case is UNVERIFIED.
     """
     case, comparison = run.case, run.comparison
     assert case.bound is not None, "only what has a bound is measured"
@@ -40,9 +40,9 @@ def bound(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def measure(run: CaseRun) -> Closeness:
-    """Measure how close the two recordings are in value.
+    """Measure the largest relative error between the two recordings.
 
-    If the case expects a difference, only the first step that differs is measured.
+    If the case expects a difference (`differs_within`), only the first step that differs is measured.
     """
     began, first = time.monotonic(), run.comparison.first_divergence
     step = first.step if first and run.case.differs_within is not None else None
@@ -54,7 +54,7 @@ def measure(run: CaseRun) -> Closeness:
 
 
 def _decided(judgement: Judgement, bound: float, may_be_close: bool) -> Judgement:
-    """CLOSE within the bound, if the case allows that, else DIFFERENT; UNVERIFIED without measured values."""
+    """CLOSE within the bound, if the case allows that, else DIFFERENT; UNVERIFIED if no values were measured."""
     found = judgement.closeness
     if found is None or found.bound != bound:
         return judgement.withdrawn(f"bits differ, and no values were measured against the case's bound of {bound:g}")
@@ -70,7 +70,7 @@ def _decided(judgement: Judgement, bound: float, may_be_close: bool) -> Judgemen
 
 
 def layouts(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Apply the measured bounds to systems that differ. No call is blamed, unless calls of both sides have partners."""
+    """Apply the measured bounds of two layouts. No call is blamed, unless calls of both systems can be paired."""
     assert run.across is not None, "only of two layouts"
     found, remarks = run.across.layouts, list[str]()
     if not run.comparison.layout_mismatches:

@@ -1,1 +1,1 @@
-"""The host, which imports torch once, and its forks: stages, which trace steps, and ranks."""
+"""The host process, which imports torch once, and its forks: stages, which trace steps, and ranks, which run them."""

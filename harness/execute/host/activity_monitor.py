@@ -1,7 +1,8 @@
-"""Count a rank's collectives with other ranks, and its uses of torch.compile. No record shows either.
+"""Count a rank's collectives with other ranks, and its uses of torch.compile. The records contain neither.
 
-A trainer that found no process group, or whose compiler is switched off, agrees with itself in every bit. torch and the
-shared-memory groups count collectives and compilations in any case; their counters are read between steps.
+Without these counts, a trainer that found no process group, or whose compiler is switched off, would agree with itself
+in every bit and pass. torch and the shared-memory groups count collectives and compilations in any case; their counters
+are read between steps.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ OP_BY_OP = {"eager", "aot_eager", "aot_eager_decomp_partition"}
 
 
 class ActivityMonitor:
-    """`collectives` is the number of this rank's collectives with other ranks during steps, messages included.
+    """Counts a rank's collectives with other ranks (`collectives`: in steps, with messages), and its compilations.
 
     `stays_whole`: graph breaks would change the bits of some compiled code, or keep it from running. `in_memory`
     returns the number of collectives launched so far, by group, for the groups that torch does not know.
@@ -44,7 +45,7 @@ class ActivityMonitor:
 
     @contextmanager
     def at_work(self) -> Iterator[ActivityMonitor]:
-        """Watch within this block. It begins before the system is made, and ends after the system's last step."""
+        """Count within this block. It begins before the system is made, and ends after the system's last step."""
 
         @refusing()
         def meet() -> None:
@@ -64,12 +65,15 @@ class ActivityMonitor:
             yield self
 
     def begin_steps(self) -> None:
-        """Begin to count collectives: earlier ones belong to no step. Uses of torch.compile are counted already."""
+        """Begin to count collectives: earlier ones belong to no step.
+
+        Uses of torch.compile are counted from the start.
+        """
         self._groups, self._is_in_step = self._collectives(), True
         self._read_dynamo()
 
     def end_step(self) -> None:
-        """Add the step's increments to every count."""
+        """Add the step's counts to the totals."""
         groups = self._collectives()
         self.collectives += sum(_added(self._groups, groups).values())
         self._groups = groups
@@ -107,7 +111,7 @@ class ActivityMonitor:
 
 
 def _added(before: Counts, after: Counts) -> dict[str, int]:
-    """The increment of each counter. If a counter is lower than before, it was reset, and counts from 0.
+    """The increase of each counter. A counter that is lower than before was reset, and counts from 0.
 
     User code may clear counters, and a new group may have the name of a group that has ended.
     """
@@ -116,6 +120,5 @@ def _added(before: Counts, after: Counts) -> dict[str, int]:
 
 
 def _first_line(reasons: Counts) -> str | None:
-    """The first reason's first line, shortened if it is long."""
     lines = next(iter(reasons), "").strip().splitlines()
     return lines[0][:_SHOWN] if lines else None

@@ -1,4 +1,4 @@
-"""Answer every kind of request, in a host of this machine. Each rank of torchrun has a host as well.
+"""Answer every kind of request, in the host process of a machine. Each rank of torchrun has a host of its own.
 
 Requests that need no process are answered here; runs are forked, from here or from a stage (`execute/host/runners.py`).
 """
@@ -71,7 +71,8 @@ _PLACEMENT = "placement_sha256"
 class Answerer:
     """Answers requests; events go to `send`. `hangup` is a descriptor that hangs up when the client stops waiting.
 
-    `made_of` identifies this process's code; with it, graphs may be kept for later processes with the same code.
+    `made_of` identifies this process's code; with it, graphs may be kept on disk for later processes with the same
+    code.
     """
 
     def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
@@ -129,19 +130,16 @@ class Answerer:
         assert_never(request)
 
     def _run(self, request: RunRequest) -> RunAnswer:
-        """Run all ranks of a run on this machine."""
         try:
+            # A run that is resumed has two halves, any other a single one.
             *before, (end, parts) = [self._run_ranks(half, at) for at, half in enumerate(request.halves)]
             return finish_run(request, [end], parts, [part for _, earlier in before for part in earlier])
         finally:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_ranks(self, request: RunRequest, number: int) -> tuple[End, list[Path]]:
-        """Run all ranks; returns the successful end of the run, and the file of each rank's records.
-
-        `number` counts the halves of a run, so that the files of both have different names. Raises the error of the
-        rank to blame.
-        """
+        """Run all ranks. Returns the end of the run and the files of records; raises the error of the rank to blame.
+        `number` is 0 or 1: for the halves of a run that is resumed, so that their files have different names."""
         part, ranks = (
             str(request.work / f"parts{number}" / "rank{rank}.parquet"),
             range(request.case.parallelism.world_size),
@@ -160,9 +158,9 @@ class Answerer:
         limit: float = float("inf"),
         log: Path | None = None,
     ) -> A:
-        """Answer a request in a stage, a process of its own, as a host neither traces nor runs a user's code.
+        """Answer a request in a forked process, as the host itself neither traces nor runs a user's code.
 
-        `what` names the result in errors, and `limit` is the time limit in seconds.
+        `what` names the result in errors, such as "the plan", and `limit` is the time limit in seconds.
         """
         stage = Stage(lambda asked, send, hangup: work(send), log=log)
         try:
@@ -242,7 +240,10 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: 
 
 
 def refuse_other_placements(hashes: Sequence[object]) -> None:
-    """Raise RankError if a rank placed parameters in another way than rank 0: sums over ranks would be meaningless."""
+    """Raise RankError if a rank placed parameters in another way than rank 0: sums over ranks would be meaningless.
+
+    `hashes` has the hash of each rank's placements, in rank order.
+    """
     for rank, found in enumerate(hashes):
         if found != hashes[0]:
             raise RankError(
@@ -262,8 +263,8 @@ def join_recording(
 ) -> None:
     """Join the ranks' files of records, and of values if these were kept, into a recording.
 
-    `done` are the ranks' last reports, in rank order. Raises RecordingError if one of the system's rules
-    translates a name that no rank showed: such a rule is out of date, and may hide missing records.
+    `done` are the ranks' last reports, in rank order. Raises RecordingError if one of the system's rules for names
+    matched no tensor on any rank: such a rule is out of date, and may hide missing records.
     """
     # A rule is used if any rank shows its name: a stage of a pipeline, for example, has only its own layers.
     by_rank = [rank.unused_names for rank in done]
@@ -300,7 +301,6 @@ def join_recording(
 
 
 def _met(done: Sequence[Done]) -> list[Meeting]:
-    """The sums and exchanges of all ranks, without duplicates."""
     return list(dict.fromkeys(meeting for rank in done for meeting in rank.meetings or ()))
 
 
@@ -318,14 +318,14 @@ def keep_archives(folder: Path, archives: list[Path]) -> None:
 
 
 def measure_closeness(request: ClosenessRequest) -> Closeness:
-    """Measure how close the values of two recordings are."""
+    """The largest relative errors between the values of two recordings."""
     from bitproof.harness.compare.closeness import measure
 
     return measure(request.reference, request.candidate, request.bound, step=request.step)
 
 
 def find_layouts(request: BoundsRequest) -> LayoutBounds:
-    """Measure the differences between two layouts, and the bounds that the samples set."""
+    """The differences between two layouts, and the bounds by recordings with reordered sums."""
     from bitproof.harness.compare.regrouping import measure_layouts
     from bitproof.harness.compare.relaid import LogicalTensor
 
@@ -334,7 +334,7 @@ def find_layouts(request: BoundsRequest) -> LayoutBounds:
 
 
 def compare_in_float64(request: Float64Request) -> InFloat64:
-    """Compare, in float64, two layouts that are within their bounds in the case's own precision."""
+    """Compare the float64 runs of two layouts that are within their bounds in the case's own precision."""
     from bitproof.harness.compare.regrouping import measure_in_float64
     from bitproof.harness.compare.relaid import LogicalTensor
 
@@ -343,14 +343,14 @@ def compare_in_float64(request: Float64Request) -> InFloat64:
 
 
 def find_drift(request: DriftRequest) -> DriftAnswer:
-    """The tensors that differ between two recordings, as `harness.compare.drift` describes them."""
+    """The tensors that differ between two recordings, and by how much."""
     from bitproof.harness.compare.drift import measure_drift
 
     return DriftAnswer(drift=measure_drift(request.reference, request.candidate))
 
 
 def compare_bits(request: BitsRequest) -> ComparedBits:
-    """Compare the two values that a request names. `difference` of the result is None if dtypes or shapes differ."""
+    """Compare two values bit by bit. `difference` of the result is None if dtypes or shapes differ."""
     from bitproof.harness.capture.digest import digest
     from bitproof.harness.compare.bits import bit_difference, tensor_type
 

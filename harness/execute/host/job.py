@@ -1,4 +1,4 @@
-"""The job of a run: the same for each of its ranks."""
+"""A run as each of its ranks sees it: the request, files, and what the host prepared before it forked the ranks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _COLLECTIVE_GRACE = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A requested run, its ranks on this host, and the facts that the host found before it forked them.
+    """A requested run, its ranks on this host, and what the host prepared before it forked them.
 
-    `program` is the graph that a stage prepared, if any; else each rank makes or reads its own. `graph_cache`
-    may contain results of checks from an earlier run of the same code; those checks are not repeated.
+    `program` is the graph that a stage prepared, if any; else each rank makes or reads its own. `graph_cache` may
+    contain results of checks from an earlier run of the same code; those checks are not repeated.
     """
 
     run: RunRequest
@@ -35,8 +35,8 @@ class Job:
     def collective_timeout(self) -> float:
         """The time limit of a collective, in seconds.
 
-        It is longer than that of the run, so that the watcher of the ranks notices a hang before a collective does: the
-        watcher can report more.
+        It is longer than that of the run: on a hang, the process that watches the ranks must act first, as its error
+        has the stacks of all ranks.
         """
         return self.run.timeout + _COLLECTIVE_GRACE
 
@@ -47,7 +47,7 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """The number of steps that the system has taken when the run ends, those of an earlier half included."""
+        """The number of steps that the system has taken when the run ends, including those before a resume."""
         resume, replay = self.run.resume, self.run.replay
         if resume is not None and not resume.goes_on:
             return resume.at
@@ -66,9 +66,9 @@ class Job:
 
     @property
     def is_timed(self) -> bool:
-        """Whether steps are timed. They are only in first runs without stress.
+        """Whether steps are timed. Only first runs without stress are: nothing but recording slows them.
 
-        Nothing but recording slows such a run, and the time for recording is subtracted.
+        The time for recording is subtracted.
         """
         return self.run.is_first and self.run.options.stress is None
 

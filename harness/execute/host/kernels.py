@@ -1,4 +1,4 @@
-"""Generate oneDNN's kernels for matrix products of the experts' shapes once, before ranks are forked.
+"""Generate oneDNN's kernels for the experts' matrix products once, in the process from which ranks are forked.
 
 oneDNN generates machine code for a shape at its first product, in 0.7 ms. The number of rows of an expert differs from
 step to step and from rank to rank, so each rank would generate some 300 kernels in 20 steps, a seventh of its time. A
@@ -26,7 +26,9 @@ Generating all kernels takes 0.2 s.
 
 
 def make_kernels(request: RunRequest) -> None:
-    """Generate the kernels for a run's experts on a CPU, if that saves time; does nothing for other models."""
+    """Generate the kernels for a run's experts on a CPU, if that saves time; does nothing for models without
+    experts.
+    """
     case = request.case
     if request.system not in EAGER or request.placement.device != "cpu" or case.precision.compute != "bfloat16":
         return  # float32 products share a kernel for all shapes
@@ -40,7 +42,8 @@ def make_kernels(request: RunRequest) -> None:
 def multiply(dim: int, hidden_dim: int, most_rows: int) -> None:
     """Compute the products of an expert's forward and backward, once for each number of rows up to `most_rows`.
 
-    Weights have the shape (out, in).
+    For n rows: `(n, in) @ (in, out)` in forward, `(n, out) @ (out, in)` and `(out, n) @ (n, in)` in backward. Weights
+    have the shape (out, in).
     """
     import torch
 

@@ -42,7 +42,7 @@ _LAST_MOMENT = 0.3  # seconds
 
 
 def main() -> None:
-    """Answer requests until standard input or the parent ends; then end all descendants."""
+    """Answer requests until standard input ends or the parent dies; then end all descendants."""
     parser = argparse.ArgumentParser()
     parser.add_argument("answers", type=int, help="file descriptor to answer through")
     parser.add_argument("--parent", type=int, help="pid of a parent to end with")
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Import torch and all that ranks need, then answer line by line."""
+    """Import torch and everything that ranks need, then answer requests line by line."""
     # Processes that a system leaves behind become our children, so that we can end them.
     adopt_orphans()
     os.set_inheritable(options.answers, False)
@@ -108,7 +108,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def _is_gone(parent: int) -> bool:
-    """Whether the parent has ended, or ends within a moment. The kernel closes this process's input shortly before."""
+    # The kernel closes this process's input shortly before its parent's id changes.
     limit = time.monotonic() + _LAST_MOMENT
     while os.getppid() == parent and time.monotonic() < limit:
         time.sleep(0.01)

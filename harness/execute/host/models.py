@@ -13,7 +13,7 @@ EAGER = tuple(system for system in BUILT_IN if system not in PREPARED)
 
 
 def model_sizes(case: Case) -> dict[str, int]:
-    """The sizes of the case's model, by the names of `harness.case.SIZES`."""
+    """The sizes of the case's model, such as layers and experts, by the names of `harness.case.SIZES`."""
     from bitproof.reference.models import model_config
     from bitproof.reference.models.sizes import sizes_of
 
@@ -29,11 +29,11 @@ def expert_sizes(case: Case) -> tuple[int, int] | None:
 
 
 def check_model(case: Case, system: str, num_ranks: int = 1, memory: int | None = None) -> None:
-    """Refuse a model before any rank starts. Only this project's eager systems are checked.
+    """Raise an error for a model that the ranks cannot run. Only bitproof's eager systems are checked.
 
     Raises CaseError if the case's ranks cannot share the model, ChunkError if chunking does not fit it, and
-    MachineError if the state of `num_ranks` ranks exceeds `memory` bytes. For systems with a graph, tracing refuses a
-    model that ranks cannot share.
+    MachineError if the state of `num_ranks` ranks exceeds `memory` bytes. For systems with a graph, tracing finds the
+    same errors.
     """
     if system not in EAGER:
         return
@@ -54,7 +54,7 @@ _COPIES = 4
 
 @functools.lru_cache(maxsize=1)
 def _bytes_of_parameters(case: Case, chunking: Chunking | None) -> int:
-    """The bytes of the parameters of rank 0. The model is built without values.
+    """The bytes of the parameters of rank 0. The model is built without values, on the meta device.
 
     Raises the error of a model that cannot be built or chunked; on any other rank it would be the same error.
     """

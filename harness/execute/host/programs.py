@@ -1,4 +1,4 @@
-"""Make programs from a case's graph: for a rank, with a fault, as a precompiled step, or as a standalone file.
+"""Make the graphs that ranks run (programs): by tracing, with a fault, as a precompiled step, or as a standalone file.
 
 Imports torch only when a function needs it.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def needs_program(system: str) -> bool:
-    """Whether a system runs a prepared graph."""
+    """Whether a system runs a traced graph in place of the model's own code."""
     return system in PREPARED
 
 
@@ -37,8 +37,9 @@ def prepare_program(
 ) -> Any:
     """Trace the case's training step and run the graph passes over it.
 
-    `enter` is called with the name of each phase when the phase begins. Determinism switches must be set before this
-    call: by these switches torch chooses kernels, and so the operators in the graph, above all for attention.
+    `enter` is called with the name of each phase when the phase begins, such as "in pass chunk". Determinism switches
+    must be set before this call: by these switches torch chooses kernels, and so the operators in the graph, above all
+    for attention.
     """
     import torch
 
@@ -51,14 +52,14 @@ def prepare_program(
 
 
 def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
-    """The graph options of a rank that prepares a graph itself. Only rank 0 dumps its graph: all graphs are equal."""
+    """The graph options of a rank that traces a graph itself. Only rank 0 dumps its graph: all graphs are equal."""
     return options if rank == 0 else replace(options, dump_dir=None)
 
 
 def with_fault(program: Any, fault: Fault | None, case: Case) -> Any:
-    """The program with a fault of the catalogue in its graph; the unchanged program if the fault edits no graph.
+    """The program with a deliberate fault in its graph; the unchanged program if the fault edits no graph.
 
-    Raises UsageError if the graph has no target for the fault.
+    Raises UsageError if the graph has no call that the fault could change.
     """
     entry = fault.row if isinstance(fault, Named) else None
     if entry is None or entry.edit is None or program is None:
@@ -69,9 +70,9 @@ def with_fault(program: Any, fault: Fault | None, case: Case) -> Any:
 
 
 def read_precompiled(case: Case, device: torch.device, step: StepFolder, system: str) -> Any:
-    """The program of a precompiled step, read without tracing and without passes.
+    """The program of a precompiled step, read from its folder without tracing and without passes.
 
-    Raises ArtifactError if the step must be refused.
+    Raises ArtifactError if the step was made by other code or for another case, or is damaged.
     """
     from bitproof.harness.precompile.artifact import read_program
 
@@ -91,12 +92,14 @@ def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) ->
 
 
 def _made_as(system: str) -> str:
-    """The system whose tracer makes the step that `system` reads: for the system `precompiled`, that is `graph`."""
+    """The system whose tracer makes the step that `system` reads: `graph` for the system `precompiled`, else
+    `system`.
+    """
     return GRAPH if system == PRECOMPILED else system
 
 
 def write_standalone(case: Case, options: GraphOptions, step: int, head: str) -> Written:
-    """Write a standalone file that shows the difference between the case's two systems; see `localize.standalone`.
+    """Write a file of plain Python that shows the difference between the case's two systems; see `localize.standalone`.
 
     `options` are those of the candidate's graph. Raises NoFileError if no such file can be made.
     """

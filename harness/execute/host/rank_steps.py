@@ -1,4 +1,4 @@
-"""Run a rank's steps in order, each recorded or logged, with all monitors active."""
+"""Run a rank's steps in order, each recorded or logged, with faults, stress and monitors active."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ logger = logging.getLogger("bitproof")
 
 
 class RankSteps:
-    """Runs a rank's training steps. `seconds` is their total time; `tell` sends messages to the watcher."""
+    """Runs a rank's training steps. `seconds` is their total time; `tell` sends messages to the host."""
 
     def __init__(self, job: Job, rank: int, device: torch.device, injector: Injector, tell: Tell) -> None:
         from bitproof.harness.execute.host.activity_monitor import ActivityMonitor
@@ -79,6 +79,7 @@ class RankSteps:
             refusals_raised(),
             lent(self.device),
             disturbed,
+            # Of these dispatch modes the last one sees a call first, so `sums` sees calls as the system made them.
             computed_in_float64(self.widened),
             regroup,
             self.sums.at_work(),
@@ -88,7 +89,7 @@ class RankSteps:
             yield
 
     def take(self, system: System) -> None:
-        """Take all steps; a user's system may loop over them itself."""
+        """Run all steps. A user's system may have a loop of its own for that (`take_steps`)."""
         job, resume = self._job, self._job.run.resume
         generators = Generators()
 
@@ -154,7 +155,6 @@ class RankSteps:
 
     @contextmanager
     def _logging(self, replay: Replay, step: int, system: System) -> Iterator[Observe]:
-        """Log the calls of the step that runs within this block, and keep the values that the replay requests."""
         from bitproof.harness.localize.logs.call_log import logged
         from bitproof.harness.torch_compat import disable_current_modes
 

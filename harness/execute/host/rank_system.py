@@ -1,4 +1,4 @@
-"""Make a rank's device, program and system, with the faults and checks around the system."""
+"""Make a rank's device, graph and system, with the faults and checks around the system."""
 
 from __future__ import annotations
 
@@ -32,14 +32,16 @@ if TYPE_CHECKING:
 
 
 class System(Protocol):
-    """A system that can take training steps and show the tensors of each."""
+    """A training system: it takes steps, and shows the tensors of each."""
 
     def step(self, index: int, observe: Observe) -> None:
-        """Take a step; call `observe` for each loss, gradient, buffer, parameter and optimizer state as computed."""
+        """Run step `index`; call `observe` for each loss, gradient, buffer, parameter and optimizer state once it is
+        computed.
+        """
 
 
 def device_of(job: Job, rank: int) -> torch.device:
-    """A rank's device. A GPU becomes the current device."""
+    """A rank's device. A GPU becomes this process's current device."""
     import torch
 
     placement = job.run.placement
@@ -53,9 +55,9 @@ def device_of(job: Job, rank: int) -> torch.device:
 
 
 def program_of(job: Job, rank: int, device: torch.device) -> Any:
-    """This rank's program; None for a system without a program.
+    """The graph that this rank runs; None for a system without a graph.
 
-    It is the job's program or, if the job has none, a program that this rank makes or reads.
+    It is the job's graph or, if the job has none, a graph that this rank traces or reads.
     """
     run = job.run
     if job.program is not None or not needs_program(run.system):
@@ -68,7 +70,6 @@ def program_of(job: Job, rank: int, device: torch.device) -> Any:
 
 
 def _kept_or_made(job: Job, rank: int, device: torch.device) -> Any:
-    """This rank's program, which an earlier run of the same code on this GPU has kept, or which is traced now."""
     from bitproof.harness.systems.cached_graph import keep_program, read_program
 
     run = job.run
@@ -83,10 +84,7 @@ def _kept_or_made(job: Job, rank: int, device: torch.device) -> Any:
 
 
 def disturbance(injector: Injector) -> Any:
-    """For a fault of the order of sums: a function that wraps a process group, so that it adds in the fault's order.
-
-    None for any other fault, and without a fault.
-    """
+    """A function that makes a process group add in a fault's order. None unless the run's fault is an order of sums."""
     order, fault = injector.sum_order, injector.fault
     if order is None or fault is None:
         return None
@@ -96,7 +94,7 @@ def disturbance(injector: Injector) -> Any:
 
 
 def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_for_mixing: bool = False) -> System:
-    """Build the job's system; the injector may tamper with its gradients.
+    """Build the job's system. The injector may change its gradients, if the run has a fault.
 
     Raises UsageError for a system that cannot be loaded or takes no steps.
     """
@@ -139,13 +137,13 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_fo
 
 
 def _own_folders(job: Job) -> tuple[Path, ...]:
-    """The folders that bitproof itself writes into; they may be inside the working directory of a run."""
+    # These folders may be inside the working directory, whose files identify the user's code.
     logs = job.run.logs.parents[1]
     return (job.run.out, logs.parent if logs.name == "logs" else job.run.logs)
 
 
 def checks_mixing(job: Job, rank: int) -> bool:
-    """Whether this rank checks that chunked modules mix no rows.
+    """Whether this rank checks that chunked modules compute each row independently of the others.
 
     Rank 0 of a first run does, unless an earlier run with the same code has already.
     """
@@ -154,7 +152,6 @@ def checks_mixing(job: Job, rank: int) -> bool:
 
 
 def _mixing_check(case: Case) -> Any:
-    """The check that refuses chunked modules that mix rows. Rank 0's is enough: all ranks run the same modules."""
     from bitproof.harness.graph.analysis.mixing import MixingCheck
     from bitproof.reference.chunking import DIM_INDEX
 

@@ -66,7 +66,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass
 class Rank:
-    """A forked rank, as the watcher sees it."""
+    """A forked rank as its host sees it: its process, log, progress and, in the end, its report or failure."""
 
     rank: int
     process: Child
@@ -81,7 +81,7 @@ class Rank:
 
 @dataclass
 class Ranks:
-    """The ranks of a run that this host forks."""
+    """The ranks of a run that this host forks and watches."""
 
     job: Job
     log_of: Callable[[int], Path]
@@ -219,9 +219,8 @@ class Ranks:
         return [rank.failure for rank in self.ranks if rank.failure is not None]
 
     def _limit_of_grace(self) -> float | None:
-        """The end of the wait for reports of ranks that may have failed before the known failures.
-
-        None while no rank has failed.
+        """The time until which ranks may still report failures that came before the known ones; None while no rank has
+        failed.
         """
         failures = self._failures()
         if not failures:
@@ -250,7 +249,6 @@ class Ranks:
         return End(unfinished={rank.rank: rank.place for rank in unfinished}, stacks="\n\n".join(stacks))
 
     def _collective_of(self, rank: Rank) -> str:
-        """A rank's last collective in the named groups, as a line; "" before the first."""
         assert self.board is not None, "it was made before ranks were forked"
         last = self.board.read(rank.rank)
         return f"  {last}\n" if last else ""
@@ -279,7 +277,7 @@ def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int)
 
 
 def reserved_port() -> socket.socket:
-    """A socket on the loopback interface. While it is open, Linux assigns its port to no other socket.
+    """Reserve a port of the loopback interface: while the returned socket is open, Linux assigns the port to no other.
 
     The socket does not listen, so a store that names this port and sets SO_REUSEADDR can listen there.
     """
@@ -298,7 +296,7 @@ def _run_reporting(
 ) -> int:
     """Run a rank, report its failure if it fails, and return its exit status.
 
-    A refusal, an error that this project raises within user code, is reported before user code can catch it.
+    A refusal, an error that bitproof raises within user code, is reported before user code can catch it.
     """
     turn, told = threading.Lock(), list[BaseException]()
 

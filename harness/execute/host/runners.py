@@ -1,9 +1,10 @@
-"""Fork the ranks of a run: from this process or, for a system with a program, from the stage that makes the program.
+"""Fork the ranks of a run: from the host or, for a system with a graph, from the stage that made the graph.
 
-Ranks forked here descend from a process that never traced and never loaded a user's code. A stage traces a step once;
-a process forked from the stage runs the passes and forks the ranks. The stage is kept for all programs of its step: the
-case's own, prefixes of its passes, those with a user's pass. Tracing starts early, while the previous run's ranks still
-take their steps: it uses a single core, and a graph does not depend on the time of tracing.
+Ranks forked from the host descend from a process that never traced and never loaded a user's code. A stage is a forked
+process that traces a step once; a process forked from the stage (the finishing process) runs the passes and forks the
+ranks. The stage is kept for all graphs of its step: the case's own, those by only the first of its passes, those with a
+user's pass. Tracing starts early, while the previous run's ranks still take their steps: it uses a single core, and a
+graph does not depend on the time of tracing.
 
 With a user's pass, every run has a finishing process of its own, started only for that run. So no control and no replay
 inherits side effects of the pass outside the graph, such as a changed global.
@@ -47,7 +48,10 @@ if TYPE_CHECKING:
 
 
 class Runner:
-    """Runs requests, and keeps the last stage. `hangup` is a descriptor that hangs up when the client stops waiting."""
+    """Runs requests, and keeps the last stage for later runs of the same step.
+
+    `hangup` is a descriptor that hangs up when the client stops waiting.
+    """
 
     def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
         self._send = send
@@ -59,10 +63,8 @@ class Runner:
         self._preloaders: dict[tuple[tuple[str, ...], Path | None], Stage] = {}
 
     def run(self, request: RunRequest, rank_slots: RankSlots) -> End:
-        """Run a request on the ranks that have slots here; returns the end of the run, which may be a rank's failure.
-
-        Raises an error that occurs before ranks start.
-        """
+        """Run a request on the ranks of `rank_slots`. Returns the end of the run, also if a rank failed. Raises an
+        error that occurs before ranks start."""
         in_stage = _is_staged(request)
         self._leave(request)
         if not in_stage:
@@ -84,7 +86,7 @@ class Runner:
             raise
 
     def close(self) -> None:
-        """End all stages, and free their memory."""
+        """End all stages, which frees their memory."""
         self._close_stage()
         self._close_preloaders()
 
@@ -136,7 +138,7 @@ class Runner:
         return self._stage
 
     def _begin_later(self, request: RunRequest, rank_slots: RankSlots) -> None:
-        """Start to make the program of the next run, if a core may be free. A user's pass does not run early."""
+        """Start to make the graph of the next run, if a core may be free. A user's pass does not run early."""
         later = request.later
         if later is None or self._stage is not None or not _is_staged(later) or num_cores() < 2:
             return
@@ -146,7 +148,7 @@ class Runner:
     def _leave(self, request: RunRequest) -> None:
         """Close the stage if it traced another step than the request needs.
 
-        Programs of the same step, such as those with prefixes of its passes, share a stage.
+        Graphs of the same step, such as those by only the first of its passes, share a stage.
         """
         last = self._staged
         if last is None:
@@ -159,19 +161,21 @@ class Runner:
 
 
 def _is_staged(request: RunRequest) -> bool:
-    """Whether a stage makes the program. On CUDA every rank makes it, as a CUDA context does not survive a fork."""
+    # On CUDA every rank makes its own graph, as a CUDA context does not survive a fork.
     return needs_program(request.system) and request.placement.device != "cuda"
 
 
 class Preloader:
-    """Answers requests in a stage. The first imports the case's preloaded modules; each forks the ranks of a run."""
+    """Answers requests in a stage. The first request imports the case's preloaded modules; each forks the ranks of a
+    run.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._has_preloaded = False
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End:
-        """The end of a run."""
+        """Run the requested ranks; returns the end of the run."""
         assert isinstance(request, LocalRunRequest), "a runner asks for nothing else"
         began, run = time.monotonic(), request.run
         if not self._has_preloaded:
@@ -184,10 +188,11 @@ class Preloader:
 
 
 class Tracer:
-    """Answers requests in a stage: traces a step at the first request, and forks a finishing process for each program.
+    """Answers requests in a stage: traces a step at the first request, and forks a finishing process for each graph.
 
-    That process runs the passes, also a user's pass, and forks the program's ranks. It is kept for the program's other
-    runs, unless a user's pass took part. No pass runs in the stage itself: its trace serves every program of the step.
+    That process runs the passes, also a user's pass, and forks the ranks. It is kept for further runs of the same
+    graph, unless a user's pass took part. No pass runs in the stage itself, as its trace serves every graph of the
+    step.
     """
 
     def __init__(self, made_of: Installation | None = None) -> None:
@@ -198,7 +203,7 @@ class Tracer:
         self._program = ""
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
-        """The end of a run; None for a prefetch, which only makes the program."""
+        """Run the requested ranks; returns the end of the run, or None for a prefetch, which only makes the graph."""
         assert isinstance(request, LocalRunRequest), "a runner asks for nothing else"
         if request.is_prefetch:
             try:
@@ -277,7 +282,7 @@ class Tracer:
 
 
 class Finisher:
-    """Answers requests in a fork of a stage. The first runs the passes; each forks the program's ranks."""
+    """Answers requests in a fork of a stage. The first request runs the passes; each forks the ranks of a run."""
 
     def __init__(self, traced: TracedStep | None, program: GraphProgram | None, graph_cache: GraphCache | None) -> None:
         self._traced = traced
@@ -286,7 +291,7 @@ class Finisher:
         self._refusal: BaseException | None = None
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
-        """The end of a run; None for a prefetch, which only makes the program."""
+        """Run the requested ranks; returns the end of the run, or None for a prefetch, which only makes the graph."""
         assert isinstance(request, LocalRunRequest), "a stage asks for nothing else"
         run, rank_slots = request.run, request.rank_slots
         if request.is_prefetch:
@@ -305,7 +310,7 @@ class Finisher:
         return run_ranks(run, rank_slots, send, hangup, program, time.monotonic() - began)
 
     def end(self) -> None:
-        """Free the program."""
+        """Free the graph."""
         self._program = None
 
     def _made(self, run: RunRequest, rank_slots: RankSlots, send: Send) -> GraphProgram:
@@ -353,7 +358,6 @@ def _read(graph_cache: GraphCache | None) -> GraphProgram | None:
 
 
 def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
-    """The program of the precompiled step that a run names. If it cannot be read, the run ends: nothing is traced."""
     import torch
 
     set_determinism(run.case.seed)
@@ -376,7 +380,7 @@ def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCa
 
 
 def _edits_the_graph(fault: Fault | None) -> bool:
-    """Whether a fault edits the graph. It then finds its target by shapes and dtypes, which kept graphs lack."""
+    """Whether a fault edits the graph. It then finds its target by shapes and dtypes, which cached graphs lack."""
     return isinstance(fault, Named) and fault.row.edit is not None
 
 
@@ -389,7 +393,7 @@ def run_ranks(
     prepare_seconds: float = 0.0,
     graph_cache: GraphCache | None = None,
 ) -> End:
-    """Fork the ranks that have slots here from this very process, and watch them to their end.
+    """Fork the ranks that `rank_slots` lists from this very process, and watch them to their end.
 
     Raises CaseError for a model that ranks cannot share, and MachineError for a model too large for this machine.
     MachineError is also raised if this process has started CUDA's driver: then no forked rank could use its GPU.
@@ -411,8 +415,8 @@ def run_ranks(
 
 
 def _find_races(program: object, case: Case) -> None:
-    """Find a graph's races before ranks are forked, so that no rank repeats the search."""
     from bitproof.harness.systems.graph import GraphProgram
 
     if isinstance(program, GraphProgram):
+        # The result is stored in the program, so no rank repeats the search.
         program.hazards(case)

@@ -41,7 +41,7 @@ class StagePlace:
 
 Send = Callable[[Event | StagePlace], None]
 Answer = Callable[[AnyRequest, Send, int], Any]
-"""Answers a request in a stage; returns None if no answer is expected.
+"""A function that answers requests in a stage; it returns None if no answer is expected.
 
 Its arguments are the request, a function that sends events, and a descriptor that hangs up when the client stops
 waiting.
@@ -54,10 +54,8 @@ _END_SECONDS = 2.0
 
 
 class Stage:
-    """A forked process, as its parent sees it. Its output goes to `log`, or else to the parent's output.
-
-    With `adds_to_log`, output is appended to the log.
-    """
+    """A forked process that answers requests, as its parent sees it. Its output goes to `log`, else where the parent's
+    goes. With `adds_to_log`, output is appended to the log."""
 
     def __init__(
         self,
@@ -152,7 +150,6 @@ class Stage:
         )
 
     def _silence(self, what: str, case_timeout: float) -> RankError:
-        """The error for a stage that has not answered in time, with its stack."""
         ask_for_stacks([self._child.pid])
         return RankError(
             f"{what} was not finished: the case ran longer than {case_timeout:g} s",

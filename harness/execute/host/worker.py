@@ -1,4 +1,4 @@
-"""Run a system on a rank: join the groups, build the system, take the steps, record, leave.
+"""Run a system on a rank: join the process groups, build the system, run the steps, record, leave the groups.
 
 This runs in a process that is forked for this rank only.
 """
@@ -51,8 +51,8 @@ def run_rank(
 ) -> None:
     """Run a rank to its end, and report its progress to `tell`. The rank's named groups use shared `memory`, if given.
 
-    The rank writes to the `board` which collectives it launches and waits for. After an error, its process groups still
-    exist: the caller leaves them, or ends the process.
+    The rank writes to the `board` which collectives it launches and waits for, so that the error for a hang can show
+    them. After an error, its process groups still exist: the caller leaves them, or ends the process.
     """
     import torch.distributed as dist
 
@@ -131,7 +131,6 @@ def _join_groups(
 def _done(
     job: Job, system: System, steps: RankSteps, determinism: dict[str, Any], switches: dict[str, dict[str, Any]]
 ) -> Done:
-    """The report of a rank whose run was successful."""
     from bitproof.harness.capture.digest import digest
     from bitproof.harness.systems.user_system import UserSystem
     from bitproof.reference.parallel.mesh import ranks_in
@@ -166,10 +165,7 @@ def _done(
 
 
 def _gpu_facts(job: Job, device: torch.device) -> MachineFacts | None:
-    """Facts about a rank's GPU and libraries, and on NCCL the method of summing over ranks.
-
-    The method changes time and memory, but no bit.
-    """
+    """Facts about a rank's GPU and libraries, and on NCCL the method of summing over ranks, which changes no bit."""
     from bitproof.reference.parallel.device_order_group import sums_of
 
     facts, placement = read_gpu_facts(device), job.run.placement
@@ -187,7 +183,7 @@ def _is_alone(job: Job, system: System, collectives: int) -> bool:
 def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the start") -> None:
     """Compare all ranks' versions and code, and return if these are the same. `when` makes the store's keys unique.
 
-    Otherwise, on the ranks that differ from rank 0, CaseError is raised. The other ranks wait forever, to be ended.
+    If some differ, CaseError is raised on the ranks that differ from rank 0, and the other ranks wait to be killed.
     """
     about = f"made of {when}"
     store.set(f"{about}/{mesh.rank}", json.dumps(facts))
@@ -204,7 +200,7 @@ def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the s
 
 
 def preload() -> None:
-    """Import the modules of every rank and every trace, once, before any process is forked.
+    """Import the modules that every rank and every trace need, once, before any process is forked.
 
     The default text for training, `pydoc_data.topics`, is a module as well.
     """
@@ -237,5 +233,5 @@ def _peak_mib(device: torch.device) -> float | None:
 
 
 def _describe_system(system: System) -> dict[str, Any]:
-    """The system's own facts, such as its data's sha256."""
+    """The system's own facts, such as the sha256 of its data."""
     return dict(system.manifest()) if hasattr(system, "manifest") else {}

@@ -1,1 +1,1 @@
-"""Measurements of a run besides its tensors: time and operations, sums across ranks, a profile."""
+"""Measure a run beside its tensors: step times and FLOPs, sums across ranks, a profile."""

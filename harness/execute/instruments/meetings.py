@@ -1,10 +1,11 @@
 """Collect the sums and exchanges of a rank's step: which ranks took part, and in which phase of the step.
 
-Two layouts that add over the same two ranks compute the same sums, so their bits must be equal. Sums over other ranks,
-or over more than two, may have another order: a + b is b + a, but (a + b) + c may differ from a + (b + c). A gradient
-is a sum too, and its parts are counted: backward adds these in place. If summed memory is multiplied or divided by a
-number that is no power of two, before or after the sum, then the terms or the sum are rounded. Such scaling is noted,
-also for copies of such memory. A dispatch mode below autograd observes all of this, in runs that request it.
+This decides which tensors of two layouts must be equal. Two layouts that add over the same two ranks compute the same
+sums, so their bits must be equal. Sums over other ranks, or over more than two, may have another order: a + b is b + a,
+but (a + b) + c may differ from a + (b + c). A gradient is a sum too, and its parts are counted: backward adds these in
+place. If summed memory is multiplied or divided by a number that is no power of two, before or after the sum, then the
+terms or the sum are rounded. Such scaling is noted, also for copies of such memory. A dispatch mode below autograd
+observes all of this, in runs that request it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _Met = tuple[str, str, str, str, int]
 
 
 class Sums:
-    """Collects a rank's sums and exchanges, if `is_asked`. `meetings` returns them after the last step."""
+    """Collects a rank's sums and exchanges, if `is_asked`; `meetings` returns them after the last step."""
 
     def __init__(self, *, is_asked: bool = True) -> None:
         self._is_asked = is_asked
@@ -53,7 +54,7 @@ class Sums:
         self._summed: dict[StorageWeakRef, tuple[str, str]] = {}
 
     def begin_step(self) -> None:
-        """Begin a step, with its forward."""
+        """Begin a step, which starts with forward."""
         # Steps may differ in their number of backward passes: keep the largest of any step.
         for met, backwards in self._in_step.items():
             self._found[met] = max(len(backwards), self._found.get(met, 0))
@@ -63,7 +64,7 @@ class Sums:
         self._added, self._scaled, self._summed = WeakTensorKeyDictionary(), {}, {}
 
     def noticing(self, observe: Callable[..., None]) -> Callable[..., None]:
-        """Wrap `observe`, to notice gradients. The first gradient of a step marks the end of clipping.
+        """Wrap `observe`, to see gradients as they are recorded. The first one of a step marks the end of clipping.
 
         Sums after that belong to the update.
         """
@@ -82,8 +83,9 @@ class Sums:
     def meetings(self) -> tuple[Meeting, ...] | None:
         """The sums and exchanges without duplicates; None if not requested.
 
-        Each has the number of backward passes, within a step, in which it ran. The first entry has the number of
-        backward passes in a step. Then follows an entry for each distinct number of parts that a gradient has.
+        The first entry has the number of backward passes in a step. Then follows an entry for each distinct number of
+        parts that a gradient has. The others are the sums and exchanges, each with the number of backward passes,
+        within a step, in which it ran.
         """
         if not self._is_asked:
             return None
@@ -139,9 +141,9 @@ class Sums:
         self._added[total] = self._added.get(total, 0) + 1
 
     def note_scale(self, sign: str, into: torch.Tensor, factor: Any = None) -> None:
-        """Note that this tensor was scaled by a number. A power of two rounds nothing.
+        """Record that a tensor was scaled by a number, unless it is a power of two, which rounds nothing.
 
-        `sign` is "*" or "/". The number is noted without its power of two: a mean over 3 ranks and a mean over 6 are
+        `sign` is "*" or "/". The number is stored without its power of two: a mean over 3 ranks and a mean over 6 are
         both "/1.5".
         """
         # frexp returns a fraction from 0.5 up to 1, and an exponent. For a power of two the fraction is 0.5.
@@ -190,6 +192,7 @@ class Sums:
             return "backward"
         if self._last_backward < 0:
             return "forward"
+        # Gradients are recorded between clipping and the optimizer's update.
         return "update" if self._shows_gradients else "clip"
 
 
@@ -203,7 +206,7 @@ def _memories(found: list[Any]) -> list[StorageWeakRef]:
 
 
 def _ranks_of(arg: Any) -> str:
-    """The ranks of a group as text, such as "0,1". `arg` is a group or its name; "" for any other argument."""
+    """The ranks of a process group as text, such as "0,1"; "" if `arg` is neither a group nor a group's name."""
     try:
         is_group = isinstance(arg, dist.ProcessGroup)
         group = group_named(arg) if isinstance(arg, str) else arg if is_group else group_of(arg)

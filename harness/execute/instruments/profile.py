@@ -41,7 +41,7 @@ def profiled(file: Path | None) -> Iterator[None]:
 
 
 def phase(name: str) -> AbstractContextManager[Any]:
-    """A context manager: a profile shows its block under this name."""
+    """A context manager whose block appears in a profile under this name."""
     from torch.profiler import record_function
 
     return record_function(name)
@@ -58,7 +58,7 @@ def showing_digests(observe: Observe) -> Observe:
 
 
 def join_profiles(files: Mapping[str, Path], out: Path) -> None:
-    """Join several traces; the events of each file become a process of the given name."""
+    """Join several traces into the file `out`; the events of each trace become a process with the given name."""
     events: list[dict[str, Any]] = []
     for number, (name, file) in enumerate(files.items()):
         trace = json.loads(file.read_text(encoding="utf-8"))

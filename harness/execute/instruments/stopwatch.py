@@ -72,7 +72,7 @@ class Stopwatch:
 
 
 def counts_flops(system: str, rank: int) -> bool:
-    """Whether a rank counts its FLOPs."""
+    """Whether a rank counts its FLOPs: only rank 0 of a built-in system does."""
     return system in BUILT_IN and rank == 0
 
 
@@ -106,12 +106,15 @@ def throughput_of(case: Case, system: str, device: str, done: Sequence[Done]) ->
 
 
 def tokens_of(case: Case) -> int:
-    """The number of tokens in a step on all ranks. Tokens that several ranks read are counted once."""
+    """The number of tokens in a step on all ranks.
+
+    A token that several ranks read, as in a tensor group, counts once.
+    """
     return case.batch.sequences * case.batch.seq_len * case.parallelism.data_ranks
 
 
 def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str | None]:
-    """The peak FLOPs per second of a rank's device, and the source of that number; None for an unknown peak."""
+    """The peak FLOPs per second of a rank's device, and the source of that number; None and None if unknown."""
     if device == "cpu":
         cores, ranks = len(os.sched_getaffinity(0)), case.parallelism.world_size
         # If ranks outnumber cores, a rank has only a share of a core.
@@ -129,7 +132,7 @@ def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str 
 
 @functools.lru_cache
 def measured_peak(dtype: str) -> float:
-    """The FLOPs per second of a core, measured by the fastest of some matrix products.
+    """The FLOPs per second of one core: the fastest of five 512 x 512 matrix products.
 
     A single thread computes these products, so that no thread pool exists when ranks are forked.
     """

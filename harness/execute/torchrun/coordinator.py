@@ -1,6 +1,6 @@
 """A rank of torchrun: it connects to the other ranks, and runs its part of every run.
 
-On rank 0 it is also the client of the cases: it sends each run to all ranks, and gathers the ends of all parts.
+On rank 0 it is also the client of the cases: it sends each run to all ranks, and collects the ends of all parts.
 """
 
 from __future__ import annotations
@@ -70,9 +70,8 @@ def check_world_size(cases: Sequence[Case]) -> None:
 
 @contextmanager
 def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
-    """Rank 0's client for all ranks. At the end of the block it sends the other ranks away.
-
-    If an error ended the block, it sends them this error.
+    """Open rank 0's client for all ranks. At the end of the block the other ranks are dismissed, with the error, if
+    any.
     """
     with _joined(run_dir, options) as coordinator:
         problem = None
@@ -89,7 +88,7 @@ def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator
 
 
 def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
-    """On any other rank: run this rank's part of each run, until rank 0 is done.
+    """On any rank but 0: run this rank's part of each run, until rank 0 is done.
 
     Yields the results that rank 0 sends, and raises the error that ended rank 0.
     """
@@ -146,7 +145,7 @@ def _work_folder() -> Iterator[Path]:
 
 
 class Coordinator:
-    """A rank of torchrun. On rank 0, it also is the client that runs the cases, as a session is without torchrun."""
+    """A rank of torchrun. On rank 0, it is also the client that runs the cases (`session.Client`)."""
 
     def __init__(self, run_dir: Path, options: RunOptions, work: Path, rank: int) -> None:
         self.run_dir = run_dir
@@ -163,7 +162,9 @@ class Coordinator:
         self._host = self._start_host()
 
     def close(self, problem: Problem | None = None) -> None:
-        """End the host and its descendants, and leave the other ranks. Rank 0 gets `problem` as the reason."""
+        """End the host and its descendants, and close the connections to other ranks. Rank 0 gets `problem` as the
+        reason.
+        """
         # Rank 0's last message has the error for all ranks, and another rank's has its reason: these get more time.
         self._host.kill()
         if self.rank and (line := self.peers.lines.get(0)) is not None:
@@ -247,7 +248,7 @@ class Coordinator:
         self.peers.tell_all(result)
 
     def hear(self) -> Message:
-        """On any other rank: wait for the next message from rank 0. Raises RankError if rank 0 is gone."""
+        """On any rank but 0: wait for the next message from rank 0. Raises RankError if rank 0 is gone."""
         while True:
             self.peers.listen()
             if self.peers.heard:
@@ -256,7 +257,7 @@ class Coordinator:
             self.peers.links.wait(0.2)
 
     def run(self, request: RunRequest) -> None:
-        """On any other rank: run this rank's part, and send rank 0 the end of that part and its files."""
+        """On any rank but 0: run this rank's part, and send rank 0 the end of that part and its files."""
         localized = self._localized(request)
         account, files = self._run(localized)
         if localized is not request:  # rank 0 removes its own machine's
@@ -267,17 +268,15 @@ class Coordinator:
         from bitproof.harness.execute.host.answerer import finish_run
 
         try:
+            # A run that is resumed has two halves, any other a single one.
             *before, (ends, parts) = [self._run_half(half, at, on_event) for at, half in enumerate(request.halves)]
             return finish_run(request, ends, parts, [part for _, earlier in before for part in earlier])
         finally:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_half(self, request: RunRequest, number: int, on_event: OnEvent) -> tuple[list[End], list[Path]]:
-        """Run a half of a run on all ranks; returns the successful ends of all ranks, and their files.
-
-        `number` counts the halves of a run, so that the files of both have different names. Raises the error of the
-        rank to blame.
-        """
+        """Run all ranks. Returns each rank's end of the run, and its file; raises the error of the rank to blame.
+        `number` is 0 or 1: for the halves of a run that is resumed, so that their files have different names."""
         if self.peers.lost is not None:
             raise self.peers.lost
         self.peers.listen()
@@ -296,10 +295,8 @@ class Coordinator:
         return [account.end for account, _ in answers if account.end is not None], parts
 
     def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[Account, list[Path]]:
-        """Run this rank's part of a run; returns the part's account and files. An error is in the account.
-
-        Only on another rank than 0, RankError is raised if rank 0 or the launcher is gone.
-        """
+        """Run this rank's part of a run. Returns the part's end, or its error, as an Account, and the rank's files.
+        Except on rank 0, RankError is raised if rank 0 or the launcher is gone."""
         number = self.peers.begin_run()
         files = [(self.work / "part").with_suffix(suffix) for suffix in FILES]
         for file in files:
@@ -363,7 +360,6 @@ class Coordinator:
         )
 
     def _ask_host(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """Ask this rank's own host, and return its answer. A lost host is replaced, and its error raised."""
         try:
             return self._host.ask(request, timeout, on_event)
         except HostLost as lost:
@@ -388,10 +384,8 @@ class Coordinator:
         return HostProcess(log, temporary=self.work, verbose=self.options.verbose, starts=starts)
 
     def _gather(self, own: tuple[Account, list[Path]], run: RunRequest) -> list[tuple[Account, Path | None]]:
-        """Wait for the accounts of all ranks; returns them in rank order, each with a file of its attached bytes.
-
-        All of these ranks ended well. Raises the error of the rank to blame, and RankError if a rank is silent or gone.
-        """
+        """Wait until each rank has sent its end. Returns the ends in rank order, each with a file of attached bytes.
+        Raises the error of the rank to blame, and RankError if a rank is silent or gone."""
         # After a failure here the others end soon, so they get the margin but not a whole run's time.
         is_bad = own[0].end is None or not own[0].end.done
         limit = time.monotonic() + (_MARGIN if is_bad else run.timeout + _MARGIN)
@@ -434,7 +428,7 @@ def _ended_for_a_peer(rank: int) -> Failure:
 
 
 def _error_of(accounts: list[Account], run: RunRequest, silent: list[int]) -> RankError | None:
-    """The error to report if ranks failed, were late, or sent nothing; None when all ended well."""
+    """The error to report if ranks failed, were late, or sent nothing; None if all succeeded."""
     # Failures have times on the monotonic clocks of their machines. `clock` converts them to the time of day.
     ends = [account.end for account in accounts if account.end is not None]
     by_failure = {

@@ -50,7 +50,9 @@ class Welcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """The run of this number has failed on some rank. Other ranks might wait for that rank forever."""
+    """The run of this number has failed on some rank, so the others must stop: they might wait for that rank
+    forever.
+    """
 
     run: int
 
@@ -63,12 +65,12 @@ class Farewell:
 
 
 Message = RunRequest | CaseResult | Failed | Farewell
-"""A message of rank 0 to all others."""
+"""A message from rank 0 to any other rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """The end of a numbered run on a rank of torchrun: its `End`, or the problem that prevented it.
+    """The end of a rank's part of a run: its `End`, or the problem that prevented it. Runs are numbered from 1.
 
     `clock` is the time of day, on which machines agree, minus the monotonic clock of the rank's machine. `num_bytes`
     has the sizes of the attached files, in the order of `FILES`; 0 for a file that the rank does not have.

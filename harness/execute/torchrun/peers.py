@@ -1,4 +1,4 @@
-"""The other ranks, as a rank of torchrun sees them: its connections, their messages, and which ranks are gone."""
+"""The other ranks, as a rank of torchrun sees them: its connections, their messages, and the ranks that are gone."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ _FILES_A_RANK = 16
 
 
 class Peers:
-    """All ranks but this one. On rank 0, `lines` has a line to each of them; on any other rank, only a line to rank 0.
-
-    Received files go into the folder `spool`.
-    """
+    """All ranks but this one. `lines` has a connection to each of them on rank 0, elsewhere only the one to rank 0.
+    Received files go into the folder `spool`."""
 
     def __init__(self, rank: int, world_size: int, spool: Path) -> None:
         self.rank = rank
@@ -93,7 +91,7 @@ class Peers:
                 self.heard.append(message)
 
     def gone(self) -> dict[int, str]:
-        """The ranks that are gone, with the reasons as far as known."""
+        """The ranks that are gone, each with the reason, as far as known."""
         found = {rank: f"{line.gone}" for rank, line in self.lines.items() if line.gone is not None}
         for rank, problem in self.left.items():
             found[rank] = f"it left: {problem.error().what}"
@@ -121,9 +119,8 @@ class Peers:
             raise error
 
     def explained(self, caught: BaseException) -> BaseException:
-        """The reason why this rank ends: the error about lost ranks, if torchrun sent a signal because of them.
-
-        Otherwise it is `caught`.
+        """The reason why this rank ends: if torchrun sent a signal because ranks are lost, the error about these, else
+        `caught`.
         """
         if self.rank and isinstance(caught, interrupts.STOPS):
             try:
@@ -134,7 +131,7 @@ class Peers:
         return caught
 
     def _named_by(self, gone: Collection[int]) -> BitproofError | None:
-        """The error of a rank that left, if that error names another rank, which is still connected; else None."""
+        """The error of a rank that left, if that error blames another rank, which is still connected; else None."""
         told = (problem.error() for problem in self.left.values())
         return next((each for each in told if getattr(each, "rank", None) not in (None, *gone)), None)
 
@@ -155,9 +152,9 @@ class Peers:
         return bool(self.gone()) or self.launcher.ended() is not None
 
     def is_abandoned(self) -> bool:
-        """Whether this rank waits in vain for its own part of a run to end.
+        """Whether this rank's part of a run will never end by itself, so its processes should be killed.
 
-        It does if a rank is gone, or if another rank failed so long ago that this rank's part should have ended, too.
+        That is so if a rank is gone, or if another rank failed more than 5 s ago.
         """
         if self.has_lost():
             self.note_failed()

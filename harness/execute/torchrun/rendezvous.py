@@ -1,4 +1,4 @@
-"""The rendezvous of torchrun's ranks: each connects to rank 0, and sends its versions and code there."""
+"""Connect torchrun's ranks: each connects to rank 0, and sends its versions and code there."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _HOST_MARGIN = 15.0
 """Seconds beyond the deadline for a host to report its versions and code, after its rank has connected."""
 
 AskMadeOf = Callable[[Callable[[], bool]], MadeOf | None]
-"""Returns this rank's versions, code and GPUs from its host; None once its argument, a function, returns True."""
+"""A function that returns this rank's versions, code and GPUs from its host; None once its argument returns True."""
 
 
 class Rendezvous:
-    """The rendezvous of a rank with all others, within `timeout` seconds."""
+    """Connects a rank with all others, within `timeout` seconds."""
 
     def __init__(self, peers: Peers, timeout: float, ask_made_of: AskMadeOf) -> None:
         self._peers = peers
@@ -51,10 +51,8 @@ class Rendezvous:
         self._told_at, self._told = time.monotonic(), ""
 
     def call_roll(self, own: Hello) -> list[Seat]:
-        """On rank 0: wait for all other ranks, compare versions and code, and let the ranks begin. Returns all seats.
-
-        Raises RankError, which names the missing ranks, and CaseError if some ranks have other versions or code.
-        """
+        """On rank 0: wait for all ranks, compare versions and code, and assign each rank its seat (number and GPU).
+        Raises RankError, which names the missing ranks, and CaseError if some ranks have other versions or code."""
         deadline = self._deadline
         self._peers.token = secrets.token_hex(16)
         arrived: dict[int, Hello] = {0: own}
@@ -106,7 +104,6 @@ class Rendezvous:
         return seats
 
     def _meet(self, line: Line, said: dict[str, Any], arrived: dict[int, Hello]) -> None:
-        """Accept a newcomer, or send it away."""
         # In constant time, so that the token cannot be guessed byte by byte.
         if not hmac.compare_digest(str(said.get("token")).encode(), self._peers.token.encode()):
             self._peers.links.part_with(line, "it is of another run")
@@ -125,7 +122,7 @@ class Rendezvous:
         arrived[hello.rank] = hello
 
     def _hello_of(self, said: dict[str, Any], arrived: Mapping[int, Hello]) -> Hello:
-        """A newcomer's introduction. Raises CaseError if it cannot belong to this run."""
+        """A new rank's first message. Raises CaseError if it cannot belong to this run."""
         try:
             hello: Hello = framing.read(json.dumps(said), Hello)
             is_of_size = 0 < hello.rank < self._peers.world_size == hello.world_size
@@ -148,7 +145,7 @@ class Rendezvous:
         return hello
 
     def _refuse_second(self, word: str) -> None:
-        """On rank 0: raise CaseError if another process that is rank 0, which left this message, still lives."""
+        """On rank 0: raise CaseError if the rank 0 that left the message `word` in the store still lives."""
         with suppress(ValueError, KeyError, TypeError, OSError):
             found = json.loads(word)
             line = self._connect(found["addresses"], found["port"])
@@ -161,7 +158,7 @@ class Rendezvous:
             )
 
     def come(self, hello: Hello) -> Welcome:
-        """On any other rank: connect to rank 0, and wait until all ranks have. Raises the error that rank 0 sends."""
+        """On any rank but 0: connect to rank 0, and wait until all ranks have. Raises the error that rank 0 sends."""
         while True:
             line = self._reach(hello, self._deadline)
             self._tell_made_of(line)
@@ -179,13 +176,12 @@ class Rendezvous:
             self._wait_for(f"rank 0 left: {line.gone}", self._deadline, None)
 
     def reach_in_the_end(self, hello: Hello) -> None:
-        """On any other rank, which has to end: try for a moment to connect to rank 0, so that it gets the reason."""
+        """On any rank but 0, which has to end: try for some seconds to connect to rank 0, to send it the reason."""
         if 0 not in self._peers.lines:
             with suppress(BitproofError):
                 self._reach(hello, time.monotonic() + _LAST_SECONDS)
 
     def _reach(self, hello: Hello, deadline: float) -> Line:
-        """Connect to rank 0, and send it this rank's `Hello`. Raises RankError if that takes too long."""
         store = Store(False, deadline, self._peers.launcher)
         while True:
             word = store.get()
@@ -225,7 +221,7 @@ class Rendezvous:
     def _tell_missing(self, arrived: Mapping[int, Hello]) -> None:
         """Print the missing ranks, and the machines of the others.
 
-        Nothing else shows a rank that died before it connected.
+        There is no other sign of a rank that died before it connected.
         """
         # By machine, as a whole machine is often missing: "ranks 0-7 came from a; ranks 8-15 came from b".
         missing = [rank for rank in range(self._peers.world_size) if rank not in arrived]
@@ -240,7 +236,6 @@ class Rendezvous:
             print(word, file=sys.stderr, flush=True)
 
     def _wait_for(self, what: str, deadline: float, arrived: Collection[int] | None) -> None:
-        """Wait a moment before the next look for new ranks. Raises RankError after the deadline."""
         self._peers.links.wait(0.2)
         if (ended := self._peers.launcher.ended()) is not None:
             raise ended

@@ -1,4 +1,4 @@
-"""Assign each rank under a launcher its GPU, and its number on its machine.
+"""Assign each rank under a launcher its GPU, and its number on its machine (its seat).
 
 No launcher's variable is needed: each rank sends rank 0 the name of its machine, and the GPUs that the rank sees. So
 the same rule covers ranks that all see eight GPUs, ranks of `srun --gpus-per-task=1` that see a single GPU each, and
@@ -66,7 +66,7 @@ def own_local_rank(environment: Mapping[str, str]) -> int | None:
 
 
 def seat(ranks: Sequence[Whereabouts]) -> list[Seat]:
-    """Each rank's seat. Local ranks are the LOCAL_RANKs, if these number a node's ranks 0, 1, 2, ...
+    """Each rank's seat. A local rank is the rank's LOCAL_RANK, if those of a node are 0, 1, 2, ...
 
     Otherwise the ranks of a node are numbered in order. Example: ranks 0 and 1 are on a machine and rank 2 on another,
     none has a LOCAL_RANK, and each sees four GPUs. Their local ranks are 0, 1, 0, and their GPUs are 0, 1, 0. If each
@@ -105,7 +105,7 @@ def _numbers(groups: Sequence[Hashable], ranks: Sequence[Whereabouts]) -> list[t
 def place_seats(
     request: str, seats: Sequence[Seat], collectives: CollectivesRequest | None, *, share_gpus: bool = False
 ) -> tuple[Placement, str | None]:
-    """The placement of a case on a launcher's ranks; and, if `auto` does not use visible GPUs, the reason, else None.
+    """The placement of a case on a launcher's ranks, and the reason if `auto` does not use visible GPUs, else None.
 
     Raises CaseError as `place` does. `cuda` is also refused if some ranks see no GPU, or would share a GPU; the error
     names them.
@@ -123,7 +123,6 @@ def place_seats(
 
 
 def _lack(seats: Sequence[Seat]) -> CaseError | None:
-    """The error for ranks that have no GPU of their own; None if each rank has one."""
     by_name: dict[str, list[int]] = defaultdict(list)
     for rank, each in enumerate(seats):
         by_name[each.name].append(rank)

@@ -1,4 +1,4 @@
-"""The process that started torchrun's ranks, and the store in which they find rank 0."""
+"""The launcher that started torchrun's ranks, and the store through which they find rank 0."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ A = TypeVar("A")
 
 
 class Launcher:
-    """The process that started this rank, and serves the rendezvous. If it dies, no process ends its ranks."""
+    """The process that started this rank, and serves the store. If it dies, no process ends its ranks."""
 
     def __init__(self) -> None:
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
@@ -107,10 +107,8 @@ class Store:
         self.where = ""
 
     def put(self, word: str, instead_of: str | None = None) -> str | None:
-        """Store rank 0's message `word`, if the present message is `instead_of`, or if there is none and that is None.
-
-        Returns the message in the store afterwards; None if the store cannot be reached.
-        """
+        """Store rank 0's message `word`, if the present message is `instead_of` (None: if there is none yet). Returns
+        the message in the store afterwards; None if the store cannot be reached."""
         found = self._use(lambda store: store.compare_set(_key(), instead_of or "", word))
         return cast(bytes, found).decode() if found is not None else None
 

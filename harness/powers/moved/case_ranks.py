@@ -1,4 +1,4 @@
-"""A system for `bitproof record` that runs a built-in or user's system on each rank, and watches its operator calls.
+"""Run a built-in or user's system on each rank of `bitproof record`, and watch its operator calls.
 
 The command `moved` sets a variable with the path of its request. Each rank records the calls, keeps their results, or
 exchanges them, and writes its answer after the last step.
@@ -31,13 +31,13 @@ Observe = Callable[[Any, str, torch.Tensor], None]
 
 
 def make(case: Case, mesh: Mesh) -> WatchedRank:
-    """The system of the request, with this rank's calls watched."""
+    """Make the request's system on this rank, with its calls watched."""
     request = json.loads(Path(os.environ[REQUEST]).read_text())
     return WatchedRank(request, case, mesh)
 
 
 class WatchedRank:
-    """A rank of a case; `step` is the step of the watched system."""
+    """A system that runs another system's steps and watches their operator calls."""
 
     def __init__(self, request: Mapping[str, Any], case: Case, mesh: Mesh) -> None:
         self.request, self.case, self.rank = request, case, mesh.rank
@@ -51,7 +51,7 @@ class WatchedRank:
             self.manifest = self.inner.manifest
 
     def step(self, index: int, observe: Observe) -> None:
-        """Take a step."""
+        """Run a step of the watched system. After the last one, write the answer."""
 
         def shown(kind: Any, name: str, tensor: torch.Tensor) -> None:
             with disable_current_modes():  # calls of the recorder are not the system's calls
@@ -86,7 +86,7 @@ class WatchedRank:
 
 
 def _program(name: str, case: Case, mesh: Mesh) -> Any:
-    """The prepared graph of a system that runs a graph; None for others. Tracing is not part of the watched run."""
+    """The traced graph of a system that runs a graph; None for others. Tracing is not part of the watched run."""
     if name != GRAPH:
         return None
     from bitproof.harness.execute.host.programs import prepare_program
@@ -127,7 +127,7 @@ def _name_unread(operator: Any, args: Any) -> str:
 
 
 def _ranks(argument: Any) -> tuple[int, ...] | None:
-    """The ranks of a group, given by its name or as an object of torch."""
+    """The ranks of a process group, given by its name or as an object of torch; None for any other argument."""
     if isinstance(argument, str):
         return ranks_in(argument)
     if not isinstance(argument, torch.ScriptObject):

@@ -1,4 +1,4 @@
-"""A certificate as lines for a terminal, and as a page of Markdown for a pull request."""
+"""Print a certificate as lines for a terminal, and as a page of Markdown for a pull request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_ROWS = 40
 
 
 def lines_of(certificate: MovedCertificate) -> Iterator[str]:
-    """The counts, a row per call that is not equal, and whether these calls account for the difference."""
+    """Yield the counts, a row per call that is not equal, and whether these calls account for the difference."""
     c = certificate
     moved, others = len(c.moved), len(c.rows) - len(c.moved)
     more = f", {others} not judged as equal or moved" if others else ""
@@ -31,12 +31,12 @@ def lines_of(certificate: MovedCertificate) -> Iterator[str]:
 
 
 def call_text(row: MovedRow) -> str:
-    """An operator with the dtypes and shapes of its inputs."""
+    """An operator with the dtypes and shapes of its inputs: `aten.mm.default float32 [4, 8] [8, 4]`."""
     return one_line(f"{row.operator} {', '.join(row.dtypes)} {' '.join(map(str, row.shapes))}")
 
 
 def amount_text(row: MovedRow) -> str:
-    """How much a call moved, or its state and the reason."""
+    """How much a call moved, such as "2 ULP in 5 of 16 elements: index 3 of dim 1"; or its state and the reason."""
     if row.state != MOVED or not row.total:
         return one_line(f"{row.state}: {row.detail}" if row.detail else row.state)
     far = "" if row.ulps is None else f"{row.ulps} ULP in "
@@ -44,7 +44,7 @@ def amount_text(row: MovedRow) -> str:
 
 
 def facts_of(row: MovedRow) -> list[tuple[str, str]]:
-    """Further facts about a moved call, each with its name."""
+    """Further facts about a moved call, each with its name; none for other calls."""
     if row.state != MOVED:
         return []
     why = "; ".join(row.causes) or "unknown"
@@ -60,7 +60,7 @@ def facts_of(row: MovedRow) -> list[tuple[str, str]]:
 
 
 def verified_lines(c: MovedCertificate) -> Iterator[str]:
-    """Whether the program is equal, and whether the moved calls account for its difference."""
+    """Yield whether the program is equal, and whether the moved calls account for its difference."""
     found = c.verified
     if found.plain == "not run":
         yield "the program was not run in the new environment: nothing shows whether these calls are all that changed"
@@ -82,12 +82,12 @@ def verified_lines(c: MovedCertificate) -> Iterator[str]:
 
 
 def environment_text(environment: dict[str, str | int]) -> str:
-    """An environment in a few words."""
+    """An environment in a few words: "torch 2.13.0 (AVX2)"."""
     return one_line(f"torch {environment.get('torch')} ({environment.get('capability')})")
 
 
 def markdown_of(certificate: MovedCertificate) -> str:
-    """The certificate as a page."""
+    """The certificate as a page of Markdown."""
     c = certificate
     rows = ["| | old | new |", "|---|---|---|"]
     facts = [(name, c.old.get(name, ""), c.new.get(name, "")) for name in {**c.old, **c.new}]
@@ -105,6 +105,6 @@ def markdown_of(certificate: MovedCertificate) -> str:
 
 
 def _cell(text: object) -> str:
-    """Foreign text in a table: no markup, no column, no line break."""
+    """Untrusted text for a cell of a table: no markup, no column, no line break."""
     kept = one_line(str(text))
     return "".join("\\" + c if c in "\\`*_[]<>|~#!&" else c for c in kept)

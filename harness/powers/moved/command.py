@@ -1,4 +1,4 @@
-"""`bitproof moved`: record, replay, compare, check."""
+"""`bitproof moved`: record, replay, compare, check. Each function returns the exit status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CERTIFICATE, PAGE = "moved.json", "moved.md"
 
 
 def record(folder: Path, program: ProgramRuns, *, budget: int, seconds: float) -> int:
-    """Record a program's calls into a folder. Raises UsageError for a folder that is not empty."""
+    """Record a program's operator calls into a folder. Raises UsageError for a folder that is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError("the folder for the archive is not empty", expected="a new folder", found=str(folder))
     found = program.ask(Environment(), "record", folder, seconds, budget=budget)
@@ -36,12 +36,12 @@ def record(folder: Path, program: ProgramRuns, *, budget: int, seconds: float) -
 
 
 def replay(comparison: TwoEnvironments, out: Path | None, *, as_json: bool) -> int:
-    """Replay an archive in the new environment."""
+    """Replay an archive of calls in the new environment, and print the calls that moved."""
     return _finish(comparison.replay(control=False), out, as_json=as_json)
 
 
 def compare(comparison: TwoEnvironments, out: Path | None, *, as_json: bool) -> int:
-    """Compare two environments by a program's calls, and verify by the program itself."""
+    """Compare two environments by a program's calls, then verify the result by running the program itself."""
     with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as folder:
         comparison.folder = Path(folder, "archive")
         comparison.record()
@@ -70,7 +70,9 @@ def _finish(certificate: MovedCertificate, out: Path | None, *, as_json: bool) -
 
 
 def status_of(certificate: MovedCertificate) -> int:
-    """0 if no call moved and the program is not different, 1 if a call did or it is, 3 if something was not judged."""
+    """The exit status: 0 if no call moved and the program is not different, 1 otherwise, 3 if something was
+    not judged.
+    """
     states = {row.state for row in certificate.rows}
     if states - {NOT_REPLAYED, "failed", NONDETERMINISTIC} or certificate.verified.plain == "DIFFERENT":
         return UNEXPECTED

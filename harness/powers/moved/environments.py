@@ -27,7 +27,7 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*?)[<>=!~]=?[\w.+*,<>=!~]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A Python interpreter and the variables that are set for it, beside this process's own."""
+    """A Python interpreter and the variables that are set for it, in addition to this process's variables."""
 
     python: str = sys.executable
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Environment:
         return int(asked) if asked.isdigit() and int(asked) else None
 
     def ask(self, what: str, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Run the standalone program here and return its answer.
+        """Run the standalone program in this environment and return its answer to the request `what`.
 
         Raises UsageError for a program that cannot run, RecordingError for an archive that is refused, or whose calls
         end the process, and MachineError for a Python that has no torch.
@@ -54,7 +54,8 @@ class Environment:
             raise _failure(what, self.python, done.status, done.out)
 
     def bitproof(self, words: Sequence[str], variables: Mapping[str, str], seconds: float) -> None:
-        """Run a command of bitproof here. Raises UsageError for a wrong call, and MachineError without bitproof."""
+        """Run a command of bitproof in this environment. Raises UsageError for a wrong call, MachineError without
+        bitproof."""
         done = self._run(["-m", "bitproof", *words], {**self.variables, **variables}, seconds)
         if done.status == 0:
             return

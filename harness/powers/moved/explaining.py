@@ -14,7 +14,8 @@ MOST_REASONS = 3
 
 
 def explainer(path: Path) -> Explainer:
-    """Explains two recordings by a certificate, in either order. Raises RecordingError if it is damaged."""
+    """A function that explains two recordings by a certificate, in either order. Raises RecordingError if it is
+    damaged."""
     certificate = read_certificate(path)
 
     def explain(first: Recording, second: Recording) -> Explanation:

@@ -1,4 +1,4 @@
-"""The causes of a move: differences between probes of the kernels in both environments."""
+"""Name the causes of a moved call: facts about its kernel that differ between the two environments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def _added(sizes: Sequence[int]) -> str:
 
 
 def _order(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """The difference of two orders of additions."""
     if old["first"] != new["first"]:
         return f"another order of additions: term 0 meets term {new['first']} first, met term {old['first']}"
     differ = sum(a != b for a, b in zip(old["sizes"], new["sizes"], strict=True))
@@ -42,5 +41,5 @@ def _order(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def smallest_shape(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    """The first tried shapes, from small to large, whose results differ; empty if none do."""
+    """The first tried shapes, from small to large, whose results differ; "" if none do."""
     return next((shape for shape, digest in old.items() if shape in new and new[shape] != digest), "")

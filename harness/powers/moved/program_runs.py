@@ -1,4 +1,4 @@
-"""Run a program in an environment, to record its calls, keep their results, or exchange them.
+"""Run a program in an environment, to record its operator calls, keep their results, or exchange them.
 
 A script or a function runs in a single process. A case runs on all its ranks as `bitproof record` runs it, with real
 process groups: its system is `case_ranks.make`, which watches the calls of a rank.
@@ -24,19 +24,19 @@ from bitproof.harness.records import Recording, Verdict
 
 SYSTEM = "bitproof.harness.powers.moved.case_ranks:make"
 REQUEST = "BITPROOF_MOVED_REQUEST"
-"""The variable that names the file with a rank's request."""
+"""The environment variable that names the file with a rank's request."""
 
 
 @dataclass(frozen=True)
 class OneProcess:
-    """A script FILE.py, or FILE.py:FUNCTION."""
+    """A program in one process: a script FILE.py, or FILE.py:FUNCTION."""
 
     program: str
     arguments: Sequence[str]
     steps: int
 
     def ask(self, environment: Environment, what: str, folder: Path, seconds: float, **asked: Any) -> dict[str, Any]:
-        """Run it in a process of its own, and return the answer of `standalone/answer_request`.
+        """Run the program in a process of its own, and return the answer of `standalone/answer_request`.
 
         "record" takes a `budget`; "results" takes `keys`, `inputs` and a `budget`, and keeps results below the folder;
         "exchange" takes `sets` of keys, and runs the program once for each.
@@ -52,9 +52,10 @@ class OneProcess:
 
 @dataclass
 class CaseOnRanks:
-    """A case whose `system` is recorded; `arguments` are further options of `bitproof record`, such as `--steps 2`.
+    """A program on several ranks: a case whose `system` is recorded.
 
-    `identities` has the old and the new recording's, once both environments ran it.
+    `arguments` are further options of `bitproof record`, such as `--steps 2`. `identities` has those of the old and the
+    new recording, once both environments ran it.
     """
 
     name: str
@@ -64,7 +65,7 @@ class CaseOnRanks:
     identities: list[RecordingIdentity] = field(default_factory=list)
 
     def ask(self, environment: Environment, what: str, folder: Path, seconds: float, **asked: Any) -> dict[str, Any]:
-        """Run it on all ranks, and join their answers to the same requests."""
+        """Run the case on all ranks, and join their answers. The requests are those of `OneProcess.ask`."""
         if what == "exchange":
             sets = asked["sets"]
             return {"runs": [self._exchanged(environment, folder, seconds, [*keys]) for keys in sets]}
@@ -103,7 +104,6 @@ class CaseOnRanks:
     def _run(
         self, environment: Environment, what: str, folder: Path, seconds: float, asked: dict[str, Any]
     ) -> tuple[Recording, list[dict[str, Any]]]:
-        """Record the case once, and read the answers of its ranks."""
         with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as temporary:
             request, out = Path(temporary, "request.json"), Path(temporary, "recording")
             told = {"what": what, "folder": str(folder.resolve()), "answers": temporary, "system": self.system}

@@ -1,4 +1,4 @@
-"""The identity of a recording: a digest of its bits, and the facts of its environment that can change a bit.
+"""Identify a recording: a digest of its bits, and the facts of its environment that can change a bit.
 
 A certificate has the identities of the two recordings that it explains, so it explains no others.
 """
@@ -16,13 +16,13 @@ from bitproof.harness.powers.moved.records import RecordingIdentity
 from bitproof.harness.records import Recording
 
 MOST = 100
-"""Characters of a fact in a message."""
+"""The most characters of a fact in a message."""
 _OF_THE_SYSTEM = ("system", "ranks", "passes", "settings")
 """Facts that an identity leaves out: two systems of the same bits and environment share an explanation."""
 
 
 def identity_of(recording: Recording) -> RecordingIdentity:
-    """The identity of a recording."""
+    """A recording's identity: a digest over all records, their number, and the facts about its environment."""
     made = sha256(str(recording.manifest.digest).encode())
     for key, record in sorted(recording.records.items()):
         made.update(json.dumps([*key, record.digest]).encode())
@@ -32,7 +32,7 @@ def identity_of(recording: Recording) -> RecordingIdentity:
 
 
 def differences(certified: RecordingIdentity, found: RecordingIdentity) -> Iterator[str]:
-    """Every difference of two identities, in words."""
+    """Yield each difference of two identities, in words."""
     sides = [{name: json.loads(text) for name, text in each.environment.items()} for each in (certified, found)]
     pairs = {name: (sides[0].get(name), sides[1].get(name)) for name in {**sides[0], **sides[1]}}
     for path, (left, right) in leaf_differences(pairs):

@@ -1,4 +1,6 @@
-"""The certificate of an upgrade: both environments, the calls that moved, and whether they explain the difference."""
+"""Define the certificate of an upgrade: both environments, the calls that moved, and whether they explain the
+difference.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ Verdict = Literal["EQUAL", "DIFFERENT", "NONDETERMINISTIC", "not run"]
 class MovedRow:
     """A distinct call that is not equal in the new environment.
 
-    `smallest` has the shapes of the smallest input, among those tried, at which it shows. `alone` is the first record
-    that changes if this call alone moves. `is_drawn` means that its inputs were drawn again, being above the budget.
+    `smallest` has the smallest of the tried input shapes with which the call differs. `alone` is the first record that
+    changes if this call alone moves. `is_drawn`: its inputs were drawn again, as they were above the budget.
     """
 
     __pydantic_config__ = STRICT
@@ -77,10 +79,8 @@ class RecordingIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class MovedCertificate:
-    """The result of comparing two environments. `uncollected` counts calls that are outside of it, with the reason.
-
-    `recordings` has the old and the new recording of a case; it is empty for a script or a function.
-    """
+    """The result of comparing two environments. `uncollected` counts calls that were not compared, by the reason.
+    `recordings` has the old and the new recording of a case; it is empty for a script or a function."""
 
     __pydantic_config__ = STRICT
 
@@ -140,12 +140,12 @@ def write_certificate(path: Path, certificate: MovedCertificate) -> None:
 
 
 def digest_of(values: dict[str, Any]) -> str:
-    """The digest of a certificate's values. It shows damage; it does not show who wrote them."""
+    """The digest of a certificate's values. It reveals damage; it does not show who wrote them."""
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def read_certificate(path: Path) -> MovedCertificate:
-    """Read a certificate. Raises RecordingError if it is none, or contradicts itself."""
+    """Read a certificate. Raises RecordingError if the file is damaged, or contradicts itself."""
     try:
         values: Any = parse(read_plain(path))
     except OSError as error:

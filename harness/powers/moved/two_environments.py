@@ -1,4 +1,4 @@
-"""Compare two environments: record here, replay there, exchange, and explain.
+"""Compare two environments: record in the old one, replay in the new one, exchange results, and explain.
 
 1. Record the program's distinct calls in the old environment, and replay them there: calls that do not repeat show
    nothing.
@@ -34,7 +34,8 @@ SWITCHES: tuple[Mapping[str, str], ...] = (
 
 @dataclass(kw_only=True)
 class TwoEnvironments:
-    """Two environments and a folder for the archive. `memory` is the most that a replay may use, in bytes."""
+    """Two environments and a folder for the archive. `budget` is the most bytes of values to keep, `memory` the most
+    that a replay may use, and `seconds` each process's time limit."""
 
     old: Environment
     new: Environment
@@ -56,7 +57,8 @@ class TwoEnvironments:
         return self.program
 
     def replay(self, *, control: bool) -> MovedCertificate:
-        """Replay the archive in the new environment, without running the program."""
+        """Replay the archive in the new environment, without running the program. With `control`, also in the old one:
+        a call that differs there is nondeterministic, and has not moved."""
         repeats = self._replay(self.old)["rows"] if control else {}
         found = self._replay(self.new)
         for key, row in found["rows"].items():
@@ -80,7 +82,10 @@ class TwoEnvironments:
         return environment.ask("replay", asked, self.seconds)
 
     def verify(self) -> Verified:
-        """Run the program in the new environment, plainly and with moved calls exchanged. Call `replay` before."""
+        """Run the program in the new environment, without changes and with moved calls exchanged.
+
+        Call `replay` before.
+        """
         # A program that finds a cache of its first run makes fewer calls, and would hide those that moved.
         (old,) = self._runs([[]], self.old)
         plain, again = self._runs([[], []])
@@ -127,7 +132,7 @@ class TwoEnvironments:
         )
 
     def _add_moved(self, key: str, operator: str) -> None:
-        """Add a call that moves on values of the program, and is equal on its recorded inputs or was not recorded."""
+        """Add a call that moves on the program's own values, but not on recorded inputs, or that was not recorded."""
         row = self.rows.setdefault(key, {"op": operator, "dtypes": [], "shapes": [], "drawn": False, "state": "equal"})
         if row["state"] == "equal":
             detail = "equal on its recorded inputs, moved on others of the program"
@@ -150,6 +155,7 @@ class TwoEnvironments:
         for key in keys:
             self.rows[key]["causes"] = causes_of(old[key], new[key])
             self.rows[key]["smallest"] = smallest_shape(old[key]["shapes"], new[key]["shapes"])
+        # Each switch is tried on the calls that no earlier one brought back.
         left = list(keys)
         for switch in SWITCHES:
             if not left or switch.items() <= self.new.variables.items():
@@ -180,7 +186,6 @@ class TwoEnvironments:
 
 
 def _remainder(run: Mapping[str, Any]) -> str:
-    """The source of the rest of the difference."""
     if (again := run["moved_again"]) is not None:
         return f"call {again['call']}, {again['op']}, moves on values of the program; its old results were not kept"
     if (other := run["other"]) is not None:

@@ -1,4 +1,4 @@
-"""A pull request's comment in Markdown: changes since another run, or since the baselines.
+"""Write a comment for a pull request in Markdown: changes since another run, or the unexpected cases.
 
 With another run's report, it has a row for each case that is new, gone, or changed in outcome or cause. Without such a
 report, it has a row for each case that is not as expected.
@@ -21,7 +21,7 @@ HEADERS = ("case", "was", "is", "first divergence", "to blame")
 
 
 def render(report: Report, against: Report | None = None) -> str:
-    """The comment's text."""
+    """The comment's text. `against` is the report of the other run, if any."""
     rows = list(_changes(report, against) if against else _problems(report))
     bad = [result for result in report.cases if not result.as_expected]
     good = len(report.cases) - len(bad)
@@ -51,7 +51,6 @@ def _changes(report: Report, against: Report) -> Iterator[tuple[Any, ...]]:
 
 
 def _problems(report: Report) -> Iterator[tuple[Any, ...]]:
-    """Rows for a run that is compared with no other run: its unexpected cases."""
     for result in report.cases:
         if not result.as_expected:
             yield _row(result, f"expected {text.expectation(result)}")

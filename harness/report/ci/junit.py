@@ -1,4 +1,4 @@
-"""junit.xml for CI systems, with a test case per case.
+"""Write junit.xml for CI systems, with a test case per case.
 
 An unexpected case is a failure, and a case that could not be judged is an error. A case that this machine cannot run is
 skipped, unless it was selected by name. The output of a CLOSE case states the largest error. XML 1.0 cannot represent

@@ -1,6 +1,6 @@
-"""The objections of a report, for forms that CI systems read: SARIF and annotations.
+"""List the objections of a report, for the forms that CI systems read: SARIF and annotations.
 
-An objection is an unexpected case, a side that differs from its baseline or has none, or the objection of a check. It
+An objection is an unexpected case, a system that differs from its baseline or has none, or the objection of a check. It
 has the file and line of the blamed call, if known.
 """
 
@@ -52,7 +52,7 @@ class Objection:
 
 
 def objections(report: Report) -> Iterator[Objection]:
-    """The unexpected results, in the order of the cases."""
+    """Yield the unexpected results, in the order of the cases."""
     for result in report.cases:
         if case_status(result) == SUCCESS:
             continue

@@ -1,4 +1,4 @@
-"""report.sarif: unexpected results as SARIF 2.1.0, which code hosts show next to the code.
+"""Write report.sarif: unexpected results as SARIF 2.1.0, which code hosts show next to the code.
 
 A run has a rule per kind of problem, and a result per finding. A result has the file and line of the blamed call, and a
 fingerprint that lets the host recognize the finding. Untrusted texts are escaped, and never used as addresses.

@@ -1,1 +1,1 @@
-"""The report as a page of HTML."""
+"""Write the report as a page of HTML."""

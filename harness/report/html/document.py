@@ -1,4 +1,4 @@
-"""report.html: the whole report as a page without network requests and scripts.
+"""Write report.html: the whole report as a page without network requests and scripts.
 
 The template next to this file has the layout; this file prepares its values. Their size is limited to the capacity of
 browsers and CI artifact viewers: the page states what it omits, and report.json has everything. Every value passes
@@ -62,7 +62,8 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Apart:
-    """The difference between the two sides of the tensor `of`. `bars` has a bucket, a count and a length in percent."""
+    """How a tensor differs between the two systems. `of` names the tensor: "The blamed call's output". `bars` are those
+    of a histogram: a bucket, a count and a length in percent each."""
 
     of: str
     extent: str
@@ -72,7 +73,7 @@ class Apart:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DivergenceBlock:
-    """The first differing tensor and the blamed call. `apart` has the difference between the sides for both of them."""
+    """The first differing tensor and the blamed call. `apart` describes the difference of both."""
 
     where: str
     sides: tuple[str, ...]
@@ -92,7 +93,7 @@ class DivergenceBlock:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PassBlock:
-    """A pass: time with a bar in percent, nodes before and after, its settings and facts by heading."""
+    """A pass on the page. `bar` is its time in percent of the slowest pass, `before` and `after` count nodes."""
 
     name: str
     seconds: float
@@ -106,7 +107,7 @@ class PassBlock:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CaseBlock(CaseRow):
-    """All data of a case on the page."""
+    """A case on the page."""
 
     replay: str
     about: list[tuple[str, str]]
@@ -124,7 +125,7 @@ class CaseBlock(CaseRow):
 
 
 def render(report: Report) -> str:
-    """The page as HTML. Unexpected cases come first, and are expanded."""
+    """The page as HTML. Unexpected cases are first, and expanded."""
     # `sorted` is stable: within both groups cases keep the order of the run.
     results = sorted(report.cases, key=lambda result: result.as_expected)
     # A page of hundreds of cases must stay small, so the limits are shared: a small case leaves its share to others.
@@ -216,7 +217,7 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
 
 
 def _stated(case: Case) -> list[tuple[str, str]]:
-    """The settings stated by a case of a user's systems. It is unknown whether the systems use these settings."""
+    """The settings that a case with a user's systems states. It is unknown whether the systems use them."""
     settings = ("model", "parallelism", "batch", "precision", "optimizer")
     stated = case.stated()
     told = dict(text.leaves({name: stated[name] for name in settings if stated.get(name)}))
@@ -230,7 +231,6 @@ def _sides(values: dict[str, str]) -> str:
 
 
 def _values(value: Any, limit: int = MAX_VALUES) -> list[tuple[str, str]]:
-    """Nested values as rows of path and value."""
     rows = [(path, text.shorten(leaf, MAX_VALUE_CHARS, "report.json has them")) for path, leaf in text.leaves(value)]
     return [*rows[:limit], *([("...", f"{len(rows) - limit} more, in report.json")] if len(rows) > limit else [])]
 
@@ -269,10 +269,8 @@ def _divergence(result: CaseResult, first: Divergence) -> DivergenceBlock:
 
 
 def _bars(histogram: dict[str, int] | None) -> list[tuple[str, int, int]]:
-    """The bars of a histogram: bucket, count, and length in percent of the longest bar.
-
-    Lengths are logarithmic, so that the bar of a single element is visible.
-    """
+    """The bars of a histogram: bucket, count, and length in percent of the longest bar. Lengths are logarithmic, so
+    that the bar of a single element is visible."""
     counts = [(bucket, histogram[bucket]) for bucket in BUCKETS if histogram and histogram.get(bucket)]
     longest = max((count for _, count in counts), default=0)
     return [(bucket, count, round(100 * math.log2(1 + count) / math.log2(1 + longest))) for bucket, count in counts]
@@ -302,7 +300,6 @@ def _passes(passes: list[PassReport], limit: int) -> list[PassBlock]:
 
 
 def _logs(paths: list[str]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Logs by folder, each as a link with a short name."""
     folders: dict[str, list[tuple[str, str]]] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")

@@ -1,4 +1,4 @@
-"""Heatmaps of the page, by kind and by tensor: how much differs at each step."""
+"""Heatmaps of the page: how many records differ at each step, by kind and by tensor."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ MAX_COLUMNS = 40
 ROW_CELLS = 6  # a row's own markup is as large as so many cells
 
 Cell = tuple[str, str, str]
-"""Text, shade, tooltip. Shade 0: all agree; 1 to 4: the share that differs; "x": unknown to the report."""
+"""A cell's text, shade and tooltip. Shade 0: all agree; 1 to 4: the share that differs; "x": unknown to the report."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KindHeat:
-    """A row per kind: how many records were compared, how many differ, and how many differ at each step.
-
-    `left_out` is the number of differing records that the report does not list by step.
-    """
+    """A row per kind: how many records were compared, how many differ, and how many differ at each step. `left_out` is
+    the number of differing records that the report does not list by step."""
 
     steps: list[str]
     rows: list[tuple[str, int, int, list[Cell]]]
@@ -56,7 +54,7 @@ class _Columns:
         self._agrees = "x" if result.verdict == Verdict.UNVERIFIED else "0"
 
     def cell(self, column: int, count: int, share: float, tooltip: str = "") -> Cell:
-        """A column's cell for this number of differences. `share` is their share of the records, for the shade."""
+        """A cell with the number of differences in a column. `share` is their share of the records, for the shade."""
         # More records may differ than the report lists, so the count is only a lower bound, and 0 means nothing.
         if self.ranges[column][-1] >= self._unsure:
             return f"{count}+" if count else "?", shade_of(share) if count else "x", tooltip
@@ -98,7 +96,7 @@ def by_kind(result: CaseResult) -> KindHeat | None:
 
 
 def wanted_cells(result: CaseResult) -> int:
-    """The number of cells of a heatmap with all differing tensors."""
+    """The number of cells of a heatmap that has all differing tensors."""
     num_tensors = sum(map(len, result.differing.values()))
     return num_tensors * (len(_Columns(result).ranges) + ROW_CELLS) if num_tensors else 0
 
@@ -120,7 +118,6 @@ def by_tensor(result: CaseResult, max_cells: int) -> TensorHeat | None:
 
 
 def _tensor_row(steps: dict[str, list[int]], columns: _Columns, result: CaseResult) -> tuple[list[Cell], str]:
-    """The cells of a tensor's row, and the ranks on which it differs."""
     cells = []
     for column, steps_of in enumerate(columns.ranges):
         ranks = {rank for step in steps_of for rank in steps.get(str(step), ())}

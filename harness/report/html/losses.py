@@ -1,4 +1,4 @@
-"""The losses of rank 0 on the page: a sentence, a small chart, a table."""
+"""Show the losses of rank 0 on the page: a sentence, a small chart, a table."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 320, 96, 6, 6
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Both sides as polylines in a box.
-
-    `low` and `high` are the lowest and the highest loss; `apart` is the x coordinate of the first difference.
-    """
+    """The losses of both systems as polylines in a box. `low` and `high` are the lowest and the highest loss; `apart`
+    is the x coordinate of the first difference."""
 
     width: int
     height: int
@@ -37,7 +35,7 @@ class Chart:
 class LossBlock:
     """The losses of rank 0: a sentence, a chart if possible, and rows.
 
-    `rows` has for each step: its number, its loss, the bits on both sides, and whether these agree. `growth` has for
+    `rows` has for each step: its number, its loss, the bits in both systems, and whether these agree. `growth` has for
     each step from the first difference on: its number, the distance in ULPs of float32, and a bar's length in percent.
     `left_out` is the number of steps without a row.
     """
@@ -70,7 +68,6 @@ def losses(result: CaseResult) -> LossBlock | None:
 
 
 def _growth(rows: Sequence[tuple[int, str, str]], apart: list[int]) -> list[tuple[int, str, int]]:
-    """The rows of `LossBlock.growth`; empty unless at least two steps have a distance above 0."""
     since = [row for row in rows if apart and row[0] >= apart[0]][:MAX_LOSSES]
     found = [(step, *told) for (step, _, _), told in zip(since, _ulps_by_step([row[1:] for row in since]), strict=True)]
     return found if sum(bool(ulps) for _, ulps, _ in found) > 1 else []
@@ -89,7 +86,6 @@ def _tell_losses(apart: list[tuple[int, str, str]], num_steps: int) -> str:
 
 
 def _chart(reference: list[str], candidate: list[str], apart: list[int], first: int) -> Chart | None:
-    """Both sides as lines in a box of _WIDTH x _HEIGHT; a loss that is not finite leaves a gap in its line."""
     sides = [[float.fromhex(loss) for loss in losses] for losses in (reference, candidate)]
     finite = [value for side in sides for value in side if math.isfinite(value)]
     num_steps = max(map(len, sides))

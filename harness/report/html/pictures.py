@@ -1,4 +1,6 @@
-"""Pictures of a cause on the page: ranks as lanes around the blamed call, and a map of modules by direction."""
+"""Draw the cause of a difference on the page: ranks as lanes around the blamed call, and a map of modules by
+direction.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ _STEP, _LANE, _LEFT, _TOP, _LABEL = 96, 46, 96, 30, 17
 
 @dataclass(frozen=True, kw_only=True)
 class RankLanes:
-    """A picture of a chain of calls: a lane per rank, and a line through the calls. Positions are in pixels.
+    """A picture of the calls from the blamed call to the differing tensor: a lane per rank, a line through the calls.
 
-    `lanes` has each lane's name and y coordinate. `calls` has x, y, operator and module of each call, the blamed call
-    first; `points` is the line through these calls. `alike` has the positions of the blamed call on other ranks.
-    `left_out` is the number of ranks without a lane.
+    `lanes` has each lane's name and y coordinate in pixels. `calls` has x, y, operator and module of each call, the
+    blamed call first; `points` is the line through these calls. `alike` has the positions of the blamed call on other
+    ranks. `left_out` is the number of ranks without a lane.
     """
 
     width: int
@@ -35,10 +37,8 @@ class RankLanes:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleMap:
-    """A row per module with a cell per direction, which shows how many of the calls differ.
-
-    `left_out` is the number of modules without a row.
-    """
+    """A row per module with a cell per direction, which shows how many of the module's calls differ. `left_out` is the
+    number of modules without a row."""
 
     directions: list[str]
     rows: list[tuple[str, list[Cell]]]
@@ -46,7 +46,8 @@ class ModuleMap:
 
 
 def lanes_of(call: BlamedCall | None, num_ranks: int) -> RankLanes | None:
-    """The chain from a blamed call as a line through its ranks' lanes; None without a chain."""
+    """The calls from the blamed call to the differing tensor as a line through the lanes of their ranks; None if
+    unknown."""
     chain = (call.chain if call else None) or []
     if call is None or not chain:
         return None
@@ -76,7 +77,7 @@ def _end_of(module: str) -> str:
 
 
 def module_map(call: BlamedCall | None) -> ModuleMap | None:
-    """The map of a blamed call's modules, darker if a module's first difference is earlier; None if it is unknown."""
+    """The modules of all calls, darker if a module's first difference is earlier; None if they are unknown."""
     found = (call.modules if call else None) or []
     if not found:
         return None

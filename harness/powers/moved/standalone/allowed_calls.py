@@ -1,7 +1,7 @@
-"""Which operators an archive may name, and facts about a call that follow from its schema.
+"""Decide which operators an archive may name, and derive facts about a call from the operator's schema.
 
-An archive comes from anyone. It names operators by their schema's name, never a function, and operators that touch
-files, print, resize foreign memory or hand over storages are refused.
+An archive may be from anyone. It names operators by their schema's name, never a function, and operators that touch
+files, print, resize foreign memory or return storages are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REFUSED = {
 }
 REFUSED_TYPES = ("Storage", "Stream", "Dimname", "Any", "Dict", "Future", "__torch__")
 UNSET = ("empty", "new_empty", "_empty_affine", "_efficientzerotensor")
-"""Operators that return memory as they find it: nothing can be compared."""
+"""Operators that return uninitialized memory: nothing can be compared."""
 OVERWRITES = {"fill_", "zero_", "copy_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_"}
 OVERWRITES |= {"log_normal_", "cauchy_", "eye", "arange", "randperm"}
 """Operators that do not read the argument that they write; neither does any `out=` argument."""
@@ -32,14 +32,12 @@ _NAME = re.compile(r"(aten|prims)\.([A-Za-z_][A-Za-z0-9_]{0,100})\.([A-Za-z_][A-
 
 
 class MissingError(Exception):
-    """This torch has no such operator or overload."""
+    """This torch does not have the operator or overload."""
 
 
 def operator_named(name: Any) -> Any:
-    """The OpOverload of a name such as `aten.mm.default`.
-
-    Raises RefusedArchiveError for a name that an archive may not have, and MissingError if this torch has none.
-    """
+    """The OpOverload of a name such as `aten.mm.default`. Raises RefusedArchiveError for a name that an archive may not
+    have, and MissingError if this torch lacks it."""
     match = _NAME.fullmatch(name) if type(name) is str else None
     hold(match is not None, f"{str(name)[:80]!r} is not an operator of {' or '.join(NAMESPACES)}")
     assert match is not None
@@ -71,7 +69,7 @@ def is_allowed(operator: Any) -> bool:
 
 
 def computes(operator: Any) -> bool:
-    """Whether a call computes anything: views and fresh memory do not."""
+    """Whether a call computes anything: views and uninitialized memory do not."""
     schema = operator._schema
     if schema.name.partition("::")[2].startswith(UNSET) and not operator._overloadname.endswith("out"):
         return False
@@ -81,7 +79,7 @@ def computes(operator: Any) -> bool:
 
 
 def draws(operator: Any) -> bool:
-    """Whether a call reads a generator."""
+    """Whether a call reads a random number generator."""
     return torch.Tag.nondeterministic_seeded in operator.tags
 
 

@@ -1,4 +1,4 @@
-"""Run by path, with any Python that has torch: `python answer_request.py WHAT REQUEST.json ANSWER.json`.
+"""Answer a request: `python answer_request.py WHAT REQUEST.json ANSWER.json`, with any Python that has torch.
 
 The request is a JSON object of the command's arguments. The answer is a JSON object; `error` in it is a refusal.
 """
@@ -16,7 +16,7 @@ NAME = "bitproof_moved"
 
 
 def load(module: str) -> Any:
-    """A module beside this file, also where bitproof is not installed."""
+    """Import a module beside this file, also where bitproof is not installed."""
     here = os.path.dirname(os.path.abspath(__file__))
     if NAME not in sys.modules:
         spec = importlib.util.spec_from_file_location(
@@ -29,7 +29,7 @@ def load(module: str) -> Any:
 
 
 def answer(what: str, asked: dict[str, Any]) -> Any:
-    """The answer to a request."""
+    """The answer to a request: `what` is "record", "merge", "results", "exchange", "replay" or "probe"."""
     if what == "record":
         return load("recording_calls").record(**asked)
     if what == "merge":
@@ -63,7 +63,7 @@ def answered(what: str, asked: dict[str, Any]) -> Any:
 
 
 def limit_memory(budget: int | None) -> None:
-    """Limit this process to `budget` more bytes of memory: a forged call may ask for any size."""
+    """Limit this process to `budget` more bytes of memory, as a forged call may ask for any size."""
     if budget is not None:
         with open("/proc/self/statm") as file:
             now = int(file.read().split()[0]) * resource.getpagesize()
@@ -71,7 +71,7 @@ def limit_memory(budget: int | None) -> None:
 
 
 def main() -> int:
-    """Answer one request."""
+    """Answer the request of the command line."""
     what, request, out = sys.argv[1:4]
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
     with open(request) as file:

@@ -1,7 +1,7 @@
-"""The archive of calls: `calls.json`, and `values.bin` with the bytes that it points into.
+"""Read and write an archive of calls: `calls.json`, and `values.bin` with the bytes that it points into.
 
 Nothing in it is a program: operators are names, arguments are tagged JSON (`call_values`), tensors are bytes. Reading
-checks every size before memory is taken. A digest over each block shows damage; it does not show who wrote it.
+checks every size before memory is allocated. A digest over each block reveals damage; it does not show who wrote it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class ValuesFile:
         self.left, self.size = budget, 0
 
     def put(self, content: bytes, *, always: bool = False) -> list[Any] | None:
-        """Write a block; None if the budget is spent. A generator's state (5 KB) is `always` written."""
+        """Write a block; None if the budget is spent.
+
+        With `always` (a generator's state, 5 KB) the budget is ignored.
+        """
         if len(content) > self.left and not always:
             return None
         self.file.write(content)
@@ -49,7 +52,7 @@ def write_json(path: str, values: dict[str, Any]) -> None:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """Read an object that `write_json` wrote. Raises RefusedArchiveError."""
+    """Read an object that `write_json` wrote. Raises RefusedArchiveError if it is damaged."""
     try:
         # Opening a named pipe without a writer would wait forever.
         hold(os.path.isfile(path) or not os.path.exists(path), f"{path} is not a regular file")
@@ -72,7 +75,7 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 class Archive:
-    """An archive that was read and checked. `calls` has a dict per call."""
+    """An archive of calls, whose fields were all checked. `calls` has a dict per call."""
 
     def __init__(self, folder: str) -> None:
         self.path = os.path.join(folder, "values.bin")
@@ -163,7 +166,7 @@ class Archive:
         return found
 
     def state(self, call: dict[str, Any]) -> bytes | None:
-        """The state of the generator that a call draws from."""
+        """The state of the generator from which a call draws; None if it draws nothing."""
         return None if call.get("state") is None else self.block(call["state"])
 
     def result(self, result: dict[str, Any]) -> Tensor | None:
@@ -175,7 +178,7 @@ class Archive:
 
 
 def is_drawn(call: dict[str, Any]) -> bool:
-    """Whether a call is replayed on inputs drawn again, as its own were above the budget."""
+    """Whether a call is replayed on inputs that are drawn again, as its own were above the budget."""
     return any(storage.get("block") is None for storage in call["storages"])
 
 
@@ -203,7 +206,7 @@ TEXT, LIST, OBJECT = _of(str), _of(list), _of(dict)
 
 
 def _hold_fields(value: Any, what: str, **wanted: Callable[[Any], bool]) -> None:
-    """Hold an object's fields, each to a condition."""
+    """Raise RefusedArchiveError unless `value` is an object whose fields meet their conditions."""
     hold(type(value) is dict, f"{what} is not an object")
     for name, fits in wanted.items():
         hold(fits(value.get(name)), f"{what} has a wrong {name}, or none")

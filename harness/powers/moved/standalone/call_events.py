@@ -1,4 +1,4 @@
-"""A dispatch mode that describes each operator call to listeners: its key, a digest of its inputs, its results."""
+"""Watch a program's operator calls by a dispatch mode: each call's key, a digest of its inputs, its results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .call_values import ALIGNMENT, NAMES, RefusedArchiveError, digest_of, encod
 
 
 class CallEvent:
-    """A call: calls that differ in values alone share a `key`; `inputs` is a digest of all that it reads."""
+    """A call. Calls that differ in values alone share a `key`; `inputs` is a digest of all that the call reads."""
 
     def __init__(self, index: int, operator: Any, args: Any, kwargs: Any) -> None:
         self.index, self.operator, self.name = index, operator, str(operator)
@@ -33,7 +33,9 @@ class CallEvent:
         self._layouts()
         text = json.dumps([self.name, self.args, self.kwargs, sorted(self.settings.items())])
         layout = [[NAMES[t.dtype], [*t.shape], [*t.stride()]] for t in self.tensors]
+        # Calls with the same key differ at most in values, and are recorded once.
         self.key = short_digest(text.encode(), json.dumps([layout, self.places, self.aligned]).encode())
+        # A call such as `copy_` overwrites tensors unread: their old values are no inputs.
         unread = {id(each) for each in written(operator, args, kwargs)} if overwrites(operator) else set()
         values = ["" if id(t) in unread else digest_of(t) for t in self.tensors]
         self.inputs = joined([text, json.dumps([layout, self.places]), *values, short_digest(self.state or b"")])
@@ -61,7 +63,7 @@ class CallEvent:
         self.aligned = [(storage.data_ptr() + low) % ALIGNMENT for storage, low, _ in self.storages]
 
     def row(self) -> dict[str, Any]:
-        """The event in a log."""
+        """The call as a row of a log."""
         shown = ", ".join(_shown(each) for each in self.args)
         return {"op": self.name, "key": self.key, "in": self.inputs, "out": self.outputs, "args": shown[:160]}
 
@@ -86,7 +88,7 @@ def settings() -> dict[str, Any]:
 
 
 def name_unread(operator: Any, args: Any) -> str:
-    """The name of a call that is not replayed; empty for marks of optimizers, which compute nothing."""
+    """The name of a call that is not replayed; "" for marks of optimizers, which compute nothing."""
     is_mark = getattr(operator, "namespace", "") == "profiler"
     return "" if is_mark else f"{operator}: not an operator that can be replayed from a file"
 
@@ -104,8 +106,8 @@ class Listener:
 class Events(TorchDispatchMode):
     """Runs a program's calls unchanged and describes them to a listener; `log` lists the events.
 
-    `uncollected` counts calls that are not described, with the reason: other namespaces, devices, subclasses. `errors`
-    are those of our own code: the program may catch them, so they are raised again when it has ended.
+    `uncollected` counts calls that are not described, by the reason: other namespaces, devices, subclasses. `errors`
+    are those of bitproof's own code: the program may catch them, so they are raised again when it has ended.
     """
 
     def __init__(self, listener: Listener | None = None) -> None:
@@ -118,7 +120,7 @@ class Events(TorchDispatchMode):
 
     @contextmanager
     def remembering(self) -> Iterator[None]:
-        """Keep an error of our own code, which runs within this context."""
+        """Store an error of bitproof's own code, which runs within the block."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Tensors and arguments of calls as bytes and JSON, and back, with nothing that could run code.
+"""Convert tensors and arguments of calls to bytes and JSON, and back, with nothing that could run code.
 
 An argument is a list `[tag, value]`: `["t", 0]` is the call's first tensor, `["f", "0x1.8p+1"]` the number 3.0.
 """
@@ -36,7 +36,7 @@ class RefusedArchiveError(Exception):
 
 
 def hold(condition: bool, text: str) -> None:
-    """Raise RefusedArchiveError unless a condition holds."""
+    """Raise RefusedArchiveError with this text if a condition does not hold."""
     if not condition:
         raise RefusedArchiveError(text)
 
@@ -54,13 +54,13 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def memory_of(tensor: Tensor) -> bytes:
-    """The bytes of a plain tensor's elements, in order."""
+    """The bytes of a plain tensor's elements, in row-major order."""
     dense = tensor.detach().contiguous()
     return ctypes.string_at(dense.data_ptr(), dense.numel() * dense.element_size()) if dense.numel() else b""
 
 
 def short_digest(*parts: bytes) -> str:
-    """128 bits over some bytes."""
+    """A digest of 128 bits over some bytes, as 32 hexadecimal digits."""
     made = hashlib.blake2b(digest_size=16)
     for part in parts:
         made.update(part)
@@ -120,6 +120,7 @@ def decode(value: Any, tensors: Sequence[Tensor], generator: Any, depth: int = 0
     hold(depth <= MAX_DEPTH and type(value) is list and len(value) == 2 and type(value[0]) is str, "not an argument")
     tag, inner = value
     kinds = {"t": int, "i": int, "b": bool, "f": str, "c": list, "s": str, "l": list, "d": str, "g": int, "n": int}
+    # By exact type, as True is an int for isinstance. Tags without a row have a name, such as that of a layout.
     hold(type(inner) is kinds.get(tag, str), f"argument {tag!r:.20} of type {type(inner).__name__}")
     if tag == "t":
         hold(0 <= inner < len(tensors), f"an argument is tensor {inner}, which is not there")
@@ -171,14 +172,14 @@ def span(tensor: Tensor) -> tuple[int, int]:
 
 
 def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """How many elements of memory a strided tensor spans."""
+    """The number of elements of memory that a strided tensor spans."""
     if 0 in shape:
         return 0
     return 1 + sum((count - 1) * step for count, step in zip(shape, stride, strict=False))
 
 
 def memory(content: bytes, alignment: int) -> Tensor:
-    """A new storage with this content, at an address of this alignment, as a tensor of bytes."""
+    """A new storage with this content, as a tensor of bytes. Its address is `alignment` modulo 64."""
     if not content:
         return torch.empty(0, dtype=torch.uint8)
     buffer = bytearray(len(content) + ALIGNMENT)
@@ -215,7 +216,7 @@ def measured(tensor: Tensor) -> dict[str, Any]:
 
 
 def drawn(dtype: torch.dtype, count: int, seed: int, told: dict[str, Any]) -> bytes:
-    """Bytes of `count` values drawn from a measured distribution."""
+    """Bytes of `count` values drawn from a measured distribution (`told`), the same on every machine."""
     if "mean" in told:
         mean, deviation = told["mean"], told["deviation"]
         hold(math.isfinite(mean) and math.isfinite(deviation), "not a distribution")

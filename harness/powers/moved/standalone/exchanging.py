@@ -1,7 +1,7 @@
 """Run the program in this environment with the results of some calls replaced by the other environment's.
 
-A result is replaced only if the call has the same inputs as there: operator, arguments, layouts and bits.
-So a difference that came from elsewhere, such as a changed setting, is never hidden by an exchange.
+A result is replaced only if the call has the same inputs as there: operator, arguments, layouts and bits. So a
+difference of another origin, such as a changed setting, is never hidden by an exchange.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .watched_program import FailedProgramError, run_program
 
 
 class _Exchange(Listener):
-    """Writes the old results into those of calls with these keys."""
+    """Replaces the results of calls with these keys by the old environment's results."""
 
     def __init__(self, kept: dict[str, Any], path: str, keys: set[str]) -> None:
         self.kept, self.path, self.keys, self.count = kept, path, keys, 0
@@ -59,7 +59,9 @@ class ExchangeSession:
 
 
 def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict[str, Any]:
-    """A run of the program: the first record that differs from the old run's, and the first call that explains it."""
+    """Run the program; returns the first record that differs from the old run's, and the first call that
+    explains it.
+    """
     head = archive.head
     session = ExchangeSession(results, keys)
     records = run_program(head["program"], head["arguments"], head["steps"], session.events)
@@ -75,10 +77,8 @@ def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict
 
 
 def _culprit(old: list[Any], new: list[Any]) -> dict[str, Any]:
-    """The first call that went another way: `moved_again` if it read the same, `other` if it read other values.
-
-    Calls are matched by their inputs, so a torch that issues more calls for the same step is followed as well.
-    """
+    """The first call that departs from the old log: `moved_again` if its inputs are equal, `other` if they differ.
+    Calls are matched by their inputs, so a torch that issues more calls for the same step is followed as well."""
     outputs = {row["in"]: row["out"] for row in old}
     for index, row in enumerate(new):
         if row["in"] not in outputs:
@@ -91,7 +91,7 @@ def _culprit(old: list[Any], new: list[Any]) -> dict[str, Any]:
 
 
 def run_each(folder: str, results: str | None, sets: list[list[str]]) -> list[dict[str, Any]]:
-    """A run per set of keys, each in a process forked before the program is loaded."""
+    """Run the program once per set of keys, each in a process that is forked before the program is loaded."""
     archive = Archive(folder)
     return [_forked(archive, results, set(keys)) for keys in sets]
 
@@ -112,8 +112,10 @@ def _forked(archive: Archive, results: str | None, keys: set[str]) -> dict[str, 
                 json.dump(found, pipe)
             sys.stdout.flush()
             sys.stderr.flush()
+            # The child must neither return into the parent's code nor run its exit handlers.
             os._exit(status)
     os.close(writing)
+    # Read before waiting: a child whose answer fills the pipe would never end.
     with open(reading) as pipe:
         text = pipe.read()
     _, status = os.waitpid(child, 0)

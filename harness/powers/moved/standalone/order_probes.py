@@ -1,9 +1,9 @@
-"""How a kernel adds: the order of additions, the accumulator's width, fused multiply-adds, flushed subnormals.
+"""Probe how a kernel adds: the order of additions, the accumulator's width, fused multiply-adds, flushed subnormals.
 
 The order is revealed as in FPRev (Xie et al., USENIX ATC 2025): of n ones, two become +big and -big. They cancel where
 they meet in the tree of additions, and every term that was added to either before is lost. The sum of the others shows
-the size of the subtree in which the two meet. For example, 8 terms added in order, with +big first and -big third,
-give 5.
+the size of the subtree in which the two meet. For example, 8 terms added in order, with +big first and -big third, give
+5.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SUMS = {"sum", "mean"}
 
 
 def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
-    """Facts about a call's kernel here, to be compared with the other environment's. Facts that cannot be had are left
-    out."""
+    """Facts about a call's kernel here, to be compared with the other environment's. Facts that cannot be probed are
+    absent."""
     found: dict[str, Any] = {}
     for name, ask in _ASKED.items():
         try:
@@ -76,7 +76,7 @@ def _terms(call: dict[str, Any], rows_KN: Tensor, bias: float = 0.0) -> Tensor |
 
 
 def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
-    """How many terms a call adds, and their dtype."""
+    """The number of terms that a call adds, and their dtype."""
     name = call["op"].split(".")[1]
     tensor = call["tensors"][-2 if name in PRODUCTS and len(call["tensors"]) > 1 else 0]
     dtype = DTYPES[tensor["dtype"]]
@@ -90,13 +90,18 @@ def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
 
 
 def _order(call: dict[str, Any]) -> dict[str, Any] | None:
-    """For term 0 and each other term, how many terms were added to either before the two met."""
+    """The order of additions: for two terms, the first and the middle one, how early each other term meets them.
+
+    `sizes` has the number of terms in the smallest subtree that contains both: 3 for terms 0 and 2 of a sum in order.
+    """
     terms, dtype = _inner(call)
     if call["op"].split(".")[1] not in PRODUCTS | SUMS or terms < 3:
         return None
+    # More ones than 256 cannot be counted exactly in bfloat16.
     most = {torch.bfloat16: 256, torch.float16: 256}.get(dtype, MOST_TERMS)
     terms = min(terms, most)
     sizes = []
+    # With term 0 alone, terms that meet it together show no order among themselves.
     for pivot in (0, terms // 2):
         for other in (each for each in range(terms) if each != pivot):
             rows_KN = torch.ones(terms, 1, dtype=dtype)
@@ -152,6 +157,7 @@ def _bits(call: dict[str, Any]) -> int | None:
 def _fused(call: dict[str, Any]) -> bool | None:
     """Whether a product is added without being rounded first."""
     operator, name = operator_named(call["op"]), call["op"].split(".")[1]
+    # a * a is 1 + 2^-11 + 2^-24, which float32 rounds to 1 + 2^-11. Only a fused sum with c keeps the 2^-24.
     a = torch.full((64,), 1 + 2.0**-12)
     c = torch.full((64,), -(1 + 2.0**-11))
     calls = {
@@ -185,9 +191,10 @@ def _flushes(call: dict[str, Any]) -> bool | None:
 
 
 def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
-    """Digests of the call's results at smaller sizes, by size: each dim size is halved, wherever it occurs."""
+    """Digests of the call's results at smaller sizes: its three largest dim sizes, each halved up to several times."""
     found: dict[str, str] = {}
     bases, state = archive.bases(call), archive.state(call)
+    # Not for calls that draw numbers, nor with lists of integers, which may be sizes.
     if state is not None or any(value[0] == "l" and value[1] and value[1][0][0] == "i" for value in call["args"][2:]):
         return found
     tried: list[dict[int, int]] = [{}]

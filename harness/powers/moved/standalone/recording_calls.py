@@ -1,4 +1,4 @@
-"""Record a program's distinct calls into an archive, and the values of some calls for an exchange."""
+"""Record a program's distinct calls into an archive, and keep the results of some calls for an exchange."""
 
 from __future__ import annotations
 
@@ -32,10 +32,13 @@ class _Recorder(Listener):
             if high - low > MAX_CALL:
                 self.lost[event.key] = f"{event.name}: an input of more than {MAX_CALL} bytes"
                 return
+            # Only the bytes between the first and the last element that the call's tensors use.
             content = ctypes.string_at(storage.data_ptr() + low, high - low) if high > low else b""
             row: dict[str, Any] = {"size": len(content), "align": event.aligned[index]}
             row["block"] = self.values.put(content)
             if row["block"] is None:
+                # Above the budget a seed and a distribution are kept: a replay draws values like these, of a single
+                # dtype.
                 used = [t for t, place in zip(event.tensors, event.places, strict=False) if place[0] == index]
                 if len({t.dtype for t in used}) > 1 or len(content) % used[0].element_size():
                     self.lost[event.key] = f"{event.name}: memory of several dtypes above the budget"
@@ -69,9 +72,7 @@ class _Recorder(Listener):
 
 class RecordingSession:
     """Records the calls of a run into a folder. The run makes its calls under `events`, then `end` writes the archive.
-
-    `budget` limits the bytes of values.bin.
-    """
+    `budget` limits the bytes of values.bin."""
 
     def __init__(self, folder: str, budget: int) -> None:
         os.makedirs(folder, exist_ok=True)
@@ -92,6 +93,7 @@ class RecordingSession:
         path = os.path.join(self.folder, "calls.json")
         write_json(path, head)
         if any(is_drawn(call) for call in calls):
+            # Calls with drawn inputs had other results in the program, so they run once more on the drawn inputs.
             archive = Archive(self.folder)
             for call in filter(is_drawn, calls):
                 values = run_call(archive, call)
@@ -103,7 +105,7 @@ class RecordingSession:
 
 
 def record(folder: str, program: str, arguments: list[str], steps: int, budget: int) -> dict[str, Any]:
-    """Record a program into a folder; returns counts."""
+    """Run a program and record its calls into a folder; returns counts."""
     session = RecordingSession(folder, budget)
     records = run_program(program, arguments, steps, session.events)
     return session.end(records, program, arguments, steps)
@@ -111,9 +113,8 @@ def record(folder: str, program: str, arguments: list[str], steps: int, budget: 
 
 def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: int) -> dict[str, Any]:
     """Merge the archives of ranks, in folders `0`, `1`, ..., into an archive of their distinct calls; returns counts.
-
-    Values are of the first rank that made a call. The log stays with each rank.
-    """
+    Values are of the first rank that made a call. The log stays with each rank."""
+    # Without a budget, as each rank's archive was within its own.
     values = ValuesFile(os.path.join(folder, "values.bin"), 1 << 62)
     calls: dict[str, dict[str, Any]] = {}
     uncollected: Counter[str] = Counter()

@@ -36,16 +36,17 @@ def _cpu() -> str:
 
 
 class SignatureError(Exception):
-    """The operator exists, and takes other arguments here."""
+    """The operator exists, but takes other arguments in this torch."""
 
 
 def run_call(archive: Archive, call: dict[str, Any], threads: int | None = None) -> list[Any]:
-    """A call's results here. Raises RefusedArchiveError, MissingError, SignatureError, RuntimeError."""
+    """Run an archived call here; returns its results. Raises RefusedArchiveError, MissingError, SignatureError,
+    RuntimeError."""
     return run_loaded(call, archive.bases(call), archive.state(call), threads)
 
 
 def run_loaded(call: dict[str, Any], bases: list[bytes], state: bytes | None, threads: int | None = None) -> list[Any]:
-    """A call's results on storages of this content; `threads` replaces the recorded number."""
+    """Run a call on storages of this content; returns its results. `threads` replaces the recorded number."""
     operator = operator_named(call["op"])
     args, kwargs = arguments(call, bases, state)
     known = {each.name for each in operator._schema.arguments}
@@ -78,7 +79,8 @@ def _set(asked: dict[str, Any], threads: int | None) -> None:
 
 
 def replay(archive: Archive, threads: int | None = None, only: set[str] | None = None) -> dict[str, Any]:
-    """A row per call, by key: the call, its `state`, and for moved calls how much; and facts about the recording."""
+    """Replay calls; returns a row per call, by key, and facts about the recording. A row has the call, its `state`
+    ("equal", "moved", ...), and for moved calls how much."""
     rows = {}
     for call in archive.calls:
         if only is None or call["key"] in only:
@@ -121,7 +123,6 @@ def _row(archive: Archive, call: dict[str, Any], threads: int | None) -> dict[st
 
 
 def _measured(old: Tensor | None, new: Any) -> dict[str, Any]:
-    """How much a result moved: elements, ULPs, where, the first elements."""
     if old is None or not isinstance(new, Tensor):
         return {"detail": "only the digest of the old result was kept"}
     if old.dtype != new.dtype or old.shape != new.shape:
@@ -142,7 +143,7 @@ def _measured(old: Tensor | None, new: Any) -> dict[str, Any]:
 
 
 def ordered(values: Tensor) -> Tensor:
-    """Integers in the order of floating-point values, neighbours at distance 1; distinct for -0 and 0."""
+    """Integers in the order of floating-point values: neighbours have distance 1, and -0 and 0 differ."""
     if values.is_complex():
         values = torch.view_as_real(values)
     if not values.is_floating_point():
@@ -150,6 +151,7 @@ def ordered(values: Tensor) -> Tensor:
     width = {8: torch.int64, 4: torch.int32, 2: torch.int16}[values.element_size()]
     bits = values.view(width).long()
     low = torch.iinfo(width).min
+    # As integers, the bits of negative floats descend: they are mirrored, and -0 becomes -1.
     return torch.where(bits >= 0, bits, low - bits - 1)
 
 
@@ -157,6 +159,7 @@ def _ulps(a: Tensor, b: Tensor) -> int | None:
     """The largest distance in ULPs; None for integers, or if only a single side has a NaN."""
     if not (a.is_floating_point() or a.is_complex()) or bool((a.isnan() != b.isnan()).any()):
         return None
+    # In Python's integers, as a distance between int64 may overflow; so only for the first 65,536 elements.
     distances = [
         abs(x - y)
         for x, y in zip(ordered(a).flatten()[: 1 << 16].tolist(), ordered(b).flatten().tolist(), strict=False)
@@ -165,10 +168,11 @@ def _ulps(a: Tensor, b: Tensor) -> int | None:
 
 
 def _where(differ: Tensor) -> str:
-    """The place of different elements, in words: all, an index or the edge of a dim, a lane of vectors, or spread."""
+    """Which elements differ, in words: all, an index or the edge of a dim, a lane of vectors, or a share."""
     if bool(differ.all()):
         return "all elements"
     places = differ.nonzero()
+    # The last dim first, as vector lanes lie along it. A dim of size 1 or 2 shows no pattern.
     for dim in reversed(range(differ.dim())):
         size, used = differ.shape[dim], places[:, dim].unique().tolist()
         if len(used) == size or size < 3:

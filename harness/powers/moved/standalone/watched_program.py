@@ -1,7 +1,7 @@
-"""A user's program: a script, or a function of a file; and its records: losses, gradients, parameters, results.
+"""Run a user's program, a script or a function, and record its losses, gradients, parameters and results.
 
-A function `FILE.py:NAME` is called once a step. If the first call returns an object with `step`, as `bitproof.watch`
-does, that is called instead, with the step's index. A script is left after its steps of the optimizer.
+A function `FILE.py:NAME` is called once a step. If its first call returns an object with `step`, as `bitproof.watch`
+does, `step(index)` is called in its place. A script is ended after the requested number of optimizer steps.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class FailedProgramError(Exception):
 
 
 class _Left(BaseException):
-    """Leaves a script after its last step."""
+    """Raised to leave a script after its last step."""
 
 
 class Records:
-    """The records of a run, in order: `rows` has step, kind, name and digest, and how many calls were logged before."""
+    """The records of a run, in order: `rows` has step, kind, name and digest, and the number of calls logged before."""
 
     def __init__(self, events: Any, steps: int, leaves_after: bool) -> None:
         self.events, self.steps, self.leaves_after = events, steps, leaves_after
@@ -62,7 +62,7 @@ class Records:
                 self.add_nested(getattr(value, key), f"{name}.{key}")
 
     def backward(self, tensors: Any) -> None:
-        """Record the values that backward begins with."""
+        """Record the tensors with which backward begins, as losses."""
         for tensor in [tensors] if isinstance(tensors, Tensor) else tensors:
             self.add("loss", "loss" if self._losses == 0 else f"loss.{self._losses}", tensor)
             self._losses += 1
@@ -88,7 +88,7 @@ class Records:
 
 
 def run_program(program: str, arguments: Sequence[str], steps: int, events: Any) -> list[list[Any]]:
-    """Run a program under a mode of events, seeded alike, and return its records. Raises ProgramError."""
+    """Run a program under a mode of events, with fixed seeds, and return its records. Raises ProgramError."""
     path, _, name = program.partition(":")
     if not path.endswith(".py") or not os.path.isfile(path):
         raise ProgramError(f"{path} is not a file of Python")
@@ -104,6 +104,7 @@ def run_program(program: str, arguments: Sequence[str], steps: int, events: Any)
         return backward(tensors, *args, **kwargs)
 
     hook = register_optimizer_step_post_hook(records.optimizer_step)
+    # torch has no hook for the tensors with which backward begins, so the function itself is replaced.
     torch.autograd.backward = watched
     kept = sys.argv, [*sys.path]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
@@ -136,6 +137,7 @@ def _call(path: str, name: str, steps: int, records: Records) -> None:
     stem = os.path.basename(path)[:-3]
     spec = importlib.util.spec_from_file_location(stem, path)
     assert spec is not None and spec.loader is not None
+    # Registered before its code runs, as by an import: dataclasses and pickle look a class's module up.
     module = sys.modules[stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     function = getattr(module, name, None)
@@ -144,6 +146,7 @@ def _call(path: str, name: str, steps: int, records: Records) -> None:
     needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind < 2]
     if needed and needed != ["index"]:
         raise ProgramError(f"{name} takes {', '.join(needed)}: give a function that takes nothing, or index")
+    # A function that returns a system (an object with `step`) is called once; any other is called for each step.
     result = function(0) if needed else function()
     step = getattr(result, "step", None)
     if callable(step) and not isinstance(result, Tensor):
@@ -159,7 +162,7 @@ def _call(path: str, name: str, steps: int, records: Records) -> None:
 
 
 def _system_step(step: Any, index: int, records: Records) -> None:
-    """A step of a system, which shows its tensors to `observe`, yields them, or returns a value."""
+    """Run a step of a system, which shows its tensors to `observe`, yields them, or returns a value."""
     takes = len(inspect.signature(step).parameters)
     shown: Any = step(index, records.add) if takes > 1 else step(index)
     if inspect.isgenerator(shown):

@@ -15,9 +15,10 @@ from bitproof.harness.case import Parallelism, Pipeline
 from bitproof.harness.errors import CaseError, PassError, UsageError
 from bitproof.harness.execute.folders import CaseFolders
 from bitproof.harness.graph.graph_options import GraphOptions, check_extra_passes
-from bitproof.harness.graph.origin import Origin, origin_of
+from bitproof.harness.graph.origin import META_KEY, Origin, origin_of
 from bitproof.harness.localize.bisect_passes import check_case
 from bitproof.harness.localize.logs.call_log import logged
+from bitproof.harness.systems import compiled
 from bitproof.harness.systems.compiled import KernelGraph, compile_models
 from bitproof.harness.systems.registry import check_system
 from bitproof.harness.within_user_code import refusals_raised
@@ -245,3 +246,14 @@ def test_a_pass_that_changes_bits_is_found_with_its_call_and_by_bisection(tmp_pa
     assert (call.operator, call.module, call.direction) == ("gelu", "1", "forward")
     manifest = next(json.loads(path.read_text()) for path in run.folder.rglob("compiled/manifest.json"))
     assert manifest["graph"]["passes"][0]["name"] == "differentiate"
+
+
+def test_a_compiled_graph_is_of_the_innermost_module_around_all_its_calls():
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    for module in ("layers.0.attention", "layers.1.attention"):
+        node = graph.call_function(torch.ops.aten.relu.default, (node,))
+        node.meta[META_KEY] = Origin(module, "forward")
+    graph.output((node,))
+    described = compiled._described(torch.fx.GraphModule({}, graph), "000-forward", "forward")
+    assert described.module == "layers", "layers.attention is no module"

@@ -234,13 +234,12 @@ def _described(module: GraphModule, label: str, direction: str) -> KernelGraph:
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     paths = [(origin_of(node).module or "").split(".") for node in calls]
     alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+    shared = ".".join(parts[0] for parts in alike)
     [result] = module.graph.find_nodes(op="output")
     given = result.args[0] if isinstance(result.args[0], (tuple, list)) else result.args
     told = tuple(f"{node} of {origin_of(node)}" if isinstance(node, Node) else str(node) for node in given)
     visible = result.meta.get("user_visible_output_idxs", ()) if direction == "forward" else range(len(told))
-    return KernelGraph(
-        label, ".".join(parts[0] for parts in alike), direction, told, max(visible, default=len(told) - 1) + 1
-    )
+    return KernelGraph(label, shared, direction, told, max(visible, default=len(told) - 1) + 1)
 
 
 def compile_models(made: Any, case: Case, options: GraphOptions, work: Path) -> Capture:

@@ -1312,7 +1312,9 @@ def _term_of(g: State, value: Json, is_op: bool) -> Json:
         if not is_op:
             return ["value", t]
         dtype, device, shape, strides, offset, _ = own["tensor"]
-        lead = offset * BYTES.get(dtype, 1) % 64 if type(offset) is int else _size_of(g, offset)
+        # cuBLASLt is told addresses' alignments up to 256 bytes, and may choose another kernel by them.
+        line = 256 if device.startswith("cuda") else 64
+        lead = offset * BYTES.get(dtype, 1) % line if type(offset) is int else _size_of(g, offset)
         return ["tensor", t, dtype, device, _sizes_of(g, shape), _sizes_of(g, strides), lead]
     if value[:1] == ["list"]:
         return ["list", *(_term_of(g, item, is_op) for item in value[1:])]
@@ -1857,7 +1859,10 @@ TAKES = dict(_signatures())
 NAN = "no value is a NaN: which of a NaN's bits survive depends on instructions and on operand order"
 ASSUMPTIONS = (
     ("", "torch traces what eager runs, fake values lie as real ones do, and operators write what schemas say"),
-    ("", "a kernel's bits depend on arguments, dtypes, devices, shapes, strides and place in a line of 64 bytes alone"),
+    (
+        "",
+        "a kernel's bits depend on arguments, dtypes, devices, shapes, strides, place in a line (64 bytes; CUDA: 256)",
+    ),
     ("", "memory is allocated at such lines, and no two inputs of the step share any"),
     ("", "a sum, difference, product or cast is the nearest number, ties to even, denormals kept, wherever it stands"),
     ("", "a number beside float32 is rounded to it first; what only carries elements changes none"),

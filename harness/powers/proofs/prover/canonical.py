@@ -363,7 +363,7 @@ class Canonicalizer:
     def _laid_out(self, place: int, x: Tensor) -> Term:
         # Kernels choose vector instructions by alignment, so only its class counts, not the offset itself.
         offset = self.symbols.size(x.offset)
-        alignment = alignment_of(x.dtype, offset) if isinstance(offset, int) else offset
+        alignment = alignment_of(x.dtype, offset, x.device) if isinstance(offset, int) else offset
         return (
             "tensor",
             place,

@@ -12,16 +12,24 @@ from bitproof.harness.powers.proofs.prover.known_operators import RESHAPES, SPLI
 from bitproof.harness.powers.proofs.prover.proof_data import Call, Tensor, nodes_in
 from bitproof.harness.powers.proofs.prover.windows import Window, row_major, whole, window
 
-LINE = 64
-"""The alignment of allocated memory in bytes; no kernel depends on a larger one."""
+
+def line_of(device: str) -> int:
+    """Return the alignment in bytes of memory that torch allocates; no kernel depends on a larger one.
+
+    cuBLASLt may choose a kernel by the alignment of its operands: torch tells it each one up to 256 bytes
+    (`aten/src/ATen/cuda/CUDABlas.cpp`). So in memory of CUDA a bfloat16 matrix 64 elements into a bucket is another
+    operand than one at its begin.
+    """
+    return 256 if device.startswith("cuda") else 64
+
 
 _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 """Bytes per element. For any other dtype alignment is counted in elements, which is stricter than bytes."""
 
 
-def alignment_of(dtype: str, offset: int) -> int:
+def alignment_of(dtype: str, offset: int, device: str) -> int:
     """Return the alignment of a tensor that starts `offset` elements into its storage: bytes past a line."""
-    return offset * _ITEM_BYTES.get(dtype, 1) % LINE
+    return offset * _ITEM_BYTES.get(dtype, 1) % line_of(device)
 
 
 def overlaps(x: Tensor) -> bool:

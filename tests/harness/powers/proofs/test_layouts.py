@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 
-from bitproof.harness.powers.proofs.prover.layouts import overlaps, shows, windows_of
+from bitproof.harness.certificate_checker import _term_of
+from bitproof.harness.powers.proofs.prover.layouts import alignment_of, overlaps, shows, windows_of
 from bitproof.harness.powers.proofs.prover.proof_data import Call, Tensor
 from tests.harness.powers.proofs.test_windows import numbered, shapes, shown, some_view
 
@@ -68,3 +69,12 @@ def test_two_indices_of_what_overlaps_mean_one_element():
     memory = numbered((12,))
     for strides, shared in (((3, 1), False), ((1, 2), False), ((2, 1), True), ((0, 1), True), ((1, 1), True)):
         assert overlaps(layout(memory.as_strided((2, 3), strides))) == shared
+
+
+@pytest.mark.parametrize(("device", "found"), [("cpu", [0, 0, 2]), ("cuda:0", [128, 0, 130])])
+def test_memory_of_cuda_has_lines_of_256_bytes_for_the_prover_and_for_the_checker(device, found):
+    """cuBLASLt may take another kernel for a bfloat16 matrix that begins 64 elements, 128 bytes, into a bucket."""
+    for offset, alignment in zip((64, 128, 65), found, strict=True):
+        call = {"own": {"tensor": ["bfloat16", device, [2, 2], [2, 1], offset, 0]}}
+        term = _term_of({"calls": [call], "values": [0], "symbols": {}}, ["node", 0], True)
+        assert (term[-1], alignment_of("bfloat16", offset, device)) == (alignment, alignment)

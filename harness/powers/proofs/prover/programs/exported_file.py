@@ -36,6 +36,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from bitproof.harness.errors import UsageError
 from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
+from bitproof.harness.powers.proofs.prover.layouts import line_of
 from bitproof.harness.powers.proofs.prover.programs import sample_inputs
 from bitproof.harness.powers.proofs.prover.programs.json_fields import Field, FieldError, field_of
 from bitproof.harness.powers.proofs.prover.programs.plain_archive import ArchiveError, files_of
@@ -597,8 +598,8 @@ def _fake(sizes: OpenSizesOfFile, meta: Mapping[str, Field] | None, field: Field
     shape, strides = ([sizes.size(x) for x in meta[part].list()] for part in ("sizes", "strides"))
     offset = sizes.size(meta["storage_offset"])
     refuse_layout(shape, strides, offset, field.path)
-    if not isinstance(offset, int) or offset * dtype.itemsize % 64:
-        raise RefusedError("an input that does not begin at a line of 64 bytes", where=field.path)
+    if not isinstance(offset, int) or offset * dtype.itemsize % line_of(device.type):
+        raise RefusedError(f"an input that does not begin at a line of {line_of(device.type)} bytes", where=field.path)
     return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 

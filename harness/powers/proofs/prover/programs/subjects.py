@@ -27,6 +27,7 @@ from bitproof.harness.powers.proofs.prover.answers import BUFFER, PARAMETER, REF
 from bitproof.harness.powers.proofs.prover.evaluate import same_bits
 from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
 from bitproof.harness.powers.proofs.prover.induction import induction
+from bitproof.harness.powers.proofs.prover.layouts import line_of
 from bitproof.harness.powers.proofs.prover.pairs import MOST_ELEMENTS, PairProof, Values, prove_programs, told
 from bitproof.harness.powers.proofs.prover.programs.optimizers import OPTIMIZER
 from bitproof.harness.powers.proofs.prover.programs.outside import of_file
@@ -183,8 +184,8 @@ def _check_state(one: Held, other: Held) -> None:
 def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None:
     """The reason why a proof does not hold for inputs at these addresses; None if it does.
 
-    An input must start at a multiple of 64 bytes, and two inputs must not share memory that a program writes. Tensors
-    over NumPy arrays may violate both. A file that is mapped twice is one memory at two addresses.
+    An input must start at a line of memory (`line_of`), and two inputs must not share memory that a program writes.
+    Tensors over NumPy arrays may violate both. A file that is mapped twice is one memory at two addresses.
     """
     # By input: an identity of its memory, and the addresses at which that begins and ends.
     spans: dict[str, tuple[object, int, int]] = {}
@@ -193,8 +194,9 @@ def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None
             continue
         memory, is_real = x.untyped_storage(), has_values(x)
         start = memory.data_ptr() if is_real else 0
-        if x.numel() and (start + x.storage_offset() * x.itemsize) % 64:
-            begins = f"{name} begins at element {x.storage_offset()} of its memory, and not at a line of 64 bytes"
+        line = line_of(x.device.type)
+        if x.numel() and (start + x.storage_offset() * x.itemsize) % line:
+            begins = f"{name} begins at element {x.storage_offset()} of its memory, and not at a line of {line} bytes"
             return f"{begins}: pass a copy of it, by clone()"
         where, begin = of_file(start) if x.device.type == "cpu" and is_real else (str(x.device), start)
         spans[name] = where if is_real else storage_key(x), begin, begin + max(memory.nbytes(), 1)

@@ -61,13 +61,13 @@ class DeviceOrderGroup(RankOrderGroup):
 
     def _all_reduce(self, x: Tensor) -> Work:
         if self.size() * x.nbytes > MOST_GATHERED:
-            return self._all_reduce_by_parts(x)
+            return self.all_reduce_by_parts(x)
         gathered_WN = x.new_empty(self.size(), x.numel())
         work = self._all_gather(gathered_WN, x)
         return _Held(work, gathered_WN, lambda: x.copy_(self._sum(gathered_WN).view_as(x)))
 
-    def _all_reduce_by_parts(self, x: Tensor) -> Work:
-        """Each rank sums a W-th of the tensor, then all gather the sums."""
+    def all_reduce_by_parts(self, x: Tensor) -> Work:
+        """Sum a tensor over ranks in rank order, in place: each rank sums a W-th of it, then all gather the sums."""
         # Padded with zeros to W equal parts; the last parts' padding is left out of the result.
         sent_WN = x.new_zeros(self.size(), -(-x.numel() // self.size()))
         sent_WN.view(-1)[: x.numel()].copy_(x.reshape(-1))

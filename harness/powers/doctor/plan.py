@@ -105,6 +105,12 @@ FIRST_HOUR: dict[str, Planned] = {
         "no case with buckets can be trusted",
         "its line says what added; without Triton installed additions take the kernel's place",
     ),
+    "sums by parts": _together(
+        60,
+        "a sum of a large tensor, of which each rank adds a part, is in rank order",
+        "gradients of more than 64 MiB over all ranks cannot be trusted",
+        "its line has the dtype and the size",
+    ),
     "all-to-all": _together(
         60,
         "every row arrives where it was sent, with uneven and empty parts",
@@ -151,6 +157,15 @@ FIRST_HOUR: dict[str, Planned] = {
     ),
     "experts_seq_overlap": _case(150, "all-to-alls behind the other chunk's compute", "cases that overlap are wrong"),
     "blocks_batch_offload": _case(150, "activations in host memory, in a step", "cases that offload are wrong"),
+    "pipeline_interleaved": _case(
+        150, "activations and gradients sent between stages over NCCL", "pipelines are wrong"
+    ),
+    "captured_experts_seq": _case(
+        180, "a step captured as a CUDA graph on every rank, collectives included", "captured cases are wrong or hang"
+    ),
+    "precompiled_experts_seq": _case(
+        180, "a step that two ranks traced, run by all others, each on its own GPU", "precompiled cases are wrong"
+    ),
     "experts_seq_flex": _case(150, "FlexAttention in chunks", "cases with FlexAttention are wrong"),
     "joint_llama3_fsdp4_tp2": _case(150, "a step that torch exports, on two dims of ranks", "joint cases are wrong"),
     "experts_seq_regional": _case(180, "modules compiled by Inductor, on two ranks", "regional cases are wrong"),

@@ -49,6 +49,7 @@ PROCESSES: dict[str, Callable[[Setting, int], Answer]] = {"repeatability": proce
 TOGETHER: dict[str, Callable[[Setting, int], Answer]] = {
     "NCCL": together.check_joined,
     "sums in rank order": together.check_rank_order_sums,
+    "sums by parts": together.check_sums_by_parts,
     "all-to-all": together.check_all_to_all,
     "two groups at once": together.check_groups_at_once,
     "native sums": together.check_native_sums,

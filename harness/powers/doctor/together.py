@@ -95,6 +95,31 @@ def _sums(setting: Setting, rank: int, *, is_ordered: bool) -> Answer:
     return not wrong, f"{count} sizes and dtypes up to {setting.max_bytes >> 10} KiB, {len(wrong)} wrong{told}"
 
 
+def check_sums_by_parts(setting: Setting, rank: int) -> Answer:
+    """Check that an all-reduce by parts, as large tensors take it, adds in ascending rank order."""
+    from bitproof.harness.torch_distributed import group_named
+    from bitproof.reference.parallel.collectives import all_gather
+    from bitproof.reference.parallel.device_order_group import DeviceOrderGroup
+    from bitproof.reference.parallel.mesh import FSDP
+    from bitproof.reference.parallel.rank_order_group import sum_in_rank_order
+
+    device, ranks, wrong, count = setting.device_of(rank), setting.ranks, [], 0
+    own = group_named(FSDP)
+    group = own if isinstance(own, DeviceOrderGroup) else DeviceOrderGroup(own)  # on a CPU own has no parts
+    generator = torch.Generator().manual_seed(rank)
+    for dtype in (torch.float32, torch.bfloat16):
+        # One element; fewer than ranks; a size that is no multiple of the number of ranks; the largest.
+        for num in (1, ranks - 1, 1000 * ranks + 1, setting.max_bytes // dtype.itemsize):
+            x = torch.randn(num, generator=generator).to(device, dtype)
+            expected = sum_in_rank_order(all_gather(x.view(1, -1), ranks, FSDP).view(ranks, -1))
+            group.all_reduce_by_parts(x).wait()
+            count += 1
+            if digest(x) != digest(expected):
+                wrong.append(f"{str(dtype).removeprefix('torch.')} of {num} elements: not in rank order")
+    told = f": {wrong[0]}" if wrong else ""
+    return not wrong, f"{count} sizes and dtypes up to {setting.max_bytes >> 10} KiB, {len(wrong)} wrong{told}"
+
+
 _WHY = ("fused is not apart", "not the same twice", "not in rank order")
 
 

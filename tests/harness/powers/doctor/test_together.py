@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bitproof.harness.powers.doctor import processes, together
-from bitproof.reference.parallel import collectives, mesh
+from bitproof.reference.parallel import collectives, device_order_group, mesh
 from bitproof.reference.parallel.other_order_group import OtherOrderGroup
 from tests.harness.powers.doctor.test_checks import found_by
 
@@ -64,6 +64,17 @@ def test_a_group_that_brings_the_other_ones_sums_fails(monkeypatch):
     monkeypatch.setattr(together, "OPS", Ops)
     found = found_by("two groups at once")
     assert not found.is_ok and "30 wrong: round 0, group second: other sums" in found.found
+
+
+def test_a_rank_that_adds_its_part_in_another_order_fails(monkeypatch):
+    right = device_order_group.sum_in_rank_order
+
+    def other(parts):
+        return right(parts.flip(0) if torch.distributed.get_rank() == 1 else parts)
+
+    monkeypatch.setattr(device_order_group, "sum_in_rank_order", other)
+    found = found_by("sums by parts")
+    assert not found.is_ok and "wrong: float32 of 3001 elements: not in rank order" in found.found
 
 
 def test_native_sums_in_another_order_pass_and_are_counted_and_a_lost_part_fails(monkeypatch):

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from bitproof.harness.cli.app import app
 
 COMMANDS = {
+    "bisect": "bitproof.harness.powers.shrink.cli",
+    "shrink": "bitproof.harness.powers.shrink.cli",
     "faults": "bitproof.harness.powers.mutants.cli",
     "prove": "bitproof.harness.powers.proofs.cli",
     "check-certificate": "bitproof.harness.powers.proofs.cli",

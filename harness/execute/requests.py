@@ -318,40 +318,25 @@ class DriftRequest(Request[DriftAnswer]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizesAnswer:
-    """The sizes of a model, by the names of `harness.case.SIZES`."""
+class CallAnswer:
+    """The result of a power's function, in JSON's types."""
 
-    sizes: dict[str, int]
+    values: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizesRequest(Request[SizesAnswer]):
-    """Look up the sizes of a case's model."""
+class CallRequest(Request[CallAnswer]):
+    """Call a power's function, "MODULE:FUNCTION", with the case and `values`, in JSON's types.
 
-    answer = SizesAnswer
+    It is imported only in the process that is forked to answer. For example, `shrink` has its standalone files
+    written this way, so no other command loads what writes them.
+    """
+
+    answer = CallAnswer
 
     case: Case
-
-
-@dataclass(frozen=True, kw_only=True)
-class StandaloneAnswer:
-    """The file's text, the number of calls of each side in the file, and the file's output when it was run."""
-
-    text: str
-    num_calls: dict[str, int]
-    printed: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class StandaloneRequest(Request[StandaloneAnswer]):
-    """Write a file of plain Python that shows the difference at a step. `head` is the text at its top."""
-
-    answer = StandaloneAnswer
-
-    case: Case
-    extra_passes: tuple[str, ...]
-    step: int
-    head: str
+    function: str
+    values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -430,8 +415,7 @@ AnyRequest = (
     | BoundsRequest
     | Float64Request
     | DriftRequest
-    | SizesRequest
-    | StandaloneRequest
+    | CallRequest
     | PrecompileRequest
     | StepRequest
     | PlaceRequest

@@ -34,6 +34,7 @@ POWERS = {
     "sensitivity": ("harness/powers/sensitivity/",),
     "placement": ("harness/placement/",),
     "doctor": ("harness/powers/doctor/",),
+    "shrink": ("harness/powers/shrink/",),
     "moved": ("harness/powers/moved/",),
 }
 """The beginnings of the paths of what a case's verdict, report and cause do without."""

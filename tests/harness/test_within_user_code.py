@@ -147,7 +147,7 @@ NO_USER_CODE = {
     "harness/powers/doctor/checks.py": "runs our own calls",
     "harness/disturb/tamper.py": "a fault: what it raises is what the wrong program raises",
     "harness/disturb/faults/loops.py": "a fault: what it raises is what the wrong program raises",
-    "harness/localize/standalone/simple_watch.py": "runs without bitproof, and raises nothing in a hook",
+    "harness/powers/shrink/standalone/simple_watch.py": "runs without bitproof, and raises nothing in a hook",
     "harness/localize/places.py": "refuses nothing: it says where a call belongs",
 }
 

@@ -6,6 +6,7 @@ Requests that need no process are answered here; runs are forked, from here or f
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,8 +18,7 @@ from bitproof.harness.capture.recording_files import join_parts
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.chunked import agreed_by_ranks
 from bitproof.harness.errors import RankError, RecordingError
-from bitproof.harness.execute.host.models import model_sizes
-from bitproof.harness.execute.host.programs import precompile_step, read_precompiled, write_standalone
+from bitproof.harness.execute.host.programs import precompile_step, read_precompiled
 from bitproof.harness.execute.host.runners import Runner
 from bitproof.harness.execute.host.stage import Send, Stage, StagePlace
 from bitproof.harness.execute.instruments.stopwatch import throughput_of
@@ -28,6 +28,8 @@ from bitproof.harness.execute.requests import (
     AnyRequest,
     BitsRequest,
     BoundsRequest,
+    CallAnswer,
+    CallRequest,
     ClosenessRequest,
     DriftAnswer,
     DriftRequest,
@@ -44,16 +46,11 @@ from bitproof.harness.execute.requests import (
     Request,
     RunAnswer,
     RunRequest,
-    SizesAnswer,
-    SizesRequest,
-    StandaloneAnswer,
-    StandaloneRequest,
     StepAnswer,
     StepRequest,
 )
 from bitproof.harness.execute.status_messages import Done, End, PreparedGraph, RunSeconds
 from bitproof.harness.execute.two_halves import join_halves
-from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import archive_of, read_value
 from bitproof.harness.machine.determinism import first_changed, set_determinism, tell_changes
 from bitproof.harness.machine.gpus import num_gpus, visible_gpus
@@ -107,10 +104,8 @@ class Answerer:
                 return find_layouts(request)
             case DriftRequest():
                 return find_drift(request)
-            case SizesRequest():
-                return SizesAnswer(sizes=model_sizes(request.case))
-            case StandaloneRequest():
-                return self._in_stage(request, "the file", lambda send: _standalone(request))
+            case CallRequest():
+                return self._in_stage(request, "the answer", lambda send: _call(request))
             case PrecompileRequest():
                 what = f"the precompiled step of {request.case.name}"
                 return self._in_stage(
@@ -171,10 +166,9 @@ class Answerer:
             stage.close()
 
 
-def _standalone(request: StandaloneRequest) -> StandaloneAnswer:
-    options = GraphOptions(extra_passes=request.extra_passes)
-    written = write_standalone(request.case, options, request.step, request.head)
-    return StandaloneAnswer(text=written.text, num_calls=written.num_calls, printed=written.printed)
+def _call(request: CallRequest) -> CallAnswer:
+    module, _, name = request.function.partition(":")
+    return CallAnswer(values=getattr(importlib.import_module(module), name)(request.case, **request.values))
 
 
 def _read_step(request: StepRequest) -> StepAnswer:

@@ -1,4 +1,4 @@
-"""Make programs from a case's graph: for a rank, with a fault, as a precompiled step, or as a standalone file.
+"""Make programs from a case's graph: for a rank, with a fault, or as a precompiled step.
 
 Imports torch only when a function needs it.
 """
@@ -17,9 +17,6 @@ from bitproof.harness.machine.determinism import set_determinism
 
 if TYPE_CHECKING:
     import torch
-
-    from bitproof.harness.graph.groups import Partition
-    from bitproof.harness.localize.standalone import Written
 
 
 def needs_program(system: str) -> bool:
@@ -93,26 +90,3 @@ def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) ->
 def _made_as(system: str) -> str:
     """The system whose tracer makes the step that `system` reads: for the system `precompiled`, that is `graph`."""
     return GRAPH if system == PRECOMPILED else system
-
-
-def write_standalone(case: Case, options: GraphOptions, step: int, head: str) -> Written:
-    """Write a standalone file that shows the difference between the case's two systems; see `localize.standalone`.
-
-    `options` are those of the candidate's graph. Raises NoFileError if no such file can be made.
-    """
-    import torch
-
-    from bitproof.harness.localize.standalone import Scene, Side, write_standalone
-    from bitproof.harness.systems.step_graphs import rank_order_group_source, read_inputs, step_graph
-
-    # Both sides read the same inputs: the file shows a difference of code, not of data.
-    tokens = read_inputs(case, step)
-    sides: dict[str, Side] = {}
-    partitions: dict[str, Partition] = {}
-    for role, role_options in (("reference", GraphOptions()), ("candidate", options)):
-        set_determinism(case.seed)
-        graph, groups = step_graph(case, getattr(case, role), torch.device("cpu"), role_options)
-        sides[role] = Side.of(graph, list(tokens[0]))
-        partitions |= groups.partitions()
-    scene = Scene(sides, case.parallelism.world_size, partitions, tokens, head, rank_order_group_source())
-    return write_standalone(scene)

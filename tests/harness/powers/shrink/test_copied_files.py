@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bitproof.harness.user_code.own_files import own_files
+from bitproof.harness.powers.shrink.copied_files import own_files
 
 
 def written(folder: Path, files: dict[str, str]) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 from torch.fx import Node
 
 from bitproof.harness.graph.operators import group_name, is_collective
-from bitproof.harness.localize.standalone import probe, template
-from bitproof.harness.localize.standalone.reading import Input, Scene, input_of
-from bitproof.harness.localize.standalone.statements import function_text
 from bitproof.harness.operators import names
+from bitproof.harness.powers.shrink.standalone import probe, template
+from bitproof.harness.powers.shrink.standalone.reading import Input, Scene, input_of
+from bitproof.harness.powers.shrink.standalone.statements import function_text
 from bitproof.harness.torch_operators import base_name_of
 
 _SUMS = names(lambda row: row.sums_ranks)

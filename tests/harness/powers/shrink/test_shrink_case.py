@@ -10,7 +10,7 @@ import pytest
 
 from bitproof.builtin_cases.chunking import transformer_batch
 from bitproof.harness.case import Case, Memory, Model, Parallelism, Pipeline
-from bitproof.harness.localize.shrink_case import Budget, Symptom, Trial, change, differences, shrink, symptom_of
+from bitproof.harness.powers.shrink.shrink_case import Budget, Symptom, Trial, change, differences, shrink, symptom_of
 from bitproof.harness.records import BlamedCall, CaseResult, Divergence, Verdict
 
 SIZES: dict[str, Any] = {"layers": 3, "dense_layers": 1, "experts": 8, "top_k": 3, "dim": 64, "heads": 4}

@@ -14,15 +14,16 @@ import pytest
 
 from bitproof.harness.capture.recording_files import write_recording
 from bitproof.harness.case import Case, Chunking, Memory, Parallelism, Pipeline
-from bitproof.harness.commands.bisect import status_of
 from bitproof.harness.errors import PassError, RankError, RecordingError
 from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.requests import RunAnswer, RunRequest
 from bitproof.harness.execute.status_messages import PreparedGraph
-from bitproof.harness.localize.bisect_passes import Bisector, halve, shared_reference
 from bitproof.harness.localize.logs.replay import SPARE_BYTES, LoggedStep, Replay
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
+from bitproof.harness.powers.shrink.bisect_command import status_of
+from bitproof.harness.powers.shrink.bisect_passes import Bisector, halve, shared_reference
+from bitproof.harness.powers.shrink.bisection_report import tell_answer
 from bitproof.harness.records import (
     BlamedCall,
     CaseResult,
@@ -34,7 +35,6 @@ from bitproof.harness.records import (
     Recording,
     Verdict,
 )
-from bitproof.harness.report.bisection import tell_answer
 
 MINE = "mine"
 COLUMN = ["clean_up", "tag_memory", "rematerialize", "chunk", "bucket", MINE, "overlap", "concretize_symbols"]

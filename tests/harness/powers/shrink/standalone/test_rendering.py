@@ -6,8 +6,8 @@ import ast
 
 from torch.fx import Node
 
-from bitproof.harness.localize.standalone.rendering import render
-from tests.harness.localize.standalone.test_standalone import HEAD, graph_of, right, scene, wrong
+from bitproof.harness.powers.shrink.standalone.rendering import render
+from tests.harness.powers.shrink.standalone.test_standalone import HEAD, graph_of, right, scene, wrong
 
 
 def nothing_is_known(side: str, node: Node) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import bitproof
+from bitproof.harness.powers.shrink.shrunk_report import tell_own_systems, tell_shrunk
 from bitproof.harness.records import Divergence
-from bitproof.harness.report.shrunk import tell_own_systems, tell_shrunk
 from tests.harness.reports import case, result
 
 

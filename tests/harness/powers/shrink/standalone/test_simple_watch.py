@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import bitproof
-from bitproof.harness.localize.standalone import simple_watch
+from bitproof.harness.powers.shrink.standalone import simple_watch
 
 
 def shown(watch, form, wrap=lambda model: model):

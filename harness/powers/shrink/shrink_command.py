@@ -13,10 +13,11 @@ from __future__ import annotations
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from bitproof.harness.case import Case
@@ -26,26 +27,28 @@ from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import BitproofError, RecordingError
 from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.launch import environment
-from bitproof.harness.execute.requests import Request, SizesRequest, StandaloneRequest
+from bitproof.harness.execute.requests import CallRequest, Request
 from bitproof.harness.execute.session import Client
 from bitproof.harness.execute.transport import open_client, refuse_torchrun
-from bitproof.harness.localize.shrink_case import Budget, Symptom, Trial, differences, shrink, symptom_of
-from bitproof.harness.localize.standalone.own_systems import alone_text
 from bitproof.harness.machine.devices import Placement, lease_gpus
 from bitproof.harness.options import OnEvent, RunOptions
+from bitproof.harness.powers.shrink.copied_files import OwnFiles, own_files
+from bitproof.harness.powers.shrink.records import Shrunk
+from bitproof.harness.powers.shrink.shrink_case import Budget, Symptom, Trial, differences, shrink, symptom_of
+from bitproof.harness.powers.shrink.shrunk_report import tell_head, tell_own_head, tell_own_systems, tell_shrunk
+from bitproof.harness.powers.shrink.standalone.own_systems import alone_text
 from bitproof.harness.processes.command import CommandError, Ran, run_command
-from bitproof.harness.records import CaseResult, Report, Shrunk, Verdict
+from bitproof.harness.records import CaseResult, Report, Verdict
 from bitproof.harness.report.progress import make_progress
-from bitproof.harness.report.shrunk import tell_head, tell_own_head, tell_own_systems, tell_shrunk
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
 from bitproof.harness.report.text import CASE_FILE
 from bitproof.harness.report.write import finish_run, prepare_run_dir, write_atomically
 from bitproof.harness.runtime import interrupts
-from bitproof.harness.user_code.own_files import OwnFiles, own_files
 
 FOLDER = "shrunk"
 A = TypeVar("A")
 
+_IN_STAGE = "bitproof.harness.powers.shrink.in_stage"
 _ASK_SECONDS = 120.0
 _FILE_SECONDS = 300.0
 
@@ -139,10 +142,17 @@ class _Shrinking:
     def _with_sizes(self, case: Case) -> Case:
         """The case with every size of its model stated; unchanged if no model has its name."""
         try:
-            sizes: dict[str, Any] = self.client.ask(SizesRequest(case=case), _ASK_SECONDS).sizes
+            sizes: dict[str, Any] = self._called(case, "model_sizes", _ASK_SECONDS)
         except BitproofError:
             return case
         return replace(case, model=replace(case.model, **sizes))
+
+    def _called(
+        self, case: Case, function: str, seconds: float, values: Mapping[str, Any] = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """The result of a function of `in_stage`, called in a process of its own."""
+        source = f"{_IN_STAGE}:{function}"
+        return self.client.ask(CallRequest(case=case, function=source, values=dict(values)), seconds).values
 
     def _try(self, trial: Trial) -> CaseResult:
         folder = self.client.work / f"try{next(self.numbers)}"
@@ -227,19 +237,19 @@ class _Shrinking:
             return None, f"none: {why}"
         if is_factory(case.reference):
             return _write_own_systems(folder / f"{case.name}.py", trial, final, command, bool(self.options.names))
-        request = StandaloneRequest(
-            case=case, extra_passes=trial.extra_passes, step=first.step, head=tell_head(case, final, command)
-        )
         print("writing a file that shows it, and running it", flush=True)
         try:
-            found = self.client.ask(request, _FILE_SECONDS)
+            head = tell_head(case, final, command)
+            values = {"extra_passes": trial.extra_passes, "step": first.step, "head": head}
+            found = self._called(case, "write_file", _FILE_SECONDS, values)
         except BitproofError as error:
             return None, f"none: {error.what}" + (f"\n{error.found}" if error.found else "")
         file = folder / f"{case.name}.py"
-        write_atomically(file, found.text)
-        calls = " and ".join(f"{number} of the {name}" for name, number in found.num_calls.items())
-        printed = "".join(f"\n          {line}" for line in found.printed.splitlines())
-        told = f"{file}, {len(found.text.splitlines())} lines, calls: {calls}; it exits with 1 and says{printed}"
+        text = found["text"]
+        write_atomically(file, text)
+        calls = " and ".join(f"{number} of the {name}" for name, number in found["num_calls"].items())
+        printed = "".join(f"\n          {line}" for line in found["printed"].splitlines())
+        told = f"{file}, {len(text.splitlines())} lines, calls: {calls}; it exits with 1 and says{printed}"
         return file, told
 
 

@@ -24,10 +24,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bitproof.harness.localize.standalone.reading import NoFileError, Scene, Side
-from bitproof.harness.localize.standalone.rendering import render
-from bitproof.harness.localize.standalone.shortening import shortest
 from bitproof.harness.machine.determinism import ENVIRONMENT
+from bitproof.harness.powers.shrink.standalone.reading import NoFileError, Scene, Side
+from bitproof.harness.powers.shrink.standalone.rendering import render
+from bitproof.harness.powers.shrink.standalone.shortening import shortest
 from bitproof.harness.processes.command import CommandError, run_command
 
 __all__ = ["NoFileError", "Scene", "Side", "Written", "run_plain", "write_standalone"]

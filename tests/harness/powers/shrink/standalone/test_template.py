@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bitproof.harness.localize.standalone import template
-from bitproof.harness.localize.standalone.template import describe_difference
+from bitproof.harness.powers.shrink.standalone import template
+from bitproof.harness.powers.shrink.standalone.template import describe_difference
 
 
 @pytest.mark.parametrize(

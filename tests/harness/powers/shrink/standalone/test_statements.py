@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.fx import Graph
 
-from bitproof.harness.localize.standalone.reading import NoFileError
-from bitproof.harness.localize.standalone.statements import function_text
+from bitproof.harness.powers.shrink.standalone.reading import NoFileError
+from bitproof.harness.powers.shrink.standalone.statements import function_text
 
 aten = torch.ops.aten
 

@@ -16,7 +16,13 @@ from typing import Any
 
 from torch import Tensor
 
-from bitproof.harness.localize.standalone.template import bytes_of, candidate, compute, describe_difference, reference
+from bitproof.harness.powers.shrink.standalone.template import (
+    bytes_of,
+    candidate,
+    compute,
+    describe_difference,
+    reference,
+)
 
 LARGEST = 4096
 seen: dict[str, Any] = {}

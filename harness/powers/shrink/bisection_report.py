@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bitproof.harness.records import SCHEMA, TRACE, Bisection
+from bitproof.harness.powers.shrink.records import TRACE, Bisection
+from bitproof.harness.records import SCHEMA
 from bitproof.harness.report.json import divergence_to_dict
 from bitproof.harness.report.text import CASE_FILE, blame, locate
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bitproof.harness.case import Case
 from bitproof.harness.commands.following import follow_rank_0
+from bitproof.harness.commands.localize import any_difference
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.disturb.faults import check_fault, parse_fault
 from bitproof.harness.execute.case_run import CaseRun
@@ -15,11 +16,12 @@ from bitproof.harness.execute.launch import environment
 from bitproof.harness.execute.transport import follows, open_client
 from bitproof.harness.files.folder_names import file_name
 from bitproof.harness.graph.graph_options import check_extra_passes
-from bitproof.harness.localize.bisect_passes import Bisector, any_difference, check_case
 from bitproof.harness.machine.devices import lease_gpus
 from bitproof.harness.options import RunOptions
-from bitproof.harness.records import Bisection, Probe, Report, Verdict
-from bitproof.harness.report.bisection import render, tell_answer, tell_probes
+from bitproof.harness.powers.shrink.bisect_passes import Bisector, check_case
+from bitproof.harness.powers.shrink.bisection_report import render, tell_answer, tell_probes
+from bitproof.harness.powers.shrink.records import Bisection, Probe
+from bitproof.harness.records import Report, Verdict
 from bitproof.harness.report.progress import make_progress
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
 from bitproof.harness.report.write import finish_run, prepare_run_dir

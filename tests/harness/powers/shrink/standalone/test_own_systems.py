@@ -12,8 +12,8 @@ import torch
 
 from bitproof.builtin_cases.chunking import moe_seq
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.localize.standalone.own_systems import alone_text, differing
-from bitproof.harness.user_code.own_files import OwnFiles
+from bitproof.harness.powers.shrink.copied_files import OwnFiles
+from bitproof.harness.powers.shrink.standalone.own_systems import alone_text, differing
 
 SYSTEMS = """
 import torch

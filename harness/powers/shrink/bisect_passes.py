@@ -25,11 +25,13 @@ from typing import Any, Protocol, TypeVar
 
 from bitproof.harness.case import COMPILED, TRACED, Case, Chunking
 from bitproof.harness.case.bounds import LONGEST_NAME
+from bitproof.harness.commands.localize import any_difference
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.errors import BitproofError, CaseError, RecordingError
 from bitproof.harness.files.folder_names import longer_name
 from bitproof.harness.options import Role, RunOptions
-from bitproof.harness.records import TRACE, Bisection, CaseResult, Probe, Recording, Verdict
+from bitproof.harness.powers.shrink.records import TRACE, Bisection, Probe
+from bitproof.harness.records import CaseResult, Recording, Verdict
 from bitproof.harness.systems.registry import BUILT_IN
 
 CHUNK = "chunk"
@@ -70,11 +72,6 @@ def check_case(case: Case) -> None:
             if is_own
             else "give --candidate compiled, whose stages are known, or ask bitproof localize for the call to blame",
         )
-
-
-def any_difference(case: Case) -> Case:
-    """The case without its bounds and expected differences, so that any differing bit makes it DIFFERENT."""
-    return replace(case, expected="EQUAL", differs=(), close_within=None, differs_within=None)
 
 
 def halve(

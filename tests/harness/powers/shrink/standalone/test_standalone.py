@@ -19,8 +19,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from bitproof.harness.graph.offload_operators import OFFLOAD
 from bitproof.harness.graph.tracing.trace import StepGraph
-from bitproof.harness.localize.standalone import NoFileError, Scene, Side, Written, run_plain, write_standalone
-from bitproof.harness.localize.standalone.template import describe_difference
+from bitproof.harness.powers.shrink.standalone import NoFileError, Scene, Side, Written, run_plain, write_standalone
+from bitproof.harness.powers.shrink.standalone.template import describe_difference
 
 pytestmark = pytest.mark.ranks
 

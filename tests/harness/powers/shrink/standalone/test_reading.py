@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bitproof.harness.localize.standalone.reading import Side, content_of, input_of
-from tests.harness.localize.standalone.test_standalone import TOKENS, graph_of, right, scene
+from bitproof.harness.powers.shrink.standalone.reading import Side, content_of, input_of
+from tests.harness.powers.shrink.standalone.test_standalone import TOKENS, graph_of, right, scene
 
 
 @pytest.fixture

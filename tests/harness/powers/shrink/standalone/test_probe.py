@@ -8,7 +8,7 @@ import zlib
 import pytest
 import torch
 
-from bitproof.harness.localize.standalone import probe
+from bitproof.harness.powers.shrink.standalone import probe
 
 
 @pytest.fixture(autouse=True)

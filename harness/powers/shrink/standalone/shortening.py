@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
-from bitproof.harness.localize.standalone.reading import Scene, content_of
-from bitproof.harness.localize.standalone.rendering import render
+from bitproof.harness.powers.shrink.standalone.reading import Scene, content_of
+from bitproof.harness.powers.shrink.standalone.rendering import render
 
 LARGEST_CONTENT = 1 << 17
 """The most characters of a file that a reader may be expected to look through; shorter files are preferred."""

@@ -13,12 +13,12 @@ import pytest
 
 from bitproof.builtin_cases.chunking import transformer_batch
 from bitproof.harness.case import Case, Memory, Model, Parallelism
-from bitproof.harness.commands.bisect import BISECT_FILE, bisect, dumped_diff
 from bitproof.harness.errors import CaseError
 from bitproof.harness.options import RunOptions
-from bitproof.harness.report.bisection import tell_answer
+from bitproof.harness.powers.shrink.bisect_command import BISECT_FILE, bisect, dumped_diff
+from bitproof.harness.powers.shrink.bisection_report import tell_answer
 from tests.harness.localize.pass_defects import hosts_with
-from tests.harness.localize.test_bisect_passes import CASE, MINE, OPTIONS, Bench, defect_of, searched
+from tests.harness.powers.shrink.test_bisect_passes import CASE, MINE, OPTIONS, Bench, defect_of, searched
 
 pytestmark = pytest.mark.ranks
 
@@ -51,7 +51,7 @@ def bisected(bench: Bench, monkeypatch: pytest.MonkeyPatch, case: Case = CASE) -
         bench.run_dir = run_dir
         yield bench
 
-    monkeypatch.setattr("bitproof.harness.commands.bisect.open_client", opened)
+    monkeypatch.setattr("bitproof.harness.powers.shrink.bisect_command.open_client", opened)
     status = bisect(case, OPTIONS, bench.run_dir / "reports", ["--steps", "4"])
     return status, json.loads((bench.run_dir / "bisect.json").read_text())
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitproof.harness.localize.standalone.reading import Scene
-from bitproof.harness.localize.standalone.shortening import shortest
-from tests.harness.localize.standalone.test_standalone import body, graph_of, right, scene, wrong
+from bitproof.harness.powers.shrink.standalone.reading import Scene
+from bitproof.harness.powers.shrink.standalone.shortening import shortest
+from tests.harness.powers.shrink.standalone.test_standalone import body, graph_of, right, scene, wrong
 
 VALUES = {"index": torch.ones(3, 3), "exp": torch.zeros(3, 3)}
 

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from bitproof.harness.graph.operators import is_collective
-from bitproof.harness.localize.standalone.reading import NoFileError, place_of
+from bitproof.harness.powers.shrink.standalone.reading import NoFileError, place_of
 from bitproof.harness.torch_compat import OpOverload
 
 NAMESPACES = {"aten", "prims", "_c10d_functional"}

@@ -32,10 +32,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bitproof.harness.case import Case
-from bitproof.harness.localize.standalone import simple_watch, template
-from bitproof.harness.localize.standalone.template import describe_difference, tell
-from bitproof.harness.report.shrunk import docstring
-from bitproof.harness.user_code.own_files import OwnFiles
+from bitproof.harness.powers.shrink.copied_files import OwnFiles
+from bitproof.harness.powers.shrink.shrunk_report import docstring
+from bitproof.harness.powers.shrink.standalone import simple_watch, template
+from bitproof.harness.powers.shrink.standalone.template import describe_difference, tell
 
 FILES: dict[str, str] = {}
 SYSTEMS: dict[str, tuple[str, str, str]] = {}

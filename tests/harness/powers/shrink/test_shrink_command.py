@@ -18,8 +18,8 @@ from bitproof.builtin_cases.chunking import transformer_batch
 from bitproof.harness.case import Batch, Case, Model, Parallelism, Pipeline
 from bitproof.harness.case.case_file import case_text, read_case
 from bitproof.harness.cli import main
-from bitproof.harness.commands.shrink import _Shrinking, refuse, run_own_systems, why_no_file
-from bitproof.harness.localize.shrink_case import Trial
+from bitproof.harness.powers.shrink.shrink_case import Trial
+from bitproof.harness.powers.shrink.shrink_command import _Shrinking, refuse, run_own_systems, why_no_file
 from bitproof.harness.records import CaseResult, Verdict
 from bitproof.harness.report import json as report_json
 from tests.harness.execute.test_launch import toy

@@ -24,7 +24,6 @@ FILES = {
         *(
             "accept.py",
             "localize.py",
-            "merge.py",
             "precompile.py",
         ),
         *("record.py", "report.py", "run.py", "shard.py"),

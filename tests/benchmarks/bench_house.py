@@ -35,6 +35,9 @@ POWERS = {
     "placement": ("harness/placement/",),
     "doctor": ("harness/powers/doctor/",),
     "shrink": ("harness/powers/shrink/",),
+    "merge": ("harness/powers/merge/",),
+    "torchrun": ("harness/powers/torchrun/",),
+    "baselines": ("harness/powers/baselines/",),
     "moved": ("harness/powers/moved/",),
 }
 """The beginnings of the paths of what a case's verdict, report and cause do without."""

@@ -2,7 +2,7 @@
 
 Rank 0 leads: it runs the same code as without torchrun, but sends its requests to all ranks. The others follow until
 rank 0 ends them. torchrun's processes only communicate. Each has a host of its own, as a session has, and this host
-forks the rank's process for a run and watches it. torchrun's processes use their own connections (`execute/links.py`).
+forks the rank's process for a run and watches it. torchrun's processes use their own connections (`links.py`).
 Through torchrun's store they find rank 0, and the forked ranks find each other. Ranks send their recordings to rank 0
 as the bytes of files; rank 0 checks these like any file.
 

@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bitproof.harness.commands.copying import CopyCapacity, copy_file, copy_folder, opened_folder
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import RecordingError, UsageError
 from bitproof.harness.execute.run_folder import read_run
+from bitproof.harness.powers.merge.copying import CopyCapacity, copy_file, copy_folder, opened_folder
 from bitproof.harness.records import Report, Score, Shard
 from bitproof.harness.report import terminal
 from bitproof.harness.report.status import exit_status, worst

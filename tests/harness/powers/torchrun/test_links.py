@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from bitproof.harness.execute import links
-from bitproof.harness.execute.links import Line, Links
+from bitproof.harness.powers.torchrun import links
+from bitproof.harness.powers.torchrun.links import Line, Links
 from bitproof.harness.processes import framing
 
 LOOPBACK = "127.0.0.1"

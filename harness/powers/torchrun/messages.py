@@ -10,7 +10,7 @@ from bitproof.harness.errors import RankError
 from bitproof.harness.execute.failures import Problem
 from bitproof.harness.execute.requests import ARCHIVE, VALUES, RunRequest
 from bitproof.harness.execute.status_messages import End
-from bitproof.harness.execute.torchrun.seats import Seat
+from bitproof.harness.powers.torchrun.seats import Seat
 from bitproof.harness.processes import framing
 from bitproof.harness.records import CaseResult
 

@@ -30,13 +30,13 @@ from bitproof.harness.execute.requests import (
     RunRequest,
 )
 from bitproof.harness.execute.status_messages import End
-from bitproof.harness.execute.torchrun.messages import FILES, Account, Farewell, Hello, Message, unpack
-from bitproof.harness.execute.torchrun.peers import Peers
-from bitproof.harness.execute.torchrun.rendezvous import Rendezvous
-from bitproof.harness.execute.torchrun.seats import Seat, own_local_rank, own_machine, place_seats
 from bitproof.harness.machine.determinism import ENVIRONMENT
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import ROLES, OnEvent
+from bitproof.harness.powers.torchrun.messages import FILES, Account, Farewell, Hello, Message, unpack
+from bitproof.harness.powers.torchrun.peers import Peers
+from bitproof.harness.powers.torchrun.rendezvous import Rendezvous
+from bitproof.harness.powers.torchrun.seats import Seat, own_local_rank, own_machine, place_seats
 from bitproof.harness.records import CaseResult
 from bitproof.harness.runtime import interrupts
 from bitproof.harness.runtime.launched import do_not_wait_for_rank_0, speaks_for_its_machine

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from bitproof.harness.errors import CaseError
-from bitproof.harness.execute.torchrun.seats import Whereabouts, own_local_rank, own_machine, place_seats, seat
 from bitproof.harness.machine.devices import Placement
+from bitproof.harness.powers.torchrun.seats import Whereabouts, own_local_rank, own_machine, place_seats, seat
 
 GPUS = {machine: tuple(f"GPU-{machine}{number}" for number in range(8)) for machine in "ab"}
 

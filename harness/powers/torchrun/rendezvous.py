@@ -18,12 +18,12 @@ from typing import Any
 from bitproof.harness.capture.made_of import differences, tell_ranks
 from bitproof.harness.errors import BitproofError, CaseError, RankError
 from bitproof.harness.execute.failures import Problem
-from bitproof.harness.execute.links import Line
 from bitproof.harness.execute.requests import MadeOf
-from bitproof.harness.execute.torchrun.messages import Farewell, Hello, Welcome, read_message
-from bitproof.harness.execute.torchrun.peers import Peers
-from bitproof.harness.execute.torchrun.seats import Seat, Whereabouts, seat
-from bitproof.harness.execute.torchrun.store import Store
+from bitproof.harness.powers.torchrun.links import Line
+from bitproof.harness.powers.torchrun.messages import Farewell, Hello, Welcome, read_message
+from bitproof.harness.powers.torchrun.peers import Peers
+from bitproof.harness.powers.torchrun.seats import Seat, Whereabouts, seat
+from bitproof.harness.powers.torchrun.store import Store
 from bitproof.harness.processes import framing
 
 WORD_SECONDS = 4.0

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from bitproof.harness.commands.copying import CopyCapacity, copy_file, copy_folder, opened_folder
 from bitproof.harness.errors import RecordingError
+from bitproof.harness.powers.merge.copying import CopyCapacity, copy_file, copy_folder, opened_folder
 
 
 def copy(source, target, room=None):

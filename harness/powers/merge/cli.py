@@ -27,6 +27,6 @@ def merge_command(
 
     The score of a run of `bitproof faults` beside them goes into the report.
     """
-    from bitproof.harness.commands.merge import merge
+    from bitproof.harness.powers.merge.merge_command import merge
 
     raise typer.Exit(merge(run_dirs, report_dir))

@@ -10,10 +10,10 @@ from typing import Any
 from bitproof.harness.capture.made_of import tell_ranks
 from bitproof.harness.errors import BitproofError, RankError
 from bitproof.harness.execute.failures import Problem
-from bitproof.harness.execute.links import Line, Links, allow_open_files
 from bitproof.harness.execute.requests import MadeOf, RunRequest
-from bitproof.harness.execute.torchrun.messages import Account, Failed, Farewell, Message, read_message
-from bitproof.harness.execute.torchrun.store import Launcher
+from bitproof.harness.powers.torchrun.links import Line, Links, allow_open_files
+from bitproof.harness.powers.torchrun.messages import Account, Failed, Farewell, Message, read_message
+from bitproof.harness.powers.torchrun.store import Launcher
 from bitproof.harness.records import CaseResult
 from bitproof.harness.runtime import interrupts
 

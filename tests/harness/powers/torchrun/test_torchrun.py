@@ -26,16 +26,16 @@ from bitproof.harness.errors import BitproofError, CaseError, RankError
 from bitproof.harness.execute.failures import Problem
 from bitproof.harness.execute.host.ranks import reserved_port
 from bitproof.harness.execute.launch import run_cases
-from bitproof.harness.execute.links import Links
 from bitproof.harness.execute.requests import MadeOf, MadeOfRequest
-from bitproof.harness.execute.torchrun import coordinator as coordinator_module
-from bitproof.harness.execute.torchrun import rendezvous as rendezvous_module
-from bitproof.harness.execute.torchrun import store as store_module
-from bitproof.harness.execute.torchrun.coordinator import Coordinator
-from bitproof.harness.execute.torchrun.messages import Account, Failed, unpack
-from bitproof.harness.execute.torchrun.seats import Whereabouts, seat
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
+from bitproof.harness.powers.torchrun import coordinator as coordinator_module
+from bitproof.harness.powers.torchrun import rendezvous as rendezvous_module
+from bitproof.harness.powers.torchrun import store as store_module
+from bitproof.harness.powers.torchrun.coordinator import Coordinator
+from bitproof.harness.powers.torchrun.links import Links
+from bitproof.harness.powers.torchrun.messages import Account, Failed, unpack
+from bitproof.harness.powers.torchrun.seats import Whereabouts, seat
 from bitproof.harness.processes import framing
 from bitproof.harness.runtime import interrupts
 from tests.harness.execute.test_launch import toy, toy_folder
@@ -43,7 +43,7 @@ from tests.harness.execute.test_requests import request as a_run
 
 pytestmark = pytest.mark.ranks
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SCRIPT = """
 import dataclasses, json, os, sys
 from dataclasses import replace

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from bitproof.harness.cli import main
-from bitproof.harness.commands.merge import merge
 from bitproof.harness.errors import RecordingError, UsageError
+from bitproof.harness.powers.merge.merge_command import merge
 from bitproof.harness.records import Score, Verdict
 from bitproof.harness.report import json as report_json
 from bitproof.harness.report.text import replay_command
@@ -291,7 +291,7 @@ def test_a_merge_that_fails_prints_its_verdicts_and_leaves_nothing(shards, tmp_p
     def fail(*arguments):
         raise OSError("disk full")
 
-    monkeypatch.setattr(f"bitproof.harness.commands.merge.{part}", fail)
+    monkeypatch.setattr(f"bitproof.harness.powers.merge.merge_command.{part}", fail)
     with pytest.raises(RecordingError, match="the shards' files cannot be put together\n  found: disk full\n"):
         merge(shards, tmp_path / "merged")
     assert list((tmp_path / "merged").iterdir()) == []

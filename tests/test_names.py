@@ -22,7 +22,6 @@ FILES = {
     "a package's first file": ["__init__.py"],
     "a command's options, what it does, its records and its report": [
         *(
-            "accept.py",
             "localize.py",
             "precompile.py",
         ),

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 # isort: off
 # Commands are listed in the order of these imports.
 from bitproof.harness.cli import listing, run, localize, record  # noqa: F401
-from bitproof.harness.cli import accept, precompile, report  # noqa: F401
+from bitproof.harness.cli import precompile, report  # noqa: F401
 
 # isort: on
 from bitproof.harness.cli.app import app

@@ -10,6 +10,7 @@ from bitproof.harness.cli.app import app
 COMMANDS = {
     "bisect": "bitproof.harness.powers.shrink.cli",
     "shrink": "bitproof.harness.powers.shrink.cli",
+    "accept": "bitproof.harness.powers.baselines.cli",
     "merge": "bitproof.harness.powers.merge.cli",
     "faults": "bitproof.harness.powers.mutants.cli",
     "prove": "bitproof.harness.powers.proofs.cli",

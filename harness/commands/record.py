@@ -18,8 +18,8 @@ from bitproof.harness.capture.recording_files import put_in_place, read_recordin
 from bitproof.harness.capture.selection import chooser, first_and_last_step, name_value
 from bitproof.harness.case import Case
 from bitproof.harness.checks.explanation import explainer_of
+from bitproof.harness.checks.power_modules import power_module
 from bitproof.harness.commands.following import follow_rank_0
-from bitproof.harness.compare.baselines import file_baseline
 from bitproof.harness.compare.same_case import leaf_differences
 from bitproof.harness.compare.verdict import compare, demand_substance
 from bitproof.harness.errors import CaseError, RecordingError, UsageError
@@ -100,7 +100,8 @@ def _record(case: Case, system: str, options: RunOptions, target: Target, run_di
             print(f"recording: {target.out}")
         else:
             assert target.baseline_dir is not None
-            folder = file_baseline(new, target.baseline_dir, case, system, force=target.force)
+            folders = power_module("baselines.baseline_folders")
+            folder = folders.file_baseline(new, target.baseline_dir, case, system, force=target.force)
             print(f"baseline: {folder}")
 
 

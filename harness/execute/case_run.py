@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.case import PREPARED, Case, with_plan
+from bitproof.harness.checks.power_modules import power_module
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.outcome import result_of, result_of_error
 from bitproof.harness.compare.relaid import are_laid_out_otherwise
@@ -233,9 +234,10 @@ class CaseRun:
         """Patterns of the values to keep: those of the options, and of the system's baselines."""
         if self.options.baseline_dir is None:
             return self.options.values
-        from bitproof.harness.compare.baselines import values_to_keep
-
-        return self.options.values + values_to_keep(self.options.baseline_dir, self.case, system)
+        kept: tuple[str, ...] = power_module("baselines.baseline_folders").values_to_keep(
+            self.options.baseline_dir, self.case, system
+        )
+        return self.options.values + kept
 
     def _run(self, request: RunRequest) -> RunAnswer:
         """Run a system within the case's time; events name their case and system."""

@@ -22,7 +22,7 @@ from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import LoggedStep, Replay
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
-from bitproof.harness.records import Artifact, Closeness, Drift, InFloat64, LayoutBounds, Placed, Throughput
+from bitproof.harness.records import Artifact, Closeness, InFloat64, LayoutBounds, Placed, Throughput
 from bitproof.harness.systems.graph_key import traced_part
 
 if TYPE_CHECKING:
@@ -302,22 +302,6 @@ class Float64Request(Request[InFloat64]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DriftAnswer:
-    """The tensors that differ, as `harness.compare.drift` describes them."""
-
-    drift: list[Drift]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DriftRequest(Request[DriftAnswer]):
-    """Find the tensors that differ between two recordings, and measure by how much."""
-
-    answer = DriftAnswer
-    reference: Path
-    candidate: Path
-
-
-@dataclass(frozen=True, kw_only=True)
 class CallAnswer:
     """The result of a power's function, in JSON's types."""
 
@@ -414,7 +398,6 @@ AnyRequest = (
     | ClosenessRequest
     | BoundsRequest
     | Float64Request
-    | DriftRequest
     | CallRequest
     | PrecompileRequest
     | StepRequest

@@ -23,7 +23,7 @@ Known = TypeVar("Known")
 
 
 class CaseCheck(NamedTuple):
-    """A check of the core: its function as MODULE:FUNCTION of this package, and when it applies."""
+    """A check of a case: its function as MODULE:FUNCTION, of this package or of a power, and when it applies."""
 
     source: str
     applies: Callable[[Any, CaseRun], bool]
@@ -31,7 +31,8 @@ class CaseCheck(NamedTuple):
     def __call__(self, known: Known, run: CaseRun) -> Known:
         """Apply the check: `known` is a Judgement before the verdict is final, a CaseResult after it."""
         module, _, function = self.source.partition(":")
-        after: Known = getattr(importlib.import_module(f"{__package__}.{module}"), function)(known, run)
+        module = module if "." in module else f"{__package__}.{module}"
+        after: Known = getattr(importlib.import_module(module), function)(known, run)
         return after
 
 
@@ -72,7 +73,9 @@ DECIDING = {
 """The checks that decide the verdict: nondeterminism before bounds, bounds before what withdraws agreement."""
 
 REPORTING = {
-    "baselines": CaseCheck("drifted:baselines", lambda _, run: run.options.baseline_dir is not None),
+    "baselines": CaseCheck(
+        "bitproof.harness.powers.baselines.drifted:baselines", lambda _, run: run.options.baseline_dir is not None
+    ),
     "findings": CaseCheck("findings:with_findings", lambda _, run: bool(run.options.active)),
 }
 """The checks of a case whose verdict is final; `findings` are those with options of their own and those of users."""

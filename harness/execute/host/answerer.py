@@ -31,8 +31,6 @@ from bitproof.harness.execute.requests import (
     CallAnswer,
     CallRequest,
     ClosenessRequest,
-    DriftAnswer,
-    DriftRequest,
     Float64Request,
     LocalRunRequest,
     Machine,
@@ -102,8 +100,6 @@ class Answerer:
                 return compare_in_float64(request)
             case BoundsRequest():
                 return find_layouts(request)
-            case DriftRequest():
-                return find_drift(request)
             case CallRequest():
                 return self._in_stage(request, "the answer", lambda send: _call(request))
             case PrecompileRequest():
@@ -334,13 +330,6 @@ def compare_in_float64(request: Float64Request) -> InFloat64:
 
     wide, plain = ((each.reference, each.candidate, each.samples) for each in (request, request.plain))
     return measure_in_float64(wide, plain, [LogicalTensor(*tensor) for tensor in request.plain.apart])
-
-
-def find_drift(request: DriftRequest) -> DriftAnswer:
-    """The tensors that differ between two recordings, as `harness.compare.drift` describes them."""
-    from bitproof.harness.compare.drift import measure_drift
-
-    return DriftAnswer(drift=measure_drift(request.reference, request.candidate))
 
 
 def compare_bits(request: BitsRequest) -> ComparedBits:

@@ -12,7 +12,6 @@ from bitproof.harness.execute.host.answerer import Answerer, finish_run, join_re
 from bitproof.harness.execute.requests import (
     BitsRequest,
     ClosenessRequest,
-    DriftRequest,
     Machine,
     MachineRequest,
 )
@@ -100,13 +99,11 @@ def test_every_kind_of_request_has_its_answer(tmp_path: Path, monkeypatch: pytes
     """Runs and files fork, and are tested with what forks them."""
     monkeypatch.setattr(answerer, "num_gpus", lambda: 3)
     monkeypatch.setattr(answerer, "measure_closeness", lambda asked: asked.bound)
-    monkeypatch.setattr(answerer, "find_drift", lambda asked: asked.candidate)
     monkeypatch.setattr(answerer, "compare_bits", lambda asked: asked.name)
     made = Answerer(lambda event: None)
     folders = {"reference": tmp_path / "a", "candidate": tmp_path / "b"}
     assert made.answer(MachineRequest()) == Machine(gpus=3)
     assert made.answer(ClosenessRequest(**folders, bound=0.5)) == 0.5
-    assert made.answer(DriftRequest(**folders)) == tmp_path / "b"
     assert made.answer(BitsRequest(**folders, name="output")) == "output"
 
 

@@ -6,13 +6,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from bitproof.harness.capture.recording_files import checked_calls_path, read_recording
-from bitproof.harness.compare.baselines import tell_sides
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.culprit import call_of
 from bitproof.harness.localize.differing import differing_digests
 from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.replay import read_log
+from bitproof.harness.powers.baselines.baseline_folders import tell_sides
 from bitproof.harness.records import BlamedCall, Recording
 from bitproof.harness.validate import read
 

@@ -23,11 +23,11 @@ from bitproof.harness.capture.selection import first_and_last_step
 from bitproof.harness.case import Case
 from bitproof.harness.checks.explanation import Explainer, Explanation, explainer_of
 from bitproof.harness.commands.run import run_and_report
-from bitproof.harness.compare.baselines import file_baseline, tell_sides
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.errors import UsageError
 from bitproof.harness.execute.folders import CaseFolders
 from bitproof.harness.options import RunOptions
+from bitproof.harness.powers.baselines.baseline_folders import file_baseline, tell_sides
 from bitproof.harness.records import Accepted, BaselineStatus, CaseResult, Report, Role, Verdict
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
 from bitproof.harness.runtime import interrupts, launched

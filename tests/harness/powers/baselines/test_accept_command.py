@@ -161,7 +161,7 @@ def test_a_baseline_is_accepted_for_a_reason(folder, capsys):
 
 
 def test_a_baseline_of_another_environment_is_no_baseline_where_one_is_demanded():
-    from bitproof.harness.compare.baselines import demanded
+    from bitproof.harness.powers.baselines.baseline_folders import demanded
     from bitproof.harness.records import BaselineResult
 
     other = BaselineResult(status=BaselineStatus.NOT_COMPARABLE, path="p", reasons=["machine.cpu: a, b"])

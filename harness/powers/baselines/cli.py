@@ -51,7 +51,7 @@ def accept_command(
     options: RunOptions,
 ) -> None:
     """Run cases, show how far they drifted from their baselines and which operator moved, and accept the drift."""
-    from bitproof.harness.commands.accept import accept
+    from bitproof.harness.powers.baselines.accept_command import accept
 
     cases = chosen_cases(expression, case_files, changes)
     options = replace(options, baseline_dir=baseline_dir)

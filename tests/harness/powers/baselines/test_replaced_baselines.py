@@ -14,8 +14,8 @@ import pytest
 from bitproof.harness.capture import recording_files
 from bitproof.harness.capture.recording_files import put_in_place, read_recording
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.compare.baselines import file_baseline, hold_against_baseline
 from bitproof.harness.errors import UsageError
+from bitproof.harness.powers.baselines.baseline_folders import file_baseline, hold_against_baseline
 from tests.harness.forging import make_recording
 
 CASE = Case(name="toy", family="toy", reference="toy", steps=2, parallelism=Parallelism(world_size=2, ep=1))

@@ -13,16 +13,16 @@ from bitproof.harness.capture.recording_files import read_manifest, read_recordi
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.commands.record import Target, diff, record
 from bitproof.harness.commands.run import run_and_report
-from bitproof.harness.compare.baselines import (
+from bitproof.harness.compare.drift import measure_drift
+from bitproof.harness.compare.recorded_environment import environment_of
+from bitproof.harness.errors import RecordingError, UsageError
+from bitproof.harness.options import RunOptions
+from bitproof.harness.powers.baselines.baseline_folders import (
     environment_id,
-    environment_of,
     file_baseline,
     hold_against_baseline,
     values_to_keep,
 )
-from bitproof.harness.compare.drift import measure_drift
-from bitproof.harness.errors import RecordingError, UsageError
-from bitproof.harness.options import RunOptions
 from bitproof.harness.records import BaselineResult, BaselineStatus, GraphIdentity, Key, Manifest, PassSettings
 from bitproof.harness.report import json as report_json
 from bitproof.harness.report.status import case_status

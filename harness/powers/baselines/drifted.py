@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitproof.harness.capture.recording_files import add_calls
-from bitproof.harness.compare.baselines import demanded, hold_against_baseline
+from bitproof.harness.case import Case
 from bitproof.harness.errors import BitproofError
-from bitproof.harness.execute.requests import DriftRequest
+from bitproof.harness.execute.requests import CallRequest
 from bitproof.harness.localize.logs.replay import packed_calls
+from bitproof.harness.powers.baselines.baseline_folders import demanded, hold_against_baseline
 from bitproof.harness.records import BaselineResult, BaselineStatus, CaseResult, Drift, Role, Verdict
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ def baselines(result: CaseResult, run: CaseRun) -> CaseResult:
     assert options.baseline_dir is not None, "only compared with baselines if there is a folder of them"
 
     def measure_drift(baseline: Path, recording: Path) -> list[Drift]:
-        request = DriftRequest(reference=baseline.resolve(), candidate=recording.resolve())
-        return run.client.ask(request, _DRIFT_TIMEOUT).drift
+        folders = {"baseline": baseline.resolve(), "recording": recording.resolve()}
+        request = CallRequest(case=run.case, function=f"{__name__}:drift_of", values=folders)
+        return [Drift(**each) for each in run.client.ask(request, _DRIFT_TIMEOUT).values["drift"]]
 
     for role, recording in run.recordings().items():
         system = getattr(result.case, role)
@@ -44,10 +46,16 @@ def baselines(result: CaseResult, run: CaseRun) -> CaseResult:
     return replace(result, baseline=found)
 
 
+def drift_of(_: Case, baseline: str, recording: str) -> dict[str, list[Drift]]:
+    """The tensors that differ, and by how much; called in a process that has torch."""
+    from bitproof.harness.compare.drift import measure_drift
+
+    return {"drift": measure_drift(Path(baseline), Path(recording))}
+
+
 def log_calls(run: CaseRun, role: Role, recording: Path) -> str | None:
     """Store the calls of a recording's first step beside it; returns the reason in words if that fails."""
-
-    from bitproof.harness.localize.moved import LOGGED_STEP
+    from bitproof.harness.powers.baselines.moved_call import LOGGED_STEP
 
     try:
         add_calls(recording, LOGGED_STEP, [packed_calls(archive) for archive in run.log_calls(role, LOGGED_STEP)])
@@ -57,8 +65,7 @@ def log_calls(run: CaseRun, role: Role, recording: Path) -> str | None:
 
 
 def _with_call(about: BaselineResult, run: CaseRun, role: Role, recording: Path) -> BaselineResult:
-
-    from bitproof.harness.localize.moved import moved_call
+    from bitproof.harness.powers.baselines.moved_call import moved_call
 
     why = log_calls(run, role, recording)
     if why is None:

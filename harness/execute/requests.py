@@ -26,7 +26,7 @@ from bitproof.harness.records import Artifact, Closeness, InFloat64, LayoutBound
 from bitproof.harness.systems.graph_key import traced_part
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.faults import Fault
+    from bitproof.harness.disturb.kinds import Fault
 
 A = TypeVar("A")
 

@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.case import GRAPH, PRECOMPILED, PREPARED, Case
-from bitproof.harness.disturb.faults import Fault, Named
 from bitproof.harness.execute.requests import PrecompileAnswer, PrecompileRequest, StepFolder
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.machine.determinism import set_determinism
 
 if TYPE_CHECKING:
     import torch
+
+    from bitproof.harness.disturb.kinds import Fault
 
 
 def needs_program(system: str) -> bool:
@@ -57,7 +58,7 @@ def with_fault(program: Any, fault: Fault | None, case: Case) -> Any:
 
     Raises UsageError if the graph has no target for the fault.
     """
-    entry = fault.row if isinstance(fault, Named) else None
+    entry = None if fault is None else fault.row
     if entry is None or entry.edit is None or program is None:
         return program
     from bitproof.harness.systems.graph import mutate_program

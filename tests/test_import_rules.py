@@ -312,7 +312,7 @@ def test_only_the_worker_models_the_graph_step_its_placements_and_what_tries_or_
         "bitproof.harness.systems.graph",
         "bitproof.harness.systems.staged_gradients",
         "bitproof.harness.systems.step_graphs",
-        "bitproof.harness.systems.update_graph",
+        "bitproof.harness.powers.proofs.prover.update_graph",
     }
     assert (
         offenders(

@@ -192,7 +192,7 @@ def _compare(recordings: tuple[Recording, Recording], folder: Path) -> Compariso
 
 def _refuse_other_data(recordings: tuple[Recording, Recording]) -> Comparison | None:
     """The refusal of recordings with different input data, as they show nothing about the systems; else None."""
-    read = [_data_of(recording.manifest) for recording in recordings]
+    read = [[rank.get("data_sha256") for rank in recording.manifest.ranks or ()] for recording in recordings]
     ranks = [rank for rank, (left, right) in enumerate(zip(*read, strict=False)) if left and right and left != right]
     if not ranks:
         return None
@@ -202,10 +202,6 @@ def _refuse_other_data(recordings: tuple[Recording, Recording]) -> Comparison | 
         reason="the recordings are not comparable\n"
         f"  they read other data, first on rank {ranks[0]}: sha256 {left} in the first, {right} in the second",
     )
-
-
-def _data_of(manifest: Manifest) -> list[Any]:
-    return [rank.get("data_sha256") for rank in manifest.ranks or ()]
 
 
 def _read(folder: Path) -> Recording:

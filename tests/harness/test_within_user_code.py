@@ -138,7 +138,7 @@ NO_USER_CODE = {
     "harness/torch_tracing.py": "traces our own models",
     "harness/graph/origin.py": "traces our own models",
     "harness/graph/observation.py": "traces our own models",
-    "harness/graph/tracing/one_by_one.py": "traces our own models",
+    "harness/powers/proofs/prover/programs/one_by_one.py": "traces our own models",
     "reference/chunking.py": "runs our own models",
     "reference/observed_activations.py": "runs our own models",
     "harness/powers/sensitivity/update.py": "runs our own update",

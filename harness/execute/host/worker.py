@@ -157,7 +157,7 @@ def _done(
         process_mib=peak_of_process(),
         determinism=determinism,
         switches=switches,
-        system=_describe_system(system),
+        system=dict(system.manifest()) if hasattr(system, "manifest") else {},
         gpu=_gpu_facts(job, steps.device),
         gpu_environment=read_gpu_environment(os.environ) if steps.device.type == "cuda" else {},
         chunked=getattr(system, "chunked", None) if job.run.system in BUILT_IN else None,
@@ -244,8 +244,3 @@ def _peak_mib(device: torch.device) -> float | None:
     import torch
 
     return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
-
-
-def _describe_system(system: System) -> dict[str, Any]:
-    """The system's own facts, such as its data's sha256."""
-    return dict(system.manifest()) if hasattr(system, "manifest") else {}

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from bitproof.harness.graph.tracing.one_by_one import FUNCTIONS, one_by_one
 from bitproof.harness.powers.proofs.prover.evaluate import same_bits
+from bitproof.harness.powers.proofs.prover.programs.one_by_one import FUNCTIONS, one_by_one
 from tests.harness.powers.proofs.toy_graphs import randn
 
 X = randn(4, 6)

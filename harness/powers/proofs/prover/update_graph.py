@@ -15,8 +15,8 @@ from torch.fx.graph import CodeGen
 
 from bitproof.harness.case import Case
 from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
-from bitproof.harness.graph.tracing.one_by_one import one_by_one, without_regions
 from bitproof.harness.graph.tracing.trace import fixed_fake
+from bitproof.harness.powers.proofs.prover.programs.one_by_one import one_by_one, without_regions
 from bitproof.harness.torch_compat import FakeTensorMode, swapped_state, symbolic_graph
 from bitproof.reference.optimizer import ShardedAdamW, layers_with_experts
 from bitproof.reference.parallel.mesh import Mesh

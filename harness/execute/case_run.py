@@ -47,8 +47,7 @@ from bitproof.harness.systems.registry import sums_over_ranks
 from bitproof.harness.systems.revisions import check_out
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.regroup import Across
-    from bitproof.harness.execute.across import AcrossLayouts, Recorded
+    from bitproof.harness.disturb.regroup import Across, Recorded
     from bitproof.harness.localize.every_call import EveryCall
 
 # The host watches a run's time itself and reports more about it, so it gets this much longer.
@@ -96,7 +95,7 @@ class CaseRun:
         self.placed: Placed | None = None
         self.remarks = self.folders.remarks_on_graphs() if options.dump_graphs else []
         self.firsts: dict[Role, Recording] = {}
-        self.across: AcrossLayouts | None = None
+        self.across: Any = None
         self.repeats: list[Repeat] = []
         self.control_steps = case.steps
         self._on_event = on_event
@@ -148,9 +147,8 @@ class CaseRun:
             self.comparison = compare(reference, candidate, self.case)
             judgement = judgement_of(self.comparison)
         else:
-            from bitproof.harness.execute.across import compare_layouts
-
-            self.across = compare_layouts(self.case, self.firsts, self._record_across, read_recording, self.ask)
+            across = power_module("two_layouts.across")
+            self.across = across.compare_layouts(self.case, self.firsts, self._record_across, read_recording, self.ask)
             self.comparison = self.across.comparison
             self.repeats = [Repeat(role, False, found) for role, found in self.across.controls.items()]
             judgement = replace(judgement_of(self.comparison), layouts=self.across.layouts)
@@ -160,7 +158,7 @@ class CaseRun:
     @property
     def has_partners(self) -> bool:
         """Whether each call of a side has a counterpart on the other, so a cause can be searched for."""
-        return self.across is None or self.across.have_partners
+        return self.across is None or bool(self.across.have_partners)
 
     @property
     def runs_twice(self) -> bool:
@@ -267,7 +265,7 @@ class CaseRun:
 
     def _record_across(self, role: Role, arm: str, across: Across) -> Recorded:
         """Run a side once more, as the comparison of two layouts asks."""
-        from bitproof.harness.execute.across import Recorded
+        from bitproof.harness.disturb.regroup import Recorded
 
         answer = self._run(replace(self._request(role, arm), across=across))
         return Recorded(self.folders.recording(role, arm).resolve(), answer.narrow)

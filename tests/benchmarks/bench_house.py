@@ -38,6 +38,7 @@ POWERS = {
     "doctor": ("harness/powers/doctor/",),
     "shrink": ("harness/powers/shrink/",),
     "precompile": ("harness/precompile/",),
+    "two layouts": ("harness/powers/two_layouts/",),
     "merge": ("harness/powers/merge/",),
     "torchrun": ("harness/powers/torchrun/",),
     "baselines": ("harness/powers/baselines/",),

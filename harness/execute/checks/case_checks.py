@@ -59,7 +59,8 @@ DECIDING = {
     "stress": CaseCheck("second_runs:stress", lambda _, run: run.options.stress is not None),
     "bound": CaseCheck("within_bounds:bound", _has_bound),
     "layouts": CaseCheck(
-        "within_bounds:layouts", lambda known, run: run.across is not None and known.verdict == Verdict.DIFFERENT
+        "bitproof.harness.powers.two_layouts.within_layouts:layouts",
+        lambda known, run: run.across is not None and known.verdict == Verdict.DIFFERENT,
     ),
     "substance": CaseCheck(
         "agreement:substance", lambda _, run: bool(run.comparison.vacuous or run.comparison.unshared)

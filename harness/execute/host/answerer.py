@@ -15,6 +15,7 @@ from typing import TypeVar, assert_never, cast
 from bitproof.harness.capture.made_of import facts_of_process
 from bitproof.harness.capture.manifest import build_manifest
 from bitproof.harness.capture.recording_files import join_parts
+from bitproof.harness.checks.power_modules import power_module
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.chunked import agreed_by_ranks
 from bitproof.harness.errors import RankError, RecordingError
@@ -316,20 +317,23 @@ def measure_closeness(request: ClosenessRequest) -> Closeness:
 
 def find_layouts(request: BoundsRequest) -> LayoutBounds:
     """Measure the differences between two layouts, and the bounds that the samples set."""
-    from bitproof.harness.compare.regrouping import measure_layouts
     from bitproof.harness.compare.relaid import LogicalTensor
 
     apart = [LogicalTensor(*tensor) for tensor in request.apart]
-    return measure_layouts(request.reference, request.candidate, request.samples, apart)
+    found: LayoutBounds = power_module("two_layouts.regrouping").measure_layouts(
+        request.reference, request.candidate, request.samples, apart
+    )
+    return found
 
 
 def compare_in_float64(request: Float64Request) -> InFloat64:
     """Compare, in float64, two layouts that are within their bounds in the case's own precision."""
-    from bitproof.harness.compare.regrouping import measure_in_float64
     from bitproof.harness.compare.relaid import LogicalTensor
 
     wide, plain = ((each.reference, each.candidate, each.samples) for each in (request, request.plain))
-    return measure_in_float64(wide, plain, [LogicalTensor(*tensor) for tensor in request.plain.apart])
+    apart = [LogicalTensor(*tensor) for tensor in request.plain.apart]
+    found: InFloat64 = power_module("two_layouts.regrouping").measure_in_float64(wide, plain, apart)
+    return found
 
 
 def compare_bits(request: BitsRequest) -> ComparedBits:

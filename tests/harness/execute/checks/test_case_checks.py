@@ -56,7 +56,12 @@ def test_a_module_of_the_table_loads_no_check():
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.rpartition(".")[2] for name in answer.stdout.split() if ".harness.execute.checks." in name}
     assert loaded == {"case_checks"}
-    unused = "execute.across", "powers.baselines.drifted", "compare.layout_verdict", "disturb.faults"
+    unused = (
+        "powers.two_layouts.across",
+        "powers.baselines.drifted",
+        "powers.two_layouts.layout_verdict",
+        "disturb.faults",
+    )
     assert not {f"bitproof.harness.{name}" for name in unused} & {*answer.stdout.split()}
 
 

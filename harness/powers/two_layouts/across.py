@@ -18,10 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bitproof.harness.case import Case
-from bitproof.harness.compare.phases import PHASES, apart_from, is_exact, regrouped_between
 from bitproof.harness.compare.relaid import (
     LogicalTensor,
     Relaid,
@@ -33,23 +32,17 @@ from bitproof.harness.compare.relaid import (
     tensors_of,
 )
 from bitproof.harness.compare.verdict import compare
-from bitproof.harness.disturb.regroup import Across, Regroup
+from bitproof.harness.disturb.regroup import Across, Recorded, Regroup
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.execute.requests import BoundsRequest, Float64Request
 from bitproof.harness.options import ROLES, Role
+from bitproof.harness.powers.two_layouts.phases import PHASES, apart_from, is_exact, regrouped_between
 from bitproof.harness.records import Comparison, InFloat64, LayoutBounds, Recording, Verdict
 from bitproof.harness.records.layout_bounds import FEWEST_SAMPLES, MOST_SAMPLES
 
 CELLS = "cells"
 
 FLOAT64 = "float64"
-
-
-class Recorded(NamedTuple):
-    """The folder of a recording. `narrow`, for runs in float64 only, is the first call that read a narrower dtype."""
-
-    folder: Path
-    narrow: str | None = None
 
 
 Record = Callable[[Role, str, Across], Recorded]

@@ -6,9 +6,14 @@ import pytest
 import torch
 
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.compare.regrouping import FEWEST_UNITS, measure_in_float64, measure_layouts, student_quantile
 from bitproof.harness.compare.relaid import LogicalTensor
 from bitproof.harness.errors import RecordingError
+from bitproof.harness.powers.two_layouts.regrouping import (
+    FEWEST_UNITS,
+    measure_in_float64,
+    measure_layouts,
+    student_quantile,
+)
 from tests.harness.forging import make_recording, vouch
 
 CASE = Case(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.compare.layout_verdict import first_beyond, remarks_on, told_near
+from bitproof.harness.powers.two_layouts.layout_verdict import first_beyond, remarks_on, told_near
 from bitproof.harness.records import Comparison, InFloat64, LayoutBounds, LayoutRow, Verdict
 from tests.harness.judged import judge
 

@@ -59,15 +59,14 @@ if TYPE_CHECKING:
     from bitproof.harness.powers.proofs.prover.programs.subjects import prove_equal
     from bitproof.harness.powers.proofs.records import ProofOutcome, ProofVerdict
     from bitproof.harness.powers.sensitivity.records import Sensitivity
+    from bitproof.harness.powers.shrink.records import Bisection, Shrunk
     from bitproof.harness.records import (
-        Bisection,
         CaseResult,
         Code,
         Comparison,
         Divergence,
         Finding,
         Sentence,
-        Shrunk,
         Table,
         Verdict,
     )
@@ -94,13 +93,11 @@ _ERRORS = (
 _RUNS = ("Run", "assert_as_expected", "cases", "diff", "record", "run")
 _SEARCHES = ("bisect", "localize", "prove", "sensitivity", "shrink")
 _RECORDS = (
-    "Bisection",
     "CaseResult",
     "Divergence",
     "Code",
     "Finding",
     "Sentence",
-    "Shrunk",
     "Table",
     "Verdict",
 )
@@ -116,6 +113,7 @@ _HOME = {
     "Comparison": "bitproof.harness.compare.verdict",
     "ProofOutcome": "bitproof.harness.powers.proofs.records",
     "ProofVerdict": "bitproof.harness.powers.proofs.records",
+    **dict.fromkeys(("Bisection", "Shrunk"), "bitproof.harness.powers.shrink.records"),
     "Sensitivity": "bitproof.harness.powers.sensitivity.records",
     "setting": "bitproof.harness.settings",
     "Mesh": "bitproof.reference.parallel.mesh",

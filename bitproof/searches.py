@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bitproof.harness.powers.proofs.prover.pairs import PairProof
     from bitproof.harness.powers.proofs.records import ProofOutcome
     from bitproof.harness.powers.sensitivity.records import Sensitivity
-    from bitproof.harness.records import Bisection, Shrunk
+    from bitproof.harness.powers.shrink.records import Bisection, Shrunk
 
 
 def localize(
@@ -34,10 +34,11 @@ def localize(
     on_event: OnEvent | None = None,
     **settings: Unpack[LocalizeSettings],
 ) -> Run:
-    """Run a case with any expected verdict, and find the cause of its first difference: see `first_divergence`. Raises
-    UsageError for a wrong call or case, before anything runs."""
-    from bitproof.harness.commands.localize import LOCALIZE_FILE
-    from bitproof.harness.localize.bisect_passes import any_difference
+    """Run a case with any expected verdict, and find the cause of its first difference: see `first_divergence`.
+
+    Raises UsageError for a wrong call or case, before anything runs.
+    """
+    from bitproof.harness.commands.localize import LOCALIZE_FILE, any_difference
     from bitproof.harness.report.story import render
 
     call = asked("localize", LocalizeSettings, case, reference, candidate, settings)
@@ -58,8 +59,8 @@ def bisect(
 
     Raises UsageError for a wrong call or case, before anything runs.
     """
-    from bitproof.harness.commands.bisect import checked_options, search
     from bitproof.harness.execute.transport import refuse_torchrun
+    from bitproof.harness.powers.shrink.bisect_command import checked_options, search
 
     refuse_torchrun("bisect", "is called once from Python, and starts its own ranks")
     call = asked("bisect", LocalizeSettings, case, reference, candidate, settings)
@@ -83,8 +84,8 @@ def shrink(
     The search ends after `tries` runs or `timeout` seconds. Raises UsageError for a wrong call or case, before anything
     runs.
     """
-    from bitproof.harness.commands.shrink import shrink_and_report
-    from bitproof.harness.localize.shrink_case import Budget
+    from bitproof.harness.powers.shrink.shrink_case import Budget
+    from bitproof.harness.powers.shrink.shrink_command import shrink_and_report
     from bitproof.harness.settings import words
 
     call = asked("shrink", ShrinkSettings, case, reference, candidate, settings)

@@ -76,7 +76,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def option_texts() -> str:
     """A heading and the help text for each command, in the order of `bitproof --help`."""
     from bitproof.harness.cli import app
-    from bitproof.harness.cli.powers import load_commands
+    from bitproof.harness.cli.command_table import load_commands
 
     load_commands([])
     commands = list(_paths([], typer.main.get_command(app)))

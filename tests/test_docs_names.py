@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 
 from bitproof.harness.cli.app import app
-from bitproof.harness.cli.powers import load_commands
+from bitproof.harness.cli.command_table import load_commands
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "reports" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

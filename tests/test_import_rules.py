@@ -33,7 +33,6 @@ FLOOR = {
     "bitproof.harness.case.traced",
     "bitproof.harness.records",
     "bitproof.harness.records.artifact",
-    "bitproof.harness.records.bisection",
     "bitproof.harness.records.comparison",
     "bitproof.harness.records.divergence",
     "bitproof.harness.records.finding",
@@ -308,11 +307,12 @@ def test_only_the_worker_models_the_graph_step_its_placements_and_what_tries_or_
         "bitproof.harness.powers.doctor.run",
         "bitproof.harness.execute.run_folder",
         "bitproof.harness.powers.moved.case_ranks",
+        "bitproof.harness.powers.shrink.in_stage",
         "bitproof.harness.systems.autoplace",
         "bitproof.harness.systems.graph",
         "bitproof.harness.systems.staged_gradients",
         "bitproof.harness.systems.step_graphs",
-        "bitproof.harness.systems.update_graph",
+        "bitproof.harness.powers.proofs.prover.update_graph",
     }
     assert (
         offenders(
@@ -372,9 +372,9 @@ MEANS_OF_PROCESSES = {"multiprocessing", "select", "selectors", "subprocess"}
 CALLS_FOR_PROCESSES = {"fork", "forkpty", "killpg", "pidfd_open", "pipe", "popen", "posix_spawn", "system", "waitid"}
 CALLS_FOR_PROCESSES |= {"execv", "execve", "execvp", "spawnv", "spawnve", "spawnvp", "wait", "waitpid"}
 ELSEWHERE = {
-    "bitproof.harness.execute.links": "it watches connections to other machines, and no process",
-    "bitproof.harness.localize.standalone.own_systems": "it is the text of a file that runs without bitproof",
-    "bitproof.harness.localize.standalone.template": "it is the text of a file that runs without bitproof",
+    "bitproof.harness.powers.torchrun.links": "it watches connections to other machines, and no process",
+    "bitproof.harness.powers.shrink.standalone.own_systems": "it is the text of a file that runs without bitproof",
+    "bitproof.harness.powers.shrink.standalone.template": "it is the text of a file that runs without bitproof",
     "bitproof.harness.powers.moved.standalone.exchanging": "it runs without bitproof, in another Python",
     "bitproof.harness.shared_memory": "a rank that waits in memory sees whether another one lives",
 }

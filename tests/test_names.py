@@ -22,13 +22,10 @@ FILES = {
     "a package's first file": ["__init__.py"],
     "a command's options, what it does, its records and its report": [
         *(
-            "accept.py",
-            "bisection.py",
             "localize.py",
-            "merge.py",
             "precompile.py",
         ),
-        *("record.py", "report.py", "run.py", "shard.py", "shrink.py"),
+        *("record.py", "report.py", "run.py", "shard.py"),
     ],
     "a family of cases or faults, and the module that these are about": [
         *("attention.py", "autoplace.py", "backends.py", "chunking.py", "collectives.py", "compiled.py", "fsdp.py"),

@@ -27,7 +27,10 @@ ALLOWED = {
     "harness/graph/analysis/parameters.py": (1, "what FSDP writes before a gather"),
     "harness/graph/passes/bucket.py": (1, "what FSDP writes behind a reduction"),
     "harness/graph/plain.py": (1, "Python's arithmetic on sizes, by the names in a file"),
-    "harness/graph/tracing/one_by_one.py": (2, "what runs in place of an operator over lists: code, by operator"),
+    "harness/powers/proofs/prover/programs/one_by_one.py": (
+        2,
+        "what runs in place of an operator over lists: code, by operator",
+    ),
     "harness/localize/logs/joined_logs.py": (1, "names in a log, of torch's own messages to one rank"),
     "harness/powers/moved/standalone/allowed_calls.py": (
         2,

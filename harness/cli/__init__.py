@@ -12,14 +12,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-# isort: off
-# Commands are listed in the order of these imports.
-from bitproof.harness.cli import listing, run, localize, shrink, record  # noqa: F401
-from bitproof.harness.cli import accept, precompile, report, merge  # noqa: F401
-
-# isort: on
 from bitproof.harness.cli.app import app
-from bitproof.harness.cli.powers import load_commands
+from bitproof.harness.cli.command_table import load_commands
 from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.report.status import SUCCESS, UNJUDGED, error_status, worst
 from bitproof.harness.runtime import interrupts, launched
@@ -76,7 +70,10 @@ def _run(words: list[str]) -> int:
             raise UsageError(f"`bitproof {words[0]}` was removed", fix=_REMOVED[words[0]])
         # Before the words are parsed: a command and its options must be declared first.
         load_commands(words)
-        run.declare_asked(words)
+        if words[:1] == ["run"]:
+            from bitproof.harness.cli.run import declare_asked
+
+            declare_asked(words)
         app(args=words, prog_name="bitproof")
     except SystemExit as end:
         # Typer ends every command by SystemExit, also after `--help`.

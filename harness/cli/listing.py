@@ -28,7 +28,10 @@ def list_command(
 ) -> None:
     """List the cases, or the named systems."""
     rows: list[dict[str, str | int]] = (
-        [_describe_system(name) for name in (*NAMED, *registered())]
+        [
+            {"name": name, "source": "built in" if name in NAMED else describe(registered()[name])}
+            for name in (*NAMED, *registered())
+        ]
         if systems
         else [_describe(case) for case in chosen_cases(expression, case_files, Changes())]
     )
@@ -58,10 +61,6 @@ def _by_family(rows: list[dict[str, str | int]]) -> Iterator[str]:
         systems = " ".join(str(row[side]).rpartition(":")[2] for side in ("reference", "candidate"))
         line = f"  {row['name']:<{width}}  {row['expected']:<9}  {size:<5}  {systems}"
         yield line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
-
-
-def _describe_system(name: str) -> dict[str, str | int]:
-    return {"name": name, "source": "built in" if name in NAMED else describe(registered()[name])}
 
 
 def _describe(case: Case) -> dict[str, str | int]:

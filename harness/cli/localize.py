@@ -1,7 +1,4 @@
-"""`bitproof localize` and `bitproof bisect`: find the call and the pass that first change a case's bits.
-
-Both take the options of a run of a single case.
-"""
+"""`bitproof localize`: the cause of a case's first difference."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ Look = Callable[[Case, RunOptions, Path, list[str]], int]
 Its last argument has the options that a replay of the case must repeat.
 """
 
-_OPTIONS = (
+LOOK_OPTIONS = (
     *ONE_CASE,
     *WHERE,
     "early_grad_accumulation",
@@ -35,7 +32,8 @@ _OPTIONS = (
 )
 
 
-def _look(look: Look, case: str, report_dir: Path, changes: Changes, options: RunOptions) -> None:
+def look_at(look: Look, case: str, report_dir: Path, changes: Changes, options: RunOptions) -> None:
+    """Examine the case of these words, and exit with its status."""
     replay = words(changes, options) + case_words([Path(case)] if case.endswith(".json") else None)
     raise typer.Exit(look(find_case(case, changes), options, report_dir, replay))
 
@@ -46,27 +44,11 @@ def _look(look: Look, case: str, report_dir: Path, changes: Changes, options: Ru
     "bitproof localize case.json --steps 2",
     brief="Run a case, and explain its first difference.",
 )
-@takes(Changes, RunOptions, only=_OPTIONS)
+@takes(Changes, RunOptions, only=LOOK_OPTIONS)
 def localize_command(
     case: CaseName, report_dir: ReportDir = Path("reports"), *, changes: Changes, options: RunOptions
 ) -> None:
     """Run a case and report everything known about its first difference."""
     from bitproof.harness.commands.localize import localize
 
-    _look(localize, case, report_dir, changes, options)
-
-
-@command(
-    "bisect",
-    "bitproof bisect moe_seq --extra-pass my_pass.py:fuse",
-    "bitproof bisect case.json --steps 1",
-    brief="Find the pass that first changes a case's bits.",
-)
-@takes(Changes, RunOptions, only=_OPTIONS)
-def bisect_command(
-    case: CaseName, report_dir: ReportDir = Path("reports"), *, changes: Changes, options: RunOptions
-) -> None:
-    """Find the pass that first changes a case's bits, and, of the chunk pass, the region."""
-    from bitproof.harness.commands.bisect import bisect
-
-    _look(bisect, case, report_dir, changes, options)
+    look_at(localize, case, report_dir, changes, options)

@@ -132,8 +132,6 @@ def declare_asked(words: Sequence[str]) -> None:
     The words are searched for `--check` before they are parsed, since parsing needs the checks' options. pytest does
     the same for `-p`.
     """
-    if words[:1] != ["run"]:
-        return
     asked = [after for word, after in pairwise(words) if word == "--check"]
     asked += [word.partition("=")[2] for word in words if word.startswith("--check=")]
     declare(all_checks(asked))

@@ -8,12 +8,16 @@ from pathlib import Path
 
 from bitproof.harness.case import Case
 from bitproof.harness.commands.run import run_and_report
-from bitproof.harness.localize.bisect_passes import any_difference
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import Report
 from bitproof.harness.report.story import render, tell_story
 
 LOCALIZE_FILE = "localize.json"
+
+
+def any_difference(case: Case) -> Case:
+    """The case without its bounds and expected differences, so that any differing bit makes it DIFFERENT."""
+    return replace(case, expected="EQUAL", differs=(), close_within=None, differs_within=None)
 
 
 def localize(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:

@@ -18,8 +18,8 @@ from bitproof.harness.capture.recording_files import put_in_place, read_recordin
 from bitproof.harness.capture.selection import chooser, first_and_last_step, name_value
 from bitproof.harness.case import Case
 from bitproof.harness.checks.explanation import explainer_of
+from bitproof.harness.checks.power_modules import power_module
 from bitproof.harness.commands.following import follow_rank_0
-from bitproof.harness.compare.baselines import file_baseline
 from bitproof.harness.compare.same_case import leaf_differences
 from bitproof.harness.compare.verdict import compare, demand_substance
 from bitproof.harness.errors import CaseError, RecordingError, UsageError
@@ -98,7 +98,8 @@ def _record(case: Case, system: str, options: RunOptions, target: Target, run_di
             print(f"recording: {target.out}")
         else:
             assert target.baseline_dir is not None
-            folder = file_baseline(new, target.baseline_dir, case, system, force=target.force)
+            folders = power_module("baselines.baseline_folders")
+            folder = folders.file_baseline(new, target.baseline_dir, case, system, force=target.force)
             print(f"baseline: {folder}")
 
 
@@ -188,7 +189,7 @@ def _compare(recordings: tuple[Recording, Recording], folder: Path) -> Compariso
 
 def _refuse_other_data(recordings: tuple[Recording, Recording]) -> Comparison | None:
     """The refusal of recordings with different input data, as they show nothing about the systems; else None."""
-    read = [_data_of(recording.manifest) for recording in recordings]
+    read = [[rank.get("data_sha256") for rank in recording.manifest.ranks or ()] for recording in recordings]
     ranks = [rank for rank, (left, right) in enumerate(zip(*read, strict=False)) if left and right and left != right]
     if not ranks:
         return None
@@ -198,10 +199,6 @@ def _refuse_other_data(recordings: tuple[Recording, Recording]) -> Comparison | 
         reason="the recordings are not comparable\n"
         f"  they read other data, first on rank {ranks[0]}: sha256 {left} in the first, {right} in the second",
     )
-
-
-def _data_of(manifest: Manifest) -> list[Any]:
-    return [rank.get("data_sha256") for rank in manifest.ranks or ()]
 
 
 def _read(folder: Path) -> Recording:

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bitproof.harness.case import Case
+from bitproof.harness.checks.power_modules import power_module
 from bitproof.harness.commands.expected_time import tell_expected_time
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import BitproofError, UsageError
@@ -196,9 +197,8 @@ def _unused_baselines(cases: Sequence[Case], options: RunOptions) -> list[str]:
     if options.baseline_dir is None:
         return []
     from bitproof.builtin_cases import all_cases
-    from bitproof.harness.compare.baselines import unused_baselines
 
-    found = unused_baselines(options.baseline_dir, [*all_cases(), *cases])
+    found = power_module("baselines.baseline_folders").unused_baselines(options.baseline_dir, [*all_cases(), *cases])
     return [f"unused baseline: {folder}, of no system of any case that is known" for folder in found]
 
 

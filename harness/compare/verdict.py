@@ -103,7 +103,7 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
         verdict=Verdict.UNVERIFIED if gaps else Verdict.DIFFERENT if evidence.num_differing else Verdict.EQUAL,
         compared=evidence.compared,
         mismatched=dict.fromkeys(evidence.compared, 0) | dict(evidence.mismatched),
-        differing_kinds=_kinds(evidence.kinds[first.key.step]) if first else (),
+        differing_kinds=tuple(kind for kind in KINDS if kind in evidence.kinds[first.key.step]) if first else (),
         first_divergence=first.divergence if first else None,
         layout_mismatches=evidence.layouts,
         is_sharded_otherwise=evidence.is_sharded_otherwise,
@@ -167,10 +167,6 @@ def with_repeats(judgement: Judgement, case: Case, comparison: Comparison, repea
     if unstable and judgement.verdict not in (Verdict.UNVERIFIED, Verdict.NONDETERMINISTIC):
         return replace(judgement, verdict=Verdict.NONDETERMINISTIC, first_divergence=unstable[0].divergence())
     return judgement
-
-
-def _kinds(found: set[str]) -> tuple[Kind, ...]:
-    return tuple(kind for kind in KINDS if kind in found)
 
 
 def _tell_repeat(repeat: Repeat, system: str) -> str:

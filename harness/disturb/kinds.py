@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitproof.harness.errors import UsageError
 
@@ -26,6 +26,11 @@ class Fault:
     def __str__(self) -> str:
         values = ",".join(f"{f.name}={value}" for f in fields(self) if (value := getattr(self, f.name)) != "")
         return f"{self.kind}:{values}"
+
+    @property
+    def row(self) -> Any:
+        """The catalogue's row of a named fault; None for other faults."""
+        return None
 
     def strike(self) -> None:
         """Apply the fault at the start of its step; faults of values do nothing here."""
@@ -98,6 +103,11 @@ class KillRank(RankFault):
 
     kind: ClassVar[str] = "kill-rank"
 
+    @property
+    def row(self) -> Any:
+        """The catalogue's row of a named fault; None for other faults."""
+        return None
+
     def strike(self) -> None:
         """Die as if killed from outside."""
         os.kill(os.getpid(), signal.SIGKILL)
@@ -108,6 +118,11 @@ class HangRank(RankFault):
     """The rank stops participating, but stays alive."""
 
     kind: ClassVar[str] = "hang-rank"
+
+    @property
+    def row(self) -> Any:
+        """The catalogue's row of a named fault; None for other faults."""
+        return None
 
     def strike(self) -> None:
         """Sleep forever."""
@@ -120,6 +135,11 @@ class Raise(RankFault):
     """The rank raises."""
 
     kind: ClassVar[str] = "raise"
+
+    @property
+    def row(self) -> Any:
+        """The catalogue's row of a named fault; None for other faults."""
+        return None
 
     def strike(self) -> None:
         """Fail as a defect in the system would."""

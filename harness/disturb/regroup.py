@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitproof.harness.records.layout import Cuts
 from bitproof.harness.within_user_code import refusing, theirs
@@ -32,6 +33,13 @@ class Regroup:
     seed: int
     parts: int
     first_step: int = 0
+
+
+class Recorded(NamedTuple):
+    """The folder of a recording. `narrow`, for runs in float64 only, is the first call that read a narrower dtype."""
+
+    folder: Path
+    narrow: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

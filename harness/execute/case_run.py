@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.case import PREPARED, Case, with_plan
+from bitproof.harness.checks.power_modules import power_module
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.outcome import result_of, result_of_error
 from bitproof.harness.compare.relaid import are_laid_out_otherwise
@@ -46,8 +47,7 @@ from bitproof.harness.systems.registry import sums_over_ranks
 from bitproof.harness.systems.revisions import check_out
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.regroup import Across
-    from bitproof.harness.execute.across import AcrossLayouts, Recorded
+    from bitproof.harness.disturb.regroup import Across, Recorded
     from bitproof.harness.localize.every_call import EveryCall
 
 # The host watches a run's time itself and reports more about it, so it gets this much longer.
@@ -100,7 +100,7 @@ class CaseRun:
         self.placed: Placed | None = None
         self.remarks = self.folders.remarks_on_graphs() if options.dump_graphs else []
         self.firsts: dict[Role, Recording] = {}
-        self.across: AcrossLayouts | None = None
+        self.across: Any = None
         self.repeats: list[Repeat] = []
         self.control_steps = case.steps
         self._on_event = on_event
@@ -151,9 +151,8 @@ class CaseRun:
             self.comparison = compare(reference, candidate, self.case)
             judgement = judgement_of(self.comparison)
         else:
-            from bitproof.harness.execute.across import compare_layouts
-
-            self.across = compare_layouts(self.case, self.firsts, self._record_across, read_recording, self.ask)
+            across = power_module("two_layouts.across")
+            self.across = across.compare_layouts(self.case, self.firsts, self._record_across, read_recording, self.ask)
             self.comparison = self.across.comparison
             self.repeats = [Repeat(role, False, found) for role, found in self.across.controls.items()]
             judgement = replace(judgement_of(self.comparison), layouts=self.across.layouts)
@@ -162,8 +161,8 @@ class CaseRun:
 
     @property
     def has_partners(self) -> bool:
-        """Whether each operator call of one system has a counterpart in the other: only then a cause can be found."""
-        return self.across is None or self.across.have_partners
+        """Whether each call of a side has a counterpart on the other, so a cause can be searched for."""
+        return self.across is None or bool(self.across.have_partners)
 
     @property
     def runs_twice(self) -> bool:
@@ -241,9 +240,10 @@ class CaseRun:
     def _values(self, system: str) -> tuple[str, ...]:
         if self.options.baseline_dir is None:
             return self.options.values
-        from bitproof.harness.compare.baselines import values_to_keep
-
-        return self.options.values + values_to_keep(self.options.baseline_dir, self.case, system)
+        kept: tuple[str, ...] = power_module("baselines.baseline_folders").values_to_keep(
+            self.options.baseline_dir, self.case, system
+        )
+        return self.options.values + kept
 
     def _run(self, request: RunRequest) -> RunAnswer:
         def on_event(event: Event) -> None:
@@ -270,7 +270,8 @@ class CaseRun:
         return max(0.0, self.deadline - time.monotonic())
 
     def _record_across(self, role: Role, arm: str, across: Across) -> Recorded:
-        from bitproof.harness.execute.across import Recorded
+        """Run a side once more, as the comparison of two layouts asks."""
+        from bitproof.harness.disturb.regroup import Recorded
 
         answer = self._run(replace(self._request(role, arm), across=across))
         return Recorded(self.folders.recording(role, arm).resolve(), answer.narrow)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from bitproof.harness.case import Case
+from bitproof.harness.checks.power_modules import power_module
 from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.execute.concurrency import judge_at_once, plan_concurrency
 from bitproof.harness.execute.precompiled import check_precompiled
@@ -102,9 +103,7 @@ def record_system(
             run = CaseRun(replace(case, reference=system), placement, client, options, on_event)
             run.record("reference", "first", out=Path(out))
             if options.files_baselines:
-                from bitproof.harness.execute.checks.drifted import log_calls
-
-                log_calls(run, "reference", Path(out))
+                power_module("baselines.drifted").log_calls(run, "reference", Path(out))
     return Path(out)
 
 

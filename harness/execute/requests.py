@@ -22,11 +22,11 @@ from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import LoggedStep, Replay
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
-from bitproof.harness.records import Artifact, Closeness, Drift, InFloat64, LayoutBounds, Placed, Throughput
+from bitproof.harness.records import Artifact, Closeness, InFloat64, LayoutBounds, Placed, Throughput
 from bitproof.harness.systems.graph_key import traced_part
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.faults import Fault
+    from bitproof.harness.disturb.kinds import Fault
 
 A = TypeVar("A")
 
@@ -315,58 +315,25 @@ class Float64Request(Request[InFloat64]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DriftAnswer:
-    """The tensors that differ, as `harness.compare.drift` describes them."""
+class CallAnswer:
+    """The result of a power's function, in JSON's types."""
 
-    drift: list[Drift]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DriftRequest(Request[DriftAnswer]):
-    """Find the tensors that differ between two recordings, and measure by how much."""
-
-    answer = DriftAnswer
-    reference: Path
-    candidate: Path
+    values: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizesAnswer:
-    """The sizes of a model, by the names of `harness.case.SIZES`."""
+class CallRequest(Request[CallAnswer]):
+    """Call a power's function, "MODULE:FUNCTION", with the case and `values`, in JSON's types.
 
-    sizes: dict[str, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SizesRequest(Request[SizesAnswer]):
-    """Look up the sizes of a case's model."""
-
-    answer = SizesAnswer
-
-    case: Case
-
-
-@dataclass(frozen=True, kw_only=True)
-class StandaloneAnswer:
-    """The file's text, the number of calls of each system in the file, and the file's output when it was run."""
-
-    text: str
-    num_calls: dict[str, int]
-    printed: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class StandaloneRequest(Request[StandaloneAnswer]):
-    """Write a file of plain Python that shows the difference at a step without bitproof. `head` is the file's
-    docstring.
+    It is imported only in the process that is forked to answer. For example, `shrink` has its standalone files
+    written this way, so no other command loads what writes them.
     """
 
-    answer = StandaloneAnswer
+    answer = CallAnswer
 
     case: Case
-    extra_passes: tuple[str, ...]
-    step: int
-    head: str
+    function: str
+    values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -446,9 +413,7 @@ AnyRequest = (
     | ClosenessRequest
     | BoundsRequest
     | Float64Request
-    | DriftRequest
-    | SizesRequest
-    | StandaloneRequest
+    | CallRequest
     | PrecompileRequest
     | StepRequest
     | PlaceRequest

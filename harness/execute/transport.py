@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bitproof.harness.checks.power_modules import power_module
 from bitproof.harness.errors import UsageError
 from bitproof.harness.runtime import launched
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from bitproof.harness.execute.session import Client
     from bitproof.harness.options import RunOptions
     from bitproof.harness.records import CaseResult
+
+_COORDINATOR = "torchrun.coordinator"
 
 
 def is_torchrun() -> bool:
@@ -40,10 +43,10 @@ def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Ab
     """
     refuse_copies()
     if is_torchrun():
-        from bitproof.harness.execute.torchrun.coordinator import check_world_size, open_coordinator
-
-        check_world_size(cases)
-        return open_coordinator(run_dir, options)
+        coordinator = power_module(_COORDINATOR)
+        coordinator.check_world_size(cases)
+        client: AbstractContextManager[Client] = coordinator.open_coordinator(run_dir, options)
+        return client
     from bitproof.harness.execute.session import open_session
 
     return open_session(run_dir, options)
@@ -54,10 +57,10 @@ def follow(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Iterato
 
     Raises CaseError at once if a case has another world size than torchrun, and later the error that ended rank 0.
     """
-    from bitproof.harness.execute.torchrun.coordinator import check_world_size, follow_rank_0
-
-    check_world_size(cases)
-    return follow_rank_0(run_dir, options)
+    coordinator = power_module(_COORDINATOR)
+    coordinator.check_world_size(cases)
+    results: Iterator[CaseResult] = coordinator.follow_rank_0(run_dir, options)
+    return results
 
 
 def refuse_torchrun(command: str, reason: str) -> None:

@@ -80,7 +80,7 @@ def _tell_graph(module: GraphModule, inputs: Sequence[str], outputs: Sequence[st
     headline = ""
     waiting = iter(inputs)
     for node in module.graph.nodes:
-        before, headline = headline, _headline(node)
+        before, headline = headline, (f"{node.op}s" if node.op in ("placeholder", "output") else _place(node))
         if headline != before:
             yield from ("", f"# {headline}")
         if node.op == "placeholder":
@@ -89,10 +89,6 @@ def _tell_graph(module: GraphModule, inputs: Sequence[str], outputs: Sequence[st
             yield from _tell_output(node, outputs)
         else:
             yield f"{node.name} = {_call(node)}{_value(node)}  # {_comment(node)}"
-
-
-def _headline(node: Node) -> str:
-    return f"{node.op}s" if node.op in ("placeholder", "output") else _place(node)
 
 
 def _place(node: Node) -> str:

@@ -7,12 +7,6 @@ from bitproof.harness.case.shard import (
     Shard,
 )
 from bitproof.harness.records.artifact import Artifact
-from bitproof.harness.records.bisection import (
-    TRACE,
-    Bisection,
-    Probe,
-    Shrunk,
-)
 from bitproof.harness.records.comparison import Comparison
 from bitproof.harness.records.divergence import (
     NO_CALL,
@@ -98,13 +92,11 @@ __all__ = [
     "REQUIRED_KINDS",
     "ROLES",
     "SCHEMA",
-    "TRACE",
     "UNLIKE",
     "Accepted",
     "Artifact",
     "BaselineResult",
     "BaselineStatus",
-    "Bisection",
     "BlamedCall",
     "Block",
     "CaseFindings",
@@ -143,7 +135,6 @@ __all__ = [
     "PassSettings",
     "Placed",
     "PlacedTensor",
-    "Probe",
     "Record",
     "Recording",
     "Report",
@@ -152,7 +143,6 @@ __all__ = [
     "Score",
     "Sentence",
     "Shard",
-    "Shrunk",
     "Step",
     "Switch",
     "Table",

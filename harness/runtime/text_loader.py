@@ -104,7 +104,7 @@ class TextFinder:
         if spec is None and path is None:
             not_found.add(name)
         is_own = name.partition(".")[0] == OWN
-        return by_text(spec) if spec and spec.origin and (is_own or not _is_installed(spec.origin)) else spec
+        return by_text(spec) if spec and spec.origin and (is_own or not spec.origin.startswith(_installed())) else spec
 
 
 def by_text(spec: ModuleSpec | None) -> ModuleSpec | None:
@@ -120,10 +120,6 @@ def claim() -> None:
         _installed()  # this imports: from 3.13 on, a call during that import would see half of it
         place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
         sys.meta_path.insert(place, TextFinder)
-
-
-def _is_installed(file: str) -> bool:
-    return file.startswith(_installed())
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
-from bitproof.harness.case import Case, Plan, with_plan
+from bitproof.harness.case import Case, Plan
 from bitproof.harness.errors import CaseError
 from bitproof.harness.graph.tracing.trace import trace_fixed_step
 from bitproof.harness.placement.build import SHARDED, SPLIT, WHOLE, PlacedLayer, PlacedParameter, PlacementInputs, build
@@ -54,14 +54,6 @@ class Traced:
             return [name]
         _, index, rest = name.split(".", 2)
         return [f"layers.{own}.{rest}" for own in self.kinds[index]]
-
-
-def placed_case(case: Case) -> Case:
-    """The case with a plan: the plan that it has already, or a solved one. Unchanged without `autoplace`. Raises the
-    errors of `place`."""
-    if case.autoplace is None or case.autoplace.plan is not None:
-        return case
-    return with_plan(case, place(case)[0])
 
 
 def place(case: Case) -> tuple[Plan, Placed]:

@@ -19,18 +19,16 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
 from bitproof.harness.case import GRAPH, JOINT, Case, Chunking
-from bitproof.harness.disturb.entry import Entry
 from bitproof.harness.errors import ArtifactError
 from bitproof.harness.graph.analysis.halves import is_partitioned
 from bitproof.harness.graph.backend.backends import compile_for, compile_halves
-from bitproof.harness.graph.backend.cuda_graphs import StaticStep, check_capture
 from bitproof.harness.graph.backend.device_constants import forget_device_index
 from bitproof.harness.graph.collector import collector_paused
 from bitproof.harness.graph.context import PassContext
@@ -43,18 +41,18 @@ from bitproof.harness.graph.observation import show_activations, shown_to
 from bitproof.harness.graph.pipeline import PassRow, apply_until, build_pipeline, run_pipeline
 from bitproof.harness.graph.staged.cut_graph import CutGraph, cut
 from bitproof.harness.graph.staged.cuts import Cuts
-from bitproof.harness.graph.tracing.export_joint import export_joint_step
 from bitproof.harness.graph.tracing.trace import JointGraph, StepGraph, trace_joint_step
 from bitproof.harness.machine.determinism import keeping_switches
 from bitproof.harness.records import Artifact, PassReport
-from bitproof.harness.systems.autoplace import placed_case
-from bitproof.harness.systems.graph_key import step_part
-from bitproof.harness.systems.staged_gradients import staged_gradients
+from bitproof.harness.systems.graph_key import placed_case, step_part
 from bitproof.harness.torch_operators import below_autograd
 from bitproof.reference.chunking import DIM_INDEX
 from bitproof.reference.data import Step as StepInputs
 from bitproof.reference.parallel.mesh import EXPERT, GROUP_NAMES, TENSOR, Mesh, ensure_group
 from bitproof.reference.step import Trainer, WrapGradients, build_sharded_model, mean_loss
+
+if TYPE_CHECKING:
+    from bitproof.harness.disturb.entry import Entry
 
 log = logging.getLogger(__name__)
 
@@ -177,6 +175,8 @@ def trace(
 
     seed = case.gradient_seed
     if system == JOINT:
+        from bitproof.harness.graph.tracing.export_joint import export_joint_step
+
         joint = export_joint_step(model, loss_function, inputs, gradient_seed=seed, device=device)
     else:
         whole = "batch" if shape[0] > 1 else "seq"  # a symbolic dim is assumed to have more than one row
@@ -255,6 +255,8 @@ def finish(
         run, report = _compiled(module, case, context.groups)
         reports.append(report)
     if case.pipeline.captures:
+        from bitproof.harness.graph.backend.cuda_graphs import check_capture
+
         enter("in looking for what no CUDA graph can hold")
         # Refuses operators that no CUDA graph supports.
         reports.append(check_capture(module))
@@ -337,6 +339,8 @@ def make_graph_system(
         trainer.chunked = {name: calls * case.micro_batches for name, calls in program.chunked.items() if name in own}
     buffers = dict(trainer.model.named_buffers())
     if program.parts is not None:
+        from bitproof.harness.systems.staged_gradients import staged_gradients
+
         trainer.gradients = wrap(
             staged_gradients(trainer, program.parts, program.parameter_names, program.buffer_names)
         )
@@ -348,6 +352,8 @@ def make_graph_system(
     # A log of calls replaces `trainer.graph`, so it is looked up at each call.
     run: Callable[..., Any] = lambda *given: trainer.graph(*given)  # noqa: E731
     if case.pipeline.captures:
+        from bitproof.harness.graph.backend.cuda_graphs import StaticStep
+
         run = StaticStep(run, program.module, len(state))
 
     def gradients(inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.capture.environment import environment_of_keys
-from bitproof.harness.case import PRECOMPILED, TRACED, AdamW, Batch, Case, Chunking, Memory, Pipeline
+from bitproof.harness.case import PRECOMPILED, TRACED, AdamW, Batch, Case, Chunking, Memory, Pipeline, with_plan
 from bitproof.harness.machine.determinism import read_switches
 from bitproof.harness.machine.gpus import read_gpu_of_keys
 from bitproof.harness.runtime.disk_cache import keep, read_cached
@@ -110,6 +110,16 @@ def traced_part(case: Case) -> Case:
         batch=replace(case.batch, data=Batch().data),
         optimizer=AdamW(),
     )
+
+
+def placed_case(case: Case) -> Case:
+    """The case with a plan: its own, or else a solved plan. A case without `autoplace` is returned unchanged. Raises
+    the errors of `systems.autoplace.place`."""
+    if case.autoplace is None or case.autoplace.plan is not None:
+        return case
+    from bitproof.harness.systems.autoplace import place
+
+    return with_plan(case, place(case)[0])
 
 
 def step_part(case: Case) -> Case:

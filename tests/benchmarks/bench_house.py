@@ -4,7 +4,8 @@
     python tests/benchmarks/bench_house.py --lines    the lines alone
 
 Lines are those of git's files, blank ones and docstrings included. The core is what `POWERS` does not name. Modules are
-counted by an audit hook that Python starts in every process of the run, so an import in a forked rank counts, too.
+counted as their code runs, by an audit hook that Python starts in every process of the run, so an import in a forked
+rank counts, too.
 """
 
 from __future__ import annotations
@@ -28,12 +29,19 @@ POWERS = {
         "harness/certificate_checker.py",
     ),
     "fault catalogue": (
-        "harness/disturb/faults/",
+        *(f"harness/disturb/{name}" for name in ("entry.py", "faults/", "graph_editor.py", "kinds.py", "mutate.py")),
+        "harness/disturb/tamper.py",
         "harness/powers/mutants/",
     ),
     "sensitivity": ("harness/powers/sensitivity/",),
-    "placement": ("harness/placement/",),
+    "placement": ("harness/placement/", "harness/systems/autoplace.py"),
     "doctor": ("harness/powers/doctor/",),
+    "shrink": ("harness/powers/shrink/",),
+    "precompile": ("harness/precompile/",),
+    "two layouts": ("harness/powers/two_layouts/",),
+    "merge": ("harness/powers/merge/",),
+    "torchrun": ("harness/powers/torchrun/",),
+    "baselines": ("harness/powers/baselines/",),
     "moved": ("harness/powers/moved/",),
 }
 """The beginnings of the paths of what a case's verdict, report and cause do without."""
@@ -42,8 +50,8 @@ HOOK = """
 import os, sys
 
 def count(event, args):
-    if event == "import" and args[0].startswith("bitproof"):
-        os.write(at, f"{os.getpid()} {args[0]}\\n".encode())
+    if event == "exec" and getattr(args[0], "co_name", "") == "<module>":
+        os.write(at, f"{os.getpid()} {args[0].co_filename}\\n".encode())
 
 at = os.open(os.environ["COUNT_IMPORTS_IN"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 sys.addaudithook(count)
@@ -64,7 +72,7 @@ def lines_by_room() -> Counter[str]:
 
 
 def imports_of_a_run(folder: Path) -> tuple[set[str], set[str]]:
-    """Our modules that an EQUAL run of `moe_seq` imports: in all its processes, and in the command's own."""
+    """Files of our modules that an EQUAL run of `moe_seq` imports: in all its processes, and in the command's own."""
     (folder / "sitecustomize.py").write_text(HOOK)
     counted = folder / "imports"
     environment = os.environ | {"PYTHONPATH": str(folder), "COUNT_IMPORTS_IN": str(counted)}
@@ -74,17 +82,11 @@ def imports_of_a_run(folder: Path) -> tuple[set[str], set[str]]:
         raise SystemExit(f"the run ended with status {status}")
     seen: dict[str, set[str]] = {}
     for line in counted.read_text().splitlines():
-        process, name = line.split()
-        if _is_ours(name):
-            seen.setdefault(process, set()).add(name)
+        process, _, name = line.partition(" ")
+        path = Path(name).resolve()
+        if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in PRODUCT:
+            seen.setdefault(process, set()).add(str(path.relative_to(ROOT)))
     return set().union(*seen.values()), seen[str(done.pid)]
-
-
-def _is_ours(name: str) -> bool:
-    """Whether a name is a module's: `import` also asks for the names that `from module import name` takes."""
-    path = ROOT.joinpath(*name.split(".")[1:]) if name.split(".")[1:2] != ["bitproof"] else ROOT
-    own = ROOT.joinpath(*name.split("."))
-    return any(each.with_suffix(".py").is_file() or (each / "__init__.py").is_file() for each in (path, own))
 
 
 def main(words: list[str]) -> int:
@@ -99,7 +101,7 @@ def main(words: list[str]) -> int:
         everywhere, command = imports_of_a_run(Path(folder))
     print(f"{'modules, all processes':28} {len(everywhere):7,}")
     print(f"{'modules, the command':28} {len(command):7,}")
-    rooms = Counter(name.split(".")[2] if name.count(".") > 2 else "" for name in everywhere)
+    rooms = Counter(name.split("/")[1] if name.count("/") > 1 else "" for name in everywhere)
     print("  " + ", ".join(f"{room or 'top'} {size}" for room, size in rooms.most_common()))
     return figure("bench.house", len(everywhere))
 

@@ -40,9 +40,9 @@ from tabulate import tabulate
 from bitproof.harness.capture.made_of import Facts, facts_of_process
 from bitproof.harness.case import Parallelism
 from bitproof.harness.execute.requests import MadeOf
-from bitproof.harness.execute.torchrun.messages import Hello
-from bitproof.harness.execute.torchrun.peers import Peers
-from bitproof.harness.execute.torchrun.rendezvous import Rendezvous
+from bitproof.harness.powers.torchrun.messages import Hello
+from bitproof.harness.powers.torchrun.peers import Peers
+from bitproof.harness.powers.torchrun.rendezvous import Rendezvous
 from bitproof.harness.torch_compat import import_tracing
 from bitproof.reference.parallel.mesh import Mesh, join_groups, leave_groups
 from tests.figures import figure

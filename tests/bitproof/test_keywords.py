@@ -14,7 +14,7 @@ import bitproof
 from bitproof.harness.changes import Changes
 from bitproof.harness.checks.shipped import shipped_checks
 from bitproof.harness.cli.app import app
-from bitproof.harness.cli.powers import load_commands
+from bitproof.harness.cli.command_table import load_commands
 from bitproof.harness.errors import UsageError
 from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import Option, checked, made, options_of

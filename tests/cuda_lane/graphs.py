@@ -120,7 +120,7 @@ def _held(case: Case, step: list[Any], device: str, change: Callable[[Any], None
     from bitproof.harness.errors import BitproofError
     from bitproof.harness.graph.graph_options import GraphOptions
     from bitproof.harness.systems import graph
-    from bitproof.harness.systems.autoplace import placed_case
+    from bitproof.harness.systems.graph_key import placed_case
     from tests.cuda_lane.operators import current_device
     from tests.cuda_lane.to_cpu import host_waits
     from tests.harness.graph.graphs import copied

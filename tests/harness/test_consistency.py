@@ -9,8 +9,8 @@ import pytest
 
 from bitproof.harness.case import KINDS
 from bitproof.harness.cli import main
-from bitproof.harness.commands.merge import merge
 from bitproof.harness.errors import RecordingError
+from bitproof.harness.powers.merge.merge_command import merge
 from bitproof.harness.powers.sensitivity.records import Sensitivity, SensitivityRow
 from bitproof.harness.powers.sensitivity.report import finding_of, measured
 from bitproof.harness.records import ROLES, BlamedCall, Divergence, Verification

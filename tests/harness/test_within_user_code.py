@@ -138,7 +138,7 @@ NO_USER_CODE = {
     "harness/torch_tracing.py": "traces our own models",
     "harness/graph/origin.py": "traces our own models",
     "harness/graph/observation.py": "traces our own models",
-    "harness/graph/tracing/one_by_one.py": "traces our own models",
+    "harness/powers/proofs/prover/programs/one_by_one.py": "traces our own models",
     "reference/chunking.py": "runs our own models",
     "reference/observed_activations.py": "runs our own models",
     "harness/powers/sensitivity/update.py": "runs our own update",
@@ -147,7 +147,7 @@ NO_USER_CODE = {
     "harness/powers/doctor/checks.py": "runs our own calls",
     "harness/disturb/tamper.py": "a fault: what it raises is what the wrong program raises",
     "harness/disturb/faults/loops.py": "a fault: what it raises is what the wrong program raises",
-    "harness/localize/standalone/simple_watch.py": "runs without bitproof, and raises nothing in a hook",
+    "harness/powers/shrink/standalone/simple_watch.py": "runs without bitproof, and raises nothing in a hook",
     "harness/localize/places.py": "refuses nothing: it says where a call belongs",
 }
 

@@ -52,10 +52,6 @@ def _parts_exchanged(g: GraphEditor, name: str, direction: str) -> list[Site]:
     return [g.site(split), g.site(one), g.site(other), *_through(g, [one, other])]
 
 
-def _bucket_of_gathers(g: GraphEditor) -> Call:
-    return g.require([x for x in g.all("split_with_sizes_copy") if len(x.args[1]) > 1], "a bucket of all-gathers")
-
-
 def _bucket_of_reductions(g: GraphEditor) -> Call:
     launches = g.launches("reduce_scatter_tensor", "backward")
     found = [x.args[0] for x in launches if "cat" in x.args[0].name and x.args[2] > 1]
@@ -75,7 +71,7 @@ def gathered_parts_exchanged(g: GraphEditor) -> list[Site]:
 @row("ours: an offset without its padding", needs=(BUCKETS,))
 def gathered_bucket_shifted(g: GraphEditor) -> list[Site]:
     """a gathered bucket is unpacked with an offset of 1 element."""
-    node = _bucket_of_gathers(g)
+    node = g.require([x for x in g.all("split_with_sizes_copy") if len(x.args[1]) > 1], "a bucket of all-gathers")
     g.before(node, node.args[0], "aten.roll.default", [1], [1])
     return [g.site(node, "roll"), *g.sites(node)]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.disturb.entry import Entry, Named
 from bitproof.harness.disturb.faults.clock import NOW
+from bitproof.harness.disturb.injection import Injection
 from bitproof.harness.disturb.kinds import Fault, FlipBit, SumOrder
 from bitproof.harness.errors import UsageError
 from bitproof.harness.within_user_code import refusing, theirs
@@ -16,20 +17,17 @@ from bitproof.harness.within_user_code import refusing, theirs
 if TYPE_CHECKING:
     import torch
 
-    Gradients = tuple[torch.Tensor | None, dict[str, torch.Tensor]]
-    GradientFunction = Callable[[Any], Gradients]
-    Observe = Callable[..., None]
+    from bitproof.harness.disturb.injection import GradientFunction, Gradients, Observe
 
 WORDS = {"grad": "gradient", "param": "parameter", "buffer": "buffer", "optimizer": "state of an optimizer"}
 
 
-class Injector:
-    """Applies a fault on a rank, and records whether it fired."""
+class Injector(Injection):
+    """Applies a fault on a rank, and notes whether it fired."""
 
     def __init__(self, fault: Fault | None, rank: int, world_size: int = 1) -> None:
         self.fault = fault if fault is not None and fault.is_on(rank) else None
         self.entry: Entry | None = fault.row if isinstance(fault, Named) else None
-        self.step = -1
         self.fired = self.entry is not None and self._is_silent_here(rank, world_size)
         self._shown: list[str] = []
         self._wraps = False

@@ -23,7 +23,7 @@ Known = TypeVar("Known")
 
 
 class CaseCheck(NamedTuple):
-    """A check: its function as MODULE:FUNCTION in this package, and the condition under which it applies."""
+    """A check of a case: its function as MODULE:FUNCTION, of this package or of a power, and when it applies."""
 
     source: str
     applies: Callable[[Any, CaseRun], bool]
@@ -31,7 +31,8 @@ class CaseCheck(NamedTuple):
     def __call__(self, known: Known, run: CaseRun) -> Known:
         """Apply the check: `known` is a Judgement before the verdict is final, a CaseResult after it."""
         module, _, function = self.source.partition(":")
-        after: Known = getattr(importlib.import_module(f"{__package__}.{module}"), function)(known, run)
+        module = module if "." in module else f"{__package__}.{module}"
+        after: Known = getattr(importlib.import_module(module), function)(known, run)
         return after
 
 
@@ -58,7 +59,8 @@ DECIDING = {
     "stress": CaseCheck("second_runs:stress", lambda _, run: run.options.stress is not None),
     "bound": CaseCheck("within_bounds:bound", _has_bound),
     "layouts": CaseCheck(
-        "within_bounds:layouts", lambda known, run: run.across is not None and known.verdict == Verdict.DIFFERENT
+        "bitproof.harness.powers.two_layouts.within_layouts:layouts",
+        lambda known, run: run.across is not None and known.verdict == Verdict.DIFFERENT,
     ),
     "substance": CaseCheck(
         "agreement:substance", lambda _, run: bool(run.comparison.vacuous or run.comparison.unshared)
@@ -74,7 +76,9 @@ EQUAL.
 """
 
 REPORTING = {
-    "baselines": CaseCheck("drifted:baselines", lambda _, run: run.options.baseline_dir is not None),
+    "baselines": CaseCheck(
+        "bitproof.harness.powers.baselines.drifted:baselines", lambda _, run: run.options.baseline_dir is not None
+    ),
     "findings": CaseCheck("findings:with_findings", lambda _, run: bool(run.options.active)),
 }
 """The checks of a case whose verdict is final. `findings` runs those with command-line options and those of users."""

@@ -1,4 +1,4 @@
-"""Decide whether systems that differ are CLOSE: within the bound that a case states, or the bounds of two layouts."""
+"""Systems that differ within the bound that a case states are CLOSE."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bitproof.harness.compare.layout_verdict import decide_by_layout, first_beyond, remarks_on, told_without_call
 from bitproof.harness.compare.verdict import Judgement
 from bitproof.harness.execute.requests import ClosenessRequest
 from bitproof.harness.records import Closeness, Verdict
@@ -67,20 +66,3 @@ def _decided(judgement: Judgement, bound: float, may_be_close: bool) -> Judgemen
         f"the relative error of step {key.step}, rank {key.rank}, {key.kind} {key.name} is {size}, beyond the case's "
         f"bound of {bound:g}; {found.tensors_beyond} tensors are beyond it, and this is the first"
     )
-
-
-def layouts(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Apply the measured bounds of two layouts. No call is blamed, unless calls of both systems can be paired."""
-    assert run.across is not None, "only of two layouts"
-    found, remarks = run.across.layouts, list[str]()
-    if not run.comparison.layout_mismatches:
-        verdict, text = decide_by_layout(found)
-        first = first_beyond(found, run.comparison) or judgement.first_divergence
-        judgement = replace(judgement, verdict=verdict, first_divergence=first)
-        judgement = judgement.with_error(text) if text else judgement
-    if judgement.verdict == Verdict.CLOSE:
-        remarks = remarks_on(found)
-    # If a control differs no bound is measured, and the first record that differs may do so by rounding.
-    elif judgement.first_divergence and (found.samples or not found.regrouped) and not run.has_partners:
-        remarks = [told_without_call(judgement.first_divergence)]
-    return replace(judgement, remarks=(*judgement.remarks, *remarks))

@@ -6,6 +6,7 @@ Requests that need no process are answered here; runs are forked, from here or f
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,11 +15,11 @@ from typing import TypeVar, assert_never, cast
 from bitproof.harness.capture.made_of import facts_of_process
 from bitproof.harness.capture.manifest import build_manifest
 from bitproof.harness.capture.recording_files import join_parts
+from bitproof.harness.checks.power_modules import power_module
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.chunked import agreed_by_ranks
 from bitproof.harness.errors import RankError, RecordingError
-from bitproof.harness.execute.host.models import model_sizes
-from bitproof.harness.execute.host.programs import precompile_step, read_precompiled, write_standalone
+from bitproof.harness.execute.host.programs import precompile_step, read_precompiled
 from bitproof.harness.execute.host.runners import Runner
 from bitproof.harness.execute.host.stage import Send, Stage, StagePlace
 from bitproof.harness.execute.instruments.stopwatch import throughput_of
@@ -28,9 +29,9 @@ from bitproof.harness.execute.requests import (
     AnyRequest,
     BitsRequest,
     BoundsRequest,
+    CallAnswer,
+    CallRequest,
     ClosenessRequest,
-    DriftAnswer,
-    DriftRequest,
     Float64Request,
     LocalRunRequest,
     Machine,
@@ -44,16 +45,11 @@ from bitproof.harness.execute.requests import (
     Request,
     RunAnswer,
     RunRequest,
-    SizesAnswer,
-    SizesRequest,
-    StandaloneAnswer,
-    StandaloneRequest,
     StepAnswer,
     StepRequest,
 )
 from bitproof.harness.execute.status_messages import Done, End, PreparedGraph, RunSeconds
 from bitproof.harness.execute.two_halves import join_halves
-from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import archive_of, read_value
 from bitproof.harness.machine.determinism import first_changed, set_determinism, tell_changes
 from bitproof.harness.machine.gpus import num_gpus, visible_gpus
@@ -106,12 +102,8 @@ class Answerer:
                 return compare_in_float64(request)
             case BoundsRequest():
                 return find_layouts(request)
-            case DriftRequest():
-                return find_drift(request)
-            case SizesRequest():
-                return SizesAnswer(sizes=model_sizes(request.case))
-            case StandaloneRequest():
-                return self._in_stage(request, "the file", lambda send: _standalone(request))
+            case CallRequest():
+                return self._in_stage(request, "the answer", lambda send: _call(request))
             case PrecompileRequest():
                 what = f"the precompiled step of {request.case.name}"
                 return self._in_stage(
@@ -169,10 +161,9 @@ class Answerer:
             stage.close()
 
 
-def _standalone(request: StandaloneRequest) -> StandaloneAnswer:
-    options = GraphOptions(extra_passes=request.extra_passes)
-    written = write_standalone(request.case, options, request.step, request.head)
-    return StandaloneAnswer(text=written.text, num_calls=written.num_calls, printed=written.printed)
+def _call(request: CallRequest) -> CallAnswer:
+    module, _, name = request.function.partition(":")
+    return CallAnswer(values=getattr(importlib.import_module(module), name)(request.case, **request.values))
 
 
 def _read_step(request: StepRequest) -> StepAnswer:
@@ -325,28 +316,24 @@ def measure_closeness(request: ClosenessRequest) -> Closeness:
 
 
 def find_layouts(request: BoundsRequest) -> LayoutBounds:
-    """The differences between two layouts, and the bounds by recordings with reordered sums."""
-    from bitproof.harness.compare.regrouping import measure_layouts
+    """Measure the differences between two layouts, and the bounds that the samples set."""
     from bitproof.harness.compare.relaid import LogicalTensor
 
     apart = [LogicalTensor(*tensor) for tensor in request.apart]
-    return measure_layouts(request.reference, request.candidate, request.samples, apart)
+    found: LayoutBounds = power_module("two_layouts.regrouping").measure_layouts(
+        request.reference, request.candidate, request.samples, apart
+    )
+    return found
 
 
 def compare_in_float64(request: Float64Request) -> InFloat64:
-    """Compare the float64 runs of two layouts that are within their bounds in the case's own precision."""
-    from bitproof.harness.compare.regrouping import measure_in_float64
+    """Compare, in float64, two layouts that are within their bounds in the case's own precision."""
     from bitproof.harness.compare.relaid import LogicalTensor
 
     wide, plain = ((each.reference, each.candidate, each.samples) for each in (request, request.plain))
-    return measure_in_float64(wide, plain, [LogicalTensor(*tensor) for tensor in request.plain.apart])
-
-
-def find_drift(request: DriftRequest) -> DriftAnswer:
-    """The tensors that differ between two recordings, and by how much."""
-    from bitproof.harness.compare.drift import measure_drift
-
-    return DriftAnswer(drift=measure_drift(request.reference, request.candidate))
+    apart = [LogicalTensor(*tensor) for tensor in request.plain.apart]
+    found: InFloat64 = power_module("two_layouts.regrouping").measure_in_float64(wide, plain, apart)
+    return found
 
 
 def compare_bits(request: BitsRequest) -> ComparedBits:

@@ -12,14 +12,6 @@ from bitproof.harness.systems.registry import BUILT_IN
 EAGER = tuple(system for system in BUILT_IN if system not in PREPARED)
 
 
-def model_sizes(case: Case) -> dict[str, int]:
-    """The sizes of the case's model, such as layers and experts, by the names of `harness.case.SIZES`."""
-    from bitproof.reference.models import model_config
-    from bitproof.reference.models.sizes import sizes_of
-
-    return sizes_of(model_config(case.model))
-
-
 def expert_sizes(case: Case) -> tuple[int, int] | None:
     """The model dim and the hidden dim of the experts of the case's model; None for a model without experts."""
     from bitproof.reference.models import model_config

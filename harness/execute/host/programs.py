@@ -1,4 +1,4 @@
-"""Make the graphs that ranks run (programs): by tracing, with a fault, as a precompiled step, or as a standalone file.
+"""Make programs from a case's graph: for a rank, with a fault, or as a precompiled step.
 
 Imports torch only when a function needs it.
 """
@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.case import GRAPH, PRECOMPILED, PREPARED, Case
-from bitproof.harness.disturb.faults import Fault, Named
 from bitproof.harness.execute.requests import PrecompileAnswer, PrecompileRequest, StepFolder
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.machine.determinism import set_determinism
@@ -18,8 +17,7 @@ from bitproof.harness.machine.determinism import set_determinism
 if TYPE_CHECKING:
     import torch
 
-    from bitproof.harness.graph.groups import Partition
-    from bitproof.harness.localize.standalone import Written
+    from bitproof.harness.disturb.kinds import Fault
 
 
 def needs_program(system: str) -> bool:
@@ -61,7 +59,7 @@ def with_fault(program: Any, fault: Fault | None, case: Case) -> Any:
 
     Raises UsageError if the graph has no call that the fault could change.
     """
-    entry = fault.row if isinstance(fault, Named) else None
+    entry = None if fault is None else fault.row
     if entry is None or entry.edit is None or program is None:
         return program
     from bitproof.harness.systems.graph import mutate_program
@@ -96,26 +94,3 @@ def _made_as(system: str) -> str:
     `system`.
     """
     return GRAPH if system == PRECOMPILED else system
-
-
-def write_standalone(case: Case, options: GraphOptions, step: int, head: str) -> Written:
-    """Write a file of plain Python that shows the difference between the case's two systems; see `localize.standalone`.
-
-    `options` are those of the candidate's graph. Raises NoFileError if no such file can be made.
-    """
-    import torch
-
-    from bitproof.harness.localize.standalone import Scene, Side, write_standalone
-    from bitproof.harness.systems.step_graphs import rank_order_group_source, read_inputs, step_graph
-
-    # Both sides read the same inputs: the file shows a difference of code, not of data.
-    tokens = read_inputs(case, step)
-    sides: dict[str, Side] = {}
-    partitions: dict[str, Partition] = {}
-    for role, role_options in (("reference", GraphOptions()), ("candidate", options)):
-        set_determinism(case.seed)
-        graph, groups = step_graph(case, getattr(case, role), torch.device("cpu"), role_options)
-        sides[role] = Side.of(graph, list(tokens[0]))
-        partitions |= groups.partitions()
-    scene = Scene(sides, case.parallelism.world_size, partitions, tokens, head, rank_order_group_source())
-    return write_standalone(scene)

@@ -13,7 +13,7 @@ from bitproof.harness.capture.recorder import Recorder
 from bitproof.harness.capture.recording_files import write_part
 from bitproof.harness.capture.values import write_values
 from bitproof.harness.case import Kind
-from bitproof.harness.disturb.faults import Injector
+from bitproof.harness.disturb.injection import Injection
 from bitproof.harness.disturb.stress import stressed
 from bitproof.harness.disturb.widen import Widened
 from bitproof.harness.execute.host.job import Job
@@ -36,7 +36,7 @@ logger = logging.getLogger("bitproof")
 class RankSteps:
     """Runs a rank's training steps. `seconds` is their total time; `tell` sends messages to the host."""
 
-    def __init__(self, job: Job, rank: int, device: torch.device, injector: Injector, tell: Tell) -> None:
+    def __init__(self, job: Job, rank: int, device: torch.device, injector: Injection, tell: Tell) -> None:
         from bitproof.harness.execute.host.activity_monitor import ActivityMonitor
         from bitproof.harness.execute.instruments.meetings import Sums
         from bitproof.reference.parallel.mesh import collectives_in_memory

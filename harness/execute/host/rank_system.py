@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bitproof.harness.case import COMPILED, PREPARED, Case, Kind
-from bitproof.harness.disturb.faults import Injector
+from bitproof.harness.disturb.injection import Injection
 from bitproof.harness.execute.host.job import Job
 from bitproof.harness.execute.host.programs import (
     needs_program,
@@ -83,8 +83,11 @@ def _kept_or_made(job: Job, rank: int, device: torch.device) -> Any:
     return program
 
 
-def disturbance(injector: Injector) -> Any:
-    """A function that makes a process group add in a fault's order. None unless the run's fault is an order of sums."""
+def disturbance(injector: Injection) -> Any:
+    """For a fault of the order of sums: a function that wraps a process group, so that it adds in the fault's order.
+
+    None for any other fault, and without a fault.
+    """
     order, fault = injector.sum_order, injector.fault
     if order is None or fault is None:
         return None
@@ -93,8 +96,8 @@ def disturbance(injector: Injector) -> Any:
     return lambda group: OtherOrderGroup(group, order, lambda: injector.step >= fault.step, injector.fire)
 
 
-def make_system(job: Job, mesh: Mesh, program: Any, injector: Injector, looks_for_mixing: bool = False) -> System:
-    """Build the job's system. The injector may change its gradients, if the run has a fault.
+def make_system(job: Job, mesh: Mesh, program: Any, injector: Injection, looks_for_mixing: bool = False) -> System:
+    """Build the job's system; the injector may tamper with its gradients.
 
     Raises UsageError for a system that cannot be loaded or takes no steps.
     """

@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.faults import Fault, Named
 from bitproof.harness.errors import MachineError, RankError, UsageError
 from bitproof.harness.execute.host.job import Job
 from bitproof.harness.execute.host.kernels import make_kernels
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bitproof.harness.case import Case
+    from bitproof.harness.disturb.kinds import Fault
     from bitproof.harness.graph.graph_options import GraphOptions
     from bitproof.harness.systems.graph import GraphProgram, TracedStep
 
@@ -380,8 +380,8 @@ def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCa
 
 
 def _edits_the_graph(fault: Fault | None) -> bool:
-    """Whether a fault edits the graph. It then finds its target by shapes and dtypes, which cached graphs lack."""
-    return isinstance(fault, Named) and fault.row.edit is not None
+    """Whether a fault edits the graph. It then finds its target by shapes and dtypes, which kept graphs lack."""
+    return fault is not None and fault.row is not None and fault.row.edit is not None
 
 
 def run_ranks(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.capture.made_of import Differences, Facts, differences, facts_of_rank
-from bitproof.harness.disturb.faults import Injector
+from bitproof.harness.disturb.injection import Injection
 from bitproof.harness.execute.host.job import Job
 from bitproof.harness.execute.host.rank_steps import RankSteps, Tell
 from bitproof.harness.execute.host.rank_system import (
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
+    from bitproof.harness.execute.requests import RunRequest
     from bitproof.harness.shared_memory import Board, SharedMemory
     from bitproof.reference.parallel.mesh import Mesh
 
@@ -69,7 +70,7 @@ def run_rank(
     program = program_of(job, rank, device)
     tell(Prepared(graph=PreparedGraph.of(program, run.case)))
     mesh = Mesh(rank=rank, parallelism=run.case.parallelism, device=device)
-    injector = Injector(run.fault, rank, run.case.parallelism.world_size)
+    injector = _injection(run, rank)
     with phase("join groups"):
         _join_groups(job, mesh, store, injector, memory, board)
     tell(Ready())
@@ -107,8 +108,17 @@ def run_rank(
     leave_groups()
 
 
+def _injection(run: RunRequest, rank: int) -> Injection:
+    """The rank's part in the run's fault, if there is one. Faults are loaded for a run with a fault alone."""
+    if run.fault is None:
+        return Injection()
+    from bitproof.harness.disturb.faults import Injector
+
+    return Injector(run.fault, rank, run.case.parallelism.world_size)
+
+
 def _join_groups(
-    job: Job, mesh: Mesh, store: Store, injector: Injector, memory: SharedMemory | None, board: Board | None
+    job: Job, mesh: Mesh, store: Store, injector: Injection, memory: SharedMemory | None, board: Board | None
 ) -> None:
     from bitproof.reference.parallel.mesh import join_groups
 
@@ -146,7 +156,7 @@ def _done(
         process_mib=peak_of_process(),
         determinism=determinism,
         switches=switches,
-        system=_describe_system(system),
+        system=dict(system.manifest()) if hasattr(system, "manifest") else {},
         gpu=_gpu_facts(job, steps.device),
         gpu_environment=read_gpu_environment(os.environ) if steps.device.type == "cuda" else {},
         chunked=getattr(system, "chunked", None) if job.run.system in BUILT_IN else None,
@@ -230,8 +240,3 @@ def _peak_mib(device: torch.device) -> float | None:
     import torch
 
     return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
-
-
-def _describe_system(system: System) -> dict[str, Any]:
-    """The system's own facts, such as the sha256 of its data."""
-    return dict(system.manifest()) if hasattr(system, "manifest") else {}

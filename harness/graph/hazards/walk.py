@@ -73,7 +73,9 @@ class GraphWalk:
 
     def __init__(self, module: GraphModule, last_use: Mapping[Key, float] | None = None) -> None:
         nodes = [node for m in module.modules() if isinstance(m, GraphModule) for node in m.graph.nodes]
-        self.names_streams = any(_row_of(target).sync for target in {n.target for n in nodes if callable(n.target)})
+        self.names_streams = any(
+            operators.row_of(target).sync for target in {n.target for n in nodes if callable(n.target)}
+        )
         self.names_streams |= any("stream" in (node.meta.get("custom") or ()) for node in nodes)
         self._has_cuda = is_for_cuda(module)
         self._is_single = not (self.names_streams or self._has_cuda)
@@ -398,7 +400,3 @@ def _operands(node: Node, body: GraphModule) -> list[Any] | None:
         operands += argument if isinstance(argument, (list, tuple)) else [] if isinstance(argument, str) else [argument]
     count = sum(inner.op == "placeholder" for inner in body.graph.nodes)
     return operands if len(operands) == count else None
-
-
-def _row_of(target: Any) -> Any:
-    return operators.row_of(target)

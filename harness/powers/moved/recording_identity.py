@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from hashlib import sha256
 
-from bitproof.harness.compare.baselines import environment_of
+from bitproof.harness.compare.recorded_environment import environment_of
 from bitproof.harness.compare.same_case import leaf_differences
 from bitproof.harness.errors import cut
 from bitproof.harness.powers.moved.records import RecordingIdentity

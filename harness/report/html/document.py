@@ -194,7 +194,7 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
         *([] if case.is_foreign else [("parallel", f"ep {parallelism.ep}, tp {parallelism.tp}")]),
     ]
     if memory := {side: f"{mib:,.1f} MiB" for side, mib in result.memory.items() if mib is not None}:
-        about.append(("peak memory", _sides(memory)))
+        about.append(("peak memory", ", ".join(f"{side} {value}" for side, value in memory.items())))
     return CaseBlock(
         **vars(row_of(result)),
         replay=text.replay_command(report, result),
@@ -224,10 +224,6 @@ def _stated(case: Case) -> list[tuple[str, str]]:
     if told.get("parallelism.ep") == "1":
         del told["parallelism.ep"]
     return [("the case states", ", ".join(map(" ".join, told.items())))]
-
-
-def _sides(values: dict[str, str]) -> str:
-    return ", ".join(f"{side} {value}" for side, value in values.items())
 
 
 def _values(value: Any, limit: int = MAX_VALUES) -> list[tuple[str, str]]:

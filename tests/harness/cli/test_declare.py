@@ -8,7 +8,7 @@ import typer
 
 from bitproof.harness.cli import main
 from bitproof.harness.cli.app import app
-from bitproof.harness.cli.powers import load_commands
+from bitproof.harness.cli.command_table import load_commands
 
 load_commands([])
 COMMANDS = {

@@ -14,17 +14,15 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 from bitproof.builtin_cases import CASES
-from bitproof.harness.cli import main, powers
-from bitproof.harness.cli.app import app
+from bitproof.harness.cli import command_table, main
 
 FOLDER = Path(__file__).parent / "error_texts"
 RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 OF_OTHERS = re.compile(r"Usage: .*\nTry .*\n\n|: (Input should|Value error).*| \(Possible options?: .*")
 """What the library that reads the command line says in its own words, which its releases change."""
-COMMANDS = sorted({*get_command(app).commands, *powers.COMMANDS})  # type: ignore[attr-defined]
+COMMANDS = sorted(command_table.COMMANDS)
 
 
 @pytest.fixture

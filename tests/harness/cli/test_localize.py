@@ -10,7 +10,11 @@ from bitproof.builtin_cases import CASES
 from bitproof.harness.case.case_file import case_text
 from bitproof.harness.cli import main
 
-each = pytest.mark.parametrize("command", ["localize", "bisect"])
+MODULES = {
+    "localize": "bitproof.harness.commands.localize",
+    "bisect": "bitproof.harness.powers.shrink.bisect_command",
+}
+each = pytest.mark.parametrize("command", MODULES)
 
 
 @each
@@ -18,9 +22,7 @@ def test_a_case_is_looked_into_with_the_options_of_a_run(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = []
-    monkeypatch.setattr(
-        f"bitproof.harness.commands.{command}.{command}", lambda *arguments: called.append(arguments) or 1
-    )
+    monkeypatch.setattr(f"{MODULES[command]}.{command}", lambda *arguments: called.append(arguments) or 1)
     data = tmp_path / "text.txt"
     data.write_text("text")
     line = (
@@ -40,9 +42,7 @@ def test_a_case_is_looked_into_with_the_options_of_a_run(
 @each
 def test_a_case_without_options_is_looked_into_as_it_is(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
-    monkeypatch.setattr(
-        f"bitproof.harness.commands.{command}.{command}", lambda *arguments: called.append(arguments) or 0
-    )
+    monkeypatch.setattr(f"{MODULES[command]}.{command}", lambda *arguments: called.append(arguments) or 0)
     assert main([command, "moe_seq"]) == 0
     assert [call[2:] for call in called] == [(Path("reports"), [])]
 
@@ -52,9 +52,7 @@ def test_a_case_may_be_a_file_which_a_replay_names(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = []
-    monkeypatch.setattr(
-        f"bitproof.harness.commands.{command}.{command}", lambda *arguments: called.append(arguments) or 0
-    )
+    monkeypatch.setattr(f"{MODULES[command]}.{command}", lambda *arguments: called.append(arguments) or 0)
     file = tmp_path / "small.json"
     file.write_text(case_text(CASES["moe_seq"]))
     assert main([command, str(file), "--steps", "3"]) == 0

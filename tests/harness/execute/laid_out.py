@@ -24,6 +24,7 @@ from bitproof.builtin_cases.examples import mesh_loop, resumed_loop
 from bitproof.builtin_cases.examples.mesh_loop import MeshLoop
 from bitproof.builtin_cases.examples.resumed_loop import ResumedLoop
 from bitproof.harness.disturb.faults.catalogue import CATALOGUE
+from bitproof.harness.disturb.faults.clock import NOW
 
 Loop = TypeVar("Loop", bound=MeshLoop)
 
@@ -32,6 +33,7 @@ def with_fault(own: Callable[[Case, Mesh], MeshLoop], name: str) -> Callable[[Ca
     """The loop with a fault of the catalogue."""
 
     def factory(case: Case, mesh: Mesh) -> MeshLoop:
+        NOW.rank, NOW.world_size = mesh.rank, mesh.parallelism.world_size  # as a run with an injected fault does
         loop = own(case, mesh)
         runner = CATALOGUE[name].runner
         assert runner is not None

@@ -10,6 +10,7 @@ from bitproof.builtin_cases.chunking import moe_batch, transformer_batch
 from bitproof.builtin_cases.layouts.resume import fsdp_four_then_two
 from bitproof.harness.execute.requests import (
     REQUESTS,
+    CallRequest,
     LocalRunRequest,
     MachineRequest,
     PlaceRequest,
@@ -17,7 +18,6 @@ from bitproof.harness.execute.requests import (
     RankSlots,
     RunAnswer,
     RunRequest,
-    SizesRequest,
     StepFolder,
     StepRequest,
 )
@@ -82,7 +82,10 @@ def test_every_kind_of_request_names_its_answer_and_what_fails_with_it(tmp_path:
     assert (run.answer, run.about) == (RunAnswer, "graph")
     local_run = LocalRunRequest(run=run, rank_slots=RankSlots(ranks=(1,), part="part{rank}", store="groups"))
     assert (local_run.answer, local_run.about) == (End, "graph")
-    assert (SizesRequest(case=transformer_batch).about, MachineRequest().about) == ("the host", "the host")
+    assert (CallRequest(case=transformer_batch, function="m:f").about, MachineRequest().about) == (
+        "the host",
+        "the host",
+    )
     precompile = PrecompileRequest(case=transformer_batch, system="graph", out=tmp_path)
     read = StepRequest(case=transformer_batch, system="graph", step=StepFolder(tmp_path))
     place = PlaceRequest(case=transformer_batch, logs=tmp_path, timeout=1.0)

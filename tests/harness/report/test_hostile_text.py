@@ -235,8 +235,8 @@ def test_every_text_of_every_command_passes_the_gate():
         if found := re.findall(r"\bConsole\(|write_as_it_is|sys\.__std|os\.write\([12],|\.buffer\.write", text):
             around[str(path.relative_to(ROOT))] = sorted(set(found))
     assert around == {
-        "harness/localize/standalone/own_systems.py": ["os.write(1,"],  # as the next: in a file of a user's two systems
-        "harness/localize/standalone/template.py": ["os.write(1,"],  # stands alone, in a file that shows one difference
+        "harness/powers/shrink/standalone/own_systems.py": ["os.write(1,"],  # in a file of two systems
+        "harness/powers/shrink/standalone/template.py": ["os.write(1,"],  # in a file of one difference
         "harness/processes/forked.py": ["os.write(2,"],  # made printable, from a process that ends
         "harness/runtime/interrupts.py": ["os.write(2,"],  # words of our own, from a signal's handler
         "harness/runtime/output.py": ["write_as_it_is"],

@@ -17,8 +17,9 @@ from bitproof.harness.powers.proofs.prover.answers import PROVED
 from bitproof.harness.powers.proofs.prover.prove import prove_case
 from bitproof.harness.records import Placed
 from bitproof.harness.systems import autoplace
-from bitproof.harness.systems.autoplace import Traced, by_hand, place, placed_case, plan_hash, trace_placements
+from bitproof.harness.systems.autoplace import Traced, by_hand, place, plan_hash, trace_placements
 from bitproof.harness.systems.graph import prepare
+from bitproof.harness.systems.graph_key import placed_case
 from bitproof.reference.models import build_model
 from bitproof.reference.parallel.mesh import Mesh
 from bitproof.reference.step import build_sharded_model

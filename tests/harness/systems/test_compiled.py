@@ -16,8 +16,8 @@ from bitproof.harness.errors import CaseError, PassError, UsageError
 from bitproof.harness.execute.folders import CaseFolders
 from bitproof.harness.graph.graph_options import GraphOptions, check_extra_passes
 from bitproof.harness.graph.origin import META_KEY, Origin, origin_of
-from bitproof.harness.localize.bisect_passes import check_case
 from bitproof.harness.localize.logs.call_log import logged
+from bitproof.harness.powers.shrink.bisect_passes import check_case
 from bitproof.harness.systems import compiled
 from bitproof.harness.systems.compiled import KernelGraph, compile_models
 from bitproof.harness.systems.registry import check_system

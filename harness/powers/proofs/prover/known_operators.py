@@ -27,16 +27,12 @@ FLOATS = {"float64", "float32", "bfloat16", "float16"}
 WHOLE = {"int64", "int32"}
 
 
-def _name(row: Operator) -> str:
-    return row.name.partition(".")[2]
-
-
 def _by_default(holds: Callable[[Operator], object]) -> frozenset[str]:
     return frozenset(row.overload("default") for row in ROWS.values() if holds(row))
 
 
 EXACT = {
-    row.overload(end): _name(row)
+    row.overload(end): row.name.partition(".")[2]
     for row in ROWS.values()
     if row.exact
     for end in (("Tensor", "Scalar") if row.exact == "Tensor" else (row.exact,))

@@ -37,7 +37,7 @@ from bitproof.harness.powers.proofs.prover.precompiled import precompiled_step
 from bitproof.harness.powers.proofs.prover.reference import Reference, graph_of, of_the_reference, reference_of
 from bitproof.harness.powers.proofs.prover.terms import Rule
 from bitproof.harness.powers.proofs.prover.whole_step import UpdateProof, prove_update
-from bitproof.harness.systems.autoplace import placed_case
+from bitproof.harness.systems.graph_key import placed_case
 from bitproof.harness.systems.step_graphs import read_inputs
 
 KNOWN_SYSTEMS = ("eager", "eager_chunked", *PREPARED)

@@ -36,7 +36,7 @@ from bitproof.harness.powers.proofs.prover.induction import WRITTEN, Induction, 
 from bitproof.harness.powers.proofs.prover.pairs import PairProof, told
 from bitproof.harness.powers.proofs.prover.programs.optimizers import OPTIMIZER
 from bitproof.harness.powers.proofs.prover.proof_data import Graph
-from bitproof.harness.systems.update_graph import update_graph
+from bitproof.harness.powers.proofs.prover.update_graph import update_graph
 
 GRADIENT = "gradient of "
 NOT_FOLLOWED = Induction(False, reason="what follows the step is not proved")

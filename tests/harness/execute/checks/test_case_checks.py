@@ -26,7 +26,8 @@ RUN: Any = SimpleNamespace(losses=["nan"])
 def test_every_row_names_a_function_that_exists():
     for check in (DECIDING | REPORTING).values():
         module, _, function = check.source.partition(":")
-        assert callable(getattr(importlib.import_module(f"bitproof.harness.execute.checks.{module}"), function))
+        module = module if "." in module else f"bitproof.harness.execute.checks.{module}"
+        assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_a_check_is_one_row_and_one_function(monkeypatch: pytest.MonkeyPatch):
@@ -55,7 +56,12 @@ def test_a_module_of_the_table_loads_no_check():
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.rpartition(".")[2] for name in answer.stdout.split() if ".harness.execute.checks." in name}
     assert loaded == {"case_checks"}
-    unused = "execute.across", "compare.baselines", "compare.layout_verdict", "disturb.faults"
+    unused = (
+        "powers.two_layouts.across",
+        "powers.baselines.drifted",
+        "powers.two_layouts.layout_verdict",
+        "disturb.faults",
+    )
     assert not {f"bitproof.harness.{name}" for name in unused} & {*answer.stdout.split()}
 
 

@@ -6,17 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from bitproof.builtin_cases.chunking import moe_batch
 from bitproof.harness.errors import RankError, RecordingError
 from bitproof.harness.execute.host import answerer
 from bitproof.harness.execute.host.answerer import Answerer, finish_run, join_recording, refuse_other_placements
 from bitproof.harness.execute.requests import (
     BitsRequest,
     ClosenessRequest,
-    DriftRequest,
     Machine,
     MachineRequest,
-    SizesRequest,
 )
 from bitproof.harness.execute.status_messages import Done, End, PreparedGraph
 from bitproof.harness.options import RunOptions
@@ -101,16 +98,12 @@ def test_a_run_of_several_places_is_told_by_the_slowest_and_needs_one_graph(
 def test_every_kind_of_request_has_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs and files fork, and are tested with what forks them."""
     monkeypatch.setattr(answerer, "num_gpus", lambda: 3)
-    monkeypatch.setattr(answerer, "model_sizes", lambda case: {"layers": case.model.layers})
     monkeypatch.setattr(answerer, "measure_closeness", lambda asked: asked.bound)
-    monkeypatch.setattr(answerer, "find_drift", lambda asked: asked.candidate)
     monkeypatch.setattr(answerer, "compare_bits", lambda asked: asked.name)
     made = Answerer(lambda event: None)
     folders = {"reference": tmp_path / "a", "candidate": tmp_path / "b"}
     assert made.answer(MachineRequest()) == Machine(gpus=3)
-    assert made.answer(SizesRequest(case=moe_batch)).sizes == {"layers": moe_batch.model.layers}
     assert made.answer(ClosenessRequest(**folders, bound=0.5)) == 0.5
-    assert made.answer(DriftRequest(**folders)) == tmp_path / "b"
     assert made.answer(BitsRequest(**folders, name="output")) == "output"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,11 @@ import torch
 
 from bitproof.builtin_cases.chunking import moe_batch
 from bitproof.harness.disturb.faults import parse_fault
-from bitproof.harness.errors import UsageError
 from bitproof.harness.execute.host.programs import (
     needs_program,
     options_of_rank,
     prepare_program,
     with_fault,
-    write_standalone,
 )
 from bitproof.harness.graph.graph_options import GraphOptions
 
@@ -63,9 +60,3 @@ def test_only_a_fault_of_the_catalogue_that_edits_graphs_is_struck_and_only_into
     assert with_fault(None, parse_fault(edits), moe_batch) is None, "an eager step has no graph"
     for fault in (None, parse_fault(calls), parse_fault(flips)):
         assert with_fault("program", fault, moe_batch) == "program"
-
-
-def test_a_system_whose_code_is_no_graph_is_refused_by_name() -> None:
-    with pytest.raises(UsageError) as refusal:
-        write_standalone(replace(moe_batch, reference="mine:factory"), GraphOptions(), 0, "")
-    assert refusal.value.what == "system mine:factory is not known as a graph"

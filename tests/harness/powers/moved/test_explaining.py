@@ -14,8 +14,8 @@ from bitproof.harness.errors import RecordingError
 from bitproof.harness.powers.moved.recording_identity import identity_of
 from bitproof.harness.powers.moved.records import digest_of, write_certificate
 from bitproof.harness.records import Key
-from tests.harness.commands.test_accept import MOVED, SYSTEM
 from tests.harness.forging import at, flip_lowest_bit, make_recording
+from tests.harness.powers.baselines.test_accept_command import MOVED, SYSTEM
 from tests.harness.powers.moved.test_moved_records import GOOD
 
 CASE = Case(

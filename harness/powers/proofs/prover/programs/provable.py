@@ -30,7 +30,6 @@ from torch.optim import Optimizer
 
 from bitproof.harness.graph.origin import META_KEY, Origin, OriginRecorder, user_line
 from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
-from bitproof.harness.graph.tracing.one_by_one import one_by_one, without_regions
 from bitproof.harness.graph.tracing.trace import fixed_fake, keeping_state
 from bitproof.harness.machine.determinism import Switches
 from bitproof.harness.powers.proofs.prover import known_operators as known
@@ -39,6 +38,7 @@ from bitproof.harness.powers.proofs.prover.graphs.executed import runs_otherwise
 from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
 from bitproof.harness.powers.proofs.prover.pairs import MOST_ELEMENTS, Provable
 from bitproof.harness.powers.proofs.prover.programs.exported_file import SavedProgram
+from bitproof.harness.powers.proofs.prover.programs.one_by_one import one_by_one, without_regions
 from bitproof.harness.powers.proofs.prover.programs.one_setting import under_one_setting
 from bitproof.harness.powers.proofs.prover.programs.optimizers import OPTIMIZER, HeldOptimizers
 from bitproof.harness.powers.proofs.prover.programs.outside import refusing_outside

@@ -606,7 +606,7 @@ def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Map
         for each in kind.__mro__:
             if id(each) not in spaces:
                 spaces[id(each)] = f"{each.__qualname__}.", vars(each)
-                own = vars(each).items() if _is_users(each) else ()
+                own = vars(each).items() if _is_users_module(each.__module__) else ()
                 stack += [getattr(value, "__func__", value) for _, value in own]
                 found |= {
                     f"{each.__qualname__}.{key}": getattr(value, "__func__", value)
@@ -711,10 +711,6 @@ _NAMESPACES = {"f_globals", "__globals__"}
 def _is_container(name: str, x: Any) -> bool:
     kinds = (dict, list, set, collections.deque, bytearray, numpy.ndarray, Tensor)
     return isinstance(x, kinds) and not name.startswith("__")
-
-
-def _is_users(kind: type) -> bool:
-    return _is_users_module(kind.__module__)
 
 
 def _is_users_module(name: str) -> bool:

@@ -1,0 +1,168 @@
+"""`bitproof accept`: run cases, measure their drift from baselines, and replace drifted baselines.
+
+1. Run the cases like `run --baseline`, and print the drift in ULPs, and the operator that moved first.
+2. Store each drifted recording as the new baseline, with the reason, commit and date in its manifest. With `new`, also
+   store recordings without a baseline for this environment.
+
+A case that is not as expected keeps its baselines: an error must not become the expected result. With certificates,
+each drift must be explained by a certificate, or a reason must be given. This also holds for the drift from a baseline
+of another environment.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bitproof.harness.capture.recording_files import read_recording
+from bitproof.harness.capture.selection import first_and_last_step
+from bitproof.harness.case import Case
+from bitproof.harness.checks.explanation import Explainer, Explanation, explainer_of
+from bitproof.harness.commands.run import run_and_report
+from bitproof.harness.compare.verdict import compare
+from bitproof.harness.errors import UsageError
+from bitproof.harness.execute.folders import CaseFolders
+from bitproof.harness.options import RunOptions
+from bitproof.harness.powers.baselines.baseline_folders import file_baseline, tell_sides
+from bitproof.harness.records import Accepted, BaselineStatus, CaseResult, Report, Role, Verdict
+from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
+from bitproof.harness.runtime import interrupts, launched
+
+_NEW = (BaselineStatus.NO_BASELINE, BaselineStatus.NOT_COMPARABLE)
+
+
+def accept(
+    cases: Sequence[Case],
+    options: RunOptions,
+    report_dir: Path,
+    why: str,
+    *,
+    new: bool = False,
+    replay: Sequence[str] = (),
+    certificates: Sequence[Path] = (),
+) -> int:
+    """Run cases and replace all drifted baselines, for the reason `why`, or if a certificate explains the drift.
+
+    Returns the exit status:
+
+    - 0 if every baseline equals the new recording afterwards,
+    - 1 if a baseline was kept because its case is not as expected, or because its drift is unexplained,
+    - 3 if something was not judged.
+
+    `new`: also store recordings that have no baseline yet. `replay` are the options of a command that repeats the run.
+    Before anything runs, UsageError is raised if there is neither a reason nor a certificate, and RecordingError for a
+    damaged certificate.
+    """
+    explainers = [explainer_of(path) for path in certificates]
+    if not why.strip() and not explainers:
+        raise UsageError(
+            "a baseline is accepted for a reason",
+            expected="--why TEXT, which its manifest keeps, or --certificate FILE",
+            found="none",
+        )
+    baseline_dir = options.baseline_dir
+    assert baseline_dir is not None, "what is accepted is compared with baselines"
+    # A recording that may become the first baseline of its environment keeps the values of its first and last step, as
+    # with `record --baseline`: a later drift can then be measured in ULPs.
+    values = dict.fromkeys(pattern for case in cases for pattern in first_and_last_step(case.steps))
+    options = replace(options, files_baselines=True, values=tuple(values) if new or explainers else ())
+    reports: list[Report] = []
+
+    def keep(report: Report) -> dict[str, str]:
+        reports.append(report)
+        return {}
+
+    status = run_and_report(cases, options, report_dir, replay, tell=keep)
+    # Only rank 0 has the recordings, and a run that was refused has no report.
+    if not reports or not launched.is_first():
+        return status
+    [report] = reports
+    accepted = Accepted(
+        why=why.strip(), date=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", commit=report.environment.get("commit")
+    )
+    # An interrupt waits until all baselines are stored, so that none is left half-way.
+    with interrupts.held():
+        return worst(
+            [
+                _accept(result, baseline_dir, report_dir / report.run_id, accepted, new, explainers)
+                for result in report.cases
+            ]
+        )
+
+
+def _accept(
+    result: CaseResult,
+    baseline_dir: Path,
+    run_dir: Path,
+    accepted: Accepted,
+    new: bool,
+    explainers: Sequence[Explainer],
+) -> int:
+    sides = list(_sides(result, new, bool(explainers)))
+    folders = CaseFolders(result.case, run_dir, run_dir)
+    if not result.baseline or result.sides_with(BaselineStatus.UNVERIFIED):
+        print(f"{result.case.name}: not judged, so no baseline is touched")
+        return UNJUDGED
+    # Both sides must still agree: a baseline is not a way to accept a difference between systems.
+    if sides and not result.agrees_as_expected:
+        told = f"{result.verdict}, expected {result.case.expected}"
+        print(f"{result.case.name}: {told}: its baselines are left as they are")
+        return UNEXPECTED
+    reasons = dict.fromkeys(sides, accepted)
+    if explainers:
+        found = {role: _explained(result, role, folders.recording(role, "first"), explainers) for role in sides}
+        for role, explanation in found.items():
+            print(f"{result.case.name}: {role} {getattr(result.case, role)}: {explanation.text}")
+            if explanation.is_whole:
+                why = f"{accepted.why} ({explanation.text})" if accepted.why else explanation.text
+                reasons[role] = replace(accepted, why=why)
+        if not accepted.why and not all(each.is_whole for each in found.values()):
+            print(f"{result.case.name}: its baselines are left as they are; to accept the drift, add --why TEXT")
+            return UNEXPECTED
+    for role in sides:
+        system = getattr(result.case, role)
+        recording = folders.recording(role, "first")
+        copy = baseline_dir / f".{result.case.name}.{role}.{secrets.token_hex(8)}.new"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # A copy next to the baselines, so that replacing is a rename on the same file system.
+            shutil.copytree(recording, copy)
+            folder = file_baseline(copy, baseline_dir, result.case, system, force=True, accepted=reasons[role])
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)
+        print(f"{result.case.name}: accepted {role} {system}: {folder}")
+    if not sides:
+        print(f"{result.case.name}: nothing drifted")
+    return SUCCESS if result.agrees_as_expected else UNEXPECTED
+
+
+def _explained(result: CaseResult, role: Role, recording: Path, explainers: Sequence[Explainer]) -> Explanation:
+    """The first explanation by a certificate that covers a system's whole drift from its baseline. If no certificate
+    explains all of the drift, it is the last certificate's failing explanation."""
+    path = result.baseline[role].path
+    if path is None:
+        return Explanation.lacking("there is no baseline to drift from")
+    baseline, here = read_recording(Path(path)), read_recording(recording)
+    comparison = compare(baseline, here, result.case)
+    if comparison.verdict == Verdict.EQUAL:
+        return Explanation(True, f"no bit drifted from {path}")
+    if comparison.verdict != Verdict.DIFFERENT:
+        return Explanation.lacking(tell_sides(comparison.reason or str(comparison.verdict)))
+    found = [explain(baseline, here) for explain in explainers]
+    return next((each for each in found if each.is_whole), found[-1])
+
+
+def _sides(result: CaseResult, new: bool, has_certificate: bool) -> Iterator[Role]:
+    """The roles whose recordings to store: only one if both run the same system, as they then share a baseline."""
+    statuses = {BaselineStatus.DRIFTED, *(_NEW if new else ())}
+    statuses |= {BaselineStatus.NOT_COMPARABLE} if has_certificate else set()
+    seen = set()
+    for role, about in result.baseline.items():
+        system = getattr(result.case, role)
+        if system not in seen and about.status in statuses:
+            seen.add(system)
+            yield role

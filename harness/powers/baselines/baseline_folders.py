@@ -1,0 +1,275 @@
+"""Store recordings as baselines by environment, and compare later runs with them.
+
+A baseline is in DIR/<case>/<system>/<environment id>/. The environment has every fact of a manifest that can change a
+bit, except the code: the case, package versions, hardware, device, backend, environment variables, determinism
+switches, the ordered passes with their settings, and the data. The commit, a fault and the graph's own code are left
+out: a baseline exists to show their effects.
+
+If bits differ from a baseline of the same environment, the recording is DRIFTED. If all baselines are from other
+environments, it is NOT COMPARABLE. The result then names the nearest baseline, which has the fewest differing fields,
+and those fields; if only package versions differ, it also names the tensors that drifted. Folder names are for people:
+manifests decide.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bitproof.harness.capture.recording_files import put_aside, put_in_place, read_manifest, read_recording, restate
+from bitproof.harness.case import Case
+from bitproof.harness.compare.recorded_environment import environment_of
+from bitproof.harness.compare.same_case import leaf_differences
+from bitproof.harness.compare.verdict import compare
+from bitproof.harness.errors import BitproofError, RecordingError, UsageError, cut
+from bitproof.harness.files.folder_names import file_name
+from bitproof.harness.records import (
+    Accepted,
+    BaselineResult,
+    BaselineStatus,
+    Drift,
+    Manifest,
+    Recording,
+    Verdict,
+)
+
+MeasureDrift = Callable[[Path, Path], list[Drift]]
+
+_VERSION_FIELDS = {
+    f"machine.{name}"
+    for name in (
+        *("python", "torch", "cuda", "libc", "numpy", "triton", "pyarrow", "xxhash"),
+        *("nccl", "cudnn", "cublas", "driver"),
+    )
+}
+_STATUS = {
+    Verdict.EQUAL: BaselineStatus.EQUAL,
+    Verdict.DIFFERENT: BaselineStatus.DRIFTED,
+    Verdict.UNVERIFIED: BaselineStatus.UNVERIFIED,
+}
+_MAX_VALUE = 100
+_MAX_DRIFT = 100
+
+
+def environment_id(manifest: Manifest) -> str:
+    """A folder name for a manifest's environment, such as `cpu-torch2.13.0-1a2b3c4d`."""
+    environment = environment_of(manifest)
+    content = json.dumps(environment, sort_keys=True).encode()
+    torch = str(environment["machine"].get("torch", "")).partition("+")[0]
+    prefix = re.sub(r"[^\w.-]", "-", f"{environment['device']}-torch{torch}")[:40]
+    return f"{prefix}-{hashlib.sha256(content).hexdigest()[:8]}"
+
+
+def file_baseline(
+    recording: Path,
+    baseline_dir: Path,
+    case: Case,
+    system: str,
+    *,
+    force: bool = False,
+    accepted: Accepted | None = None,
+) -> Path:
+    """Move a recording into the folder for its environment's baseline, and return that folder.
+
+    With `accepted`, the baseline's manifest states why it was accepted. Raises UsageError if there is a baseline
+    already, unless `force` replaces it.
+    """
+    found = read_recording(recording)
+    environment = environment_of(found.manifest)
+    present = [
+        folder
+        for folder, manifest in _manifests(baseline_dir, case, system).items()
+        if not isinstance(manifest, RecordingError) and environment_of(manifest) == environment
+    ]
+    folder = present[0] if present else _folders(baseline_dir, case, system)[0] / environment_id(found.manifest)
+    # The present folder may be hidden, left from an interrupted replacement.
+    folder = folder.with_name(put_aside(folder.name) or folder.name)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if accepted is not None:
+        restate(recording, accepted=accepted)
+    try:
+        if present and not force:
+            raise FileExistsError
+        put_in_place(recording, folder, replaces=force)
+    except FileExistsError as error:
+        raise UsageError(
+            "there is a baseline of this environment already",
+            expected="none, or --force to replace it",
+            found=f"{folder}, {_tell_bits(folder, found, case)}",
+        ) from error
+    except OSError as error:
+        raise RecordingError(
+            "the baseline cannot be stored",
+            found=error.strerror or str(error),
+            where=str(folder),
+            fix="make room on its disk, or choose another folder with --baseline-dir",
+        ) from error
+    return folder
+
+
+def values_to_keep(baseline_dir: Path | None, case: Case, system: str) -> tuple[str, ...]:
+    """The patterns for tensors whose values a system's baselines have. A run that keeps them too can measure drift in
+    ULPs."""
+    manifests = _manifests(baseline_dir, case, system).values() if baseline_dir else ()
+    known = [manifest.values for manifest in manifests if not isinstance(manifest, RecordingError)]
+    return tuple(dict.fromkeys(pattern for patterns in known for pattern in patterns))
+
+
+def demanded(about: BaselineResult) -> BaselineResult:
+    """The result for a run that requires a baseline: MISSING if no baseline has the run's environment."""
+    if about.status not in (BaselineStatus.NO_BASELINE, BaselineStatus.NOT_COMPARABLE):
+        return about
+    why = "there is no baseline" if about.status == BaselineStatus.NO_BASELINE else "no baseline is of this environment"
+    return replace(about, status=BaselineStatus.MISSING, reasons=[why, *about.reasons])
+
+
+def unused_baselines(baseline_dir: Path, cases: Iterable[Case]) -> list[Path]:
+    """Folders of baselines that belong to no system of these cases."""
+    used = {
+        folder
+        for case in cases
+        for system in (case.reference, case.candidate)
+        for folder in _folders(baseline_dir, case, system)
+    }
+    found = (path for path in baseline_dir.glob("*/*") if path.is_dir() and not path.name.startswith("."))
+    return sorted(path for path in found if path not in used and not path.parent.name.startswith("."))
+
+
+def hold_against_baseline(
+    recording: Path, baseline_dir: Path, case: Case, system: str, measure_drift: MeasureDrift
+) -> BaselineResult:
+    """Compare a recording with the baselines of its system. Damaged files make the result UNVERIFIED, and raise
+    nothing."""
+    try:
+        manifests = _manifests(baseline_dir, case, system)
+        if not manifests:
+            return BaselineResult(status=BaselineStatus.NO_BASELINE)
+        return _compare(recording, manifests, case, measure_drift)
+    except RecordingError as error:
+        return BaselineResult(status=BaselineStatus.UNVERIFIED, reasons=[str(error)])
+
+
+def _compare(
+    recording: Path,
+    manifests: dict[Path, Manifest | RecordingError],
+    case: Case,
+    measure_drift: MeasureDrift,
+) -> BaselineResult:
+    here = read_recording(recording)
+    environment = environment_of(here.manifest)
+    differences = {
+        folder: _differences(environment_of(manifest), environment)
+        for folder, manifest in manifests.items()
+        if not isinstance(manifest, RecordingError)
+    }
+    damaged = [manifest for manifest in manifests.values() if isinstance(manifest, RecordingError)]
+    nearest = min(differences, key=lambda folder: len(differences[folder]), default=None)
+    # A damaged baseline may be the one of this environment, unless an intact one is.
+    if nearest is None or (damaged and differences[nearest]):
+        raise damaged[0]  # it may be of this environment
+    reasons = [_tell_difference(path, *pair) for path, pair in differences[nearest].items()]
+    if reasons and not differences[nearest].keys() <= _VERSION_FIELDS:
+        return BaselineResult(status=BaselineStatus.NOT_COMPARABLE, path=str(nearest), reasons=reasons)
+    there = read_recording(nearest)
+    comparison = compare(there, here, case)
+    status = BaselineStatus.NOT_COMPARABLE if reasons else _STATUS[comparison.verdict]
+    if comparison.reason:
+        reasons.append(tell_sides(comparison.reason))
+    drift: list[Drift] = []
+    if comparison.verdict == Verdict.DIFFERENT:
+        reasons += _other_code(there.manifest, here.manifest)
+        try:
+            drift = measure_drift(nearest, recording)
+        except BitproofError as error:
+            reasons.append(f"the drift cannot be measured:\n{error}")
+    return BaselineResult(
+        status=status,
+        path=str(nearest),
+        reasons=reasons,
+        compared=sum(comparison.compared.values()),
+        mismatched=sum(comparison.mismatched.values()),
+        tensors_drifted=len(drift),
+        drift=drift[:_MAX_DRIFT],
+    )
+
+
+def _other_code(baseline: Manifest, here: Manifest) -> list[str]:
+    if baseline.graph is None or here.graph is None:
+        return []
+    names = ("code_hash", "generated_hash")
+    pairs = {f"graph.{name}": (getattr(baseline.graph, name), getattr(here.graph, name)) for name in names}
+    return [_tell_difference(path, *pair) for path, pair in pairs.items() if pair[0] != pair[1]]
+
+
+def tell_sides(reason: str) -> str:
+    """A comparison's reason, with "the baseline" in place of "the reference", and "this run" of "the candidate"."""
+    return reason.replace("the reference", "the baseline").replace("the candidate", "this run")
+
+
+def _tell_difference(path: str, baseline: Any, here: Any) -> str:
+    left, right = (cut(json.dumps(value), _MAX_VALUE) for value in (baseline, here))
+    return f"{json.dumps(path)[1:-1]}: {left} in the baseline, {right} here"
+
+
+def _tell_bits(folder: Path, recording: Recording, case: Case) -> str:
+    try:
+        verdict = compare(read_recording(folder), recording, case).verdict
+    except RecordingError:
+        return "which is damaged"
+    return "which has the same bits" if verdict == Verdict.EQUAL else "which has other bits"
+
+
+def _differences(baseline: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return dict(leaf_differences({name: (baseline[name], here[name]) for name in here}))
+
+
+def _folders(baseline_dir: Path, case: Case, system: str) -> tuple[Path, Path]:
+    """The folder of a system's baselines, with a subfolder per environment, and the folder that earlier versions used.
+
+    In earlier versions two systems may share a folder, such as `sub/t.py:make` and `sub-t.py:make`; manifests name the
+    system.
+    """
+    earlier = re.sub(r"[^\w.-]", "-", system).lstrip(".") or "-"
+    return baseline_dir / case.name / file_name(system), baseline_dir / case.name / earlier
+
+
+def _manifests(baseline_dir: Path, case: Case, system: str) -> dict[Path, Manifest | RecordingError]:
+    """The manifest of each baseline of a system, or the error in reading it. Hidden folders are still being written."""
+    found: dict[Path, Manifest | RecordingError] = {}
+    own, earlier = _folders(baseline_dir, case, system)
+    for folder in dict.fromkeys((own, earlier)):
+        for child in _children(folder):
+            try:
+                manifest = read_manifest(child)
+            except RecordingError as error:
+                found[child] = error
+            else:
+                if folder == own or manifest.system == system:
+                    found[child] = manifest
+    return found
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        children = sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # the name is from an earlier version, which stored no such folder
+            return []
+        raise RecordingError(
+            "baselines cannot be read", found=error.strerror or str(error), where=str(folder)
+        ) from error
+    # An interrupted replacement leaves a hidden folder, which counts unless the visible folder exists, too.
+    names = {child.name for child in children}
+    return [
+        child
+        for child in children
+        if not child.name.startswith(".") or (put_aside(child.name) or child.name) not in names
+    ]

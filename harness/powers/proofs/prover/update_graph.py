@@ -1,0 +1,81 @@
+"""Trace the update of every built-in system as a graph: after the gradients it balances experts and runs the
+optimizer.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.graph import CodeGen
+
+from bitproof.harness.case import Case
+from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
+from bitproof.harness.graph.tracing.trace import fixed_fake
+from bitproof.harness.powers.proofs.prover.programs.one_by_one import one_by_one, without_regions
+from bitproof.harness.torch_compat import FakeTensorMode, swapped_state, symbolic_graph
+from bitproof.reference.optimizer import ShardedAdamW, layers_with_experts
+from bitproof.reference.parallel.mesh import Mesh
+from bitproof.reference.step import Trainer, build_sharded_model
+
+
+class UpdateGraph(NamedTuple):
+    """A graph, `module`, that writes its inputs and returns nothing.
+
+    The other fields are its inputs, in this order: fake tensors by name, with the layouts of the real tensors.
+    """
+
+    module: GraphModule
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    state: dict[str, Tensor]
+
+
+def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.device) -> UpdateGraph:
+    """Trace `Trainer.update`. `gradients` has, by parameter, a tensor with the layout of its gradient.
+
+    The optimizer is traced with existing state, as after a first step. Before that, its state is zeros, which a trace
+    would record as constants. Raises the errors of the update.
+    """
+    model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"))
+    mode = step_fake_mode(ShapeEnv())
+    parameters = {name: fixed_fake(mode, x, device) for name, x in model.named_parameters()}
+    buffers = {name: fixed_fake(mode, x, device) for name, x in model.named_buffers()}
+    given = {name: fixed_fake(mode, x, device) for name, x in gradients.items()}
+    state = _state(case, mode, parameters, given)
+
+    def update(*tensors: dict[str, Tensor]) -> list[Tensor]:
+        own, held, grads, kept = tensors
+        optimizer = ShardedAdamW(own, case.optimizer)  # type: ignore[arg-type]
+        optimizer.load(kept)
+        with swapped_state(model, own | held), one_by_one():
+            layers = layers_with_experts(model)
+            # `Trainer.update` reads no other attributes. A real trainer would load its data, too.
+            trainer = types.SimpleNamespace(case=case, optimizer=optimizer, layers_with_experts=layers)
+            Trainer.update(trainer, grads)  # type: ignore[arg-type]
+        return []
+
+    module = without_regions(symbolic_graph(update, mode)(parameters, buffers, given, state))
+    # The module takes its tensors one by one, and not in the dicts of `update`.
+    module.graph.set_codegen(CodeGen())
+    module.recompile()
+    return UpdateGraph(module, parameters, buffers, given, state)
+
+
+def _state(
+    case: Case, mode: FakeTensorMode, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Fake tensors with the layouts that the optimizer's state has after a step, by name.
+
+    They are new, so torch knows no value of them. A known step count would become a constant of the graph.
+    """
+    with mode:
+        optimizer = ShardedAdamW(parameters, case.optimizer)  # type: ignore[arg-type]
+        optimizer.step(gradients)
+    return {name: fixed_fake(mode, x, x.device) for name, x in optimizer.state()}

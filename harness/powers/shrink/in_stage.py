@@ -1,0 +1,46 @@
+"""What shrinking needs from a process that may load models and trace: sizes of a model, and a standalone file."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from bitproof.harness.case import Case
+from bitproof.harness.graph.graph_options import GraphOptions
+from bitproof.harness.machine.determinism import set_determinism
+
+if TYPE_CHECKING:
+    from bitproof.harness.graph.groups import Partition
+
+
+def model_sizes(case: Case) -> dict[str, int]:
+    """The sizes of the case's model, by the names of `harness.case.SIZES`."""
+    from bitproof.reference.models import model_config
+    from bitproof.reference.models.sizes import sizes_of
+
+    return sizes_of(model_config(case.model))
+
+
+def write_file(case: Case, extra_passes: list[str], step: int, head: str) -> dict[str, Any]:
+    """Write a standalone file that shows the difference between the case's two systems; see `standalone`.
+
+    `extra_passes` are those of the candidate's graph. Returns the fields of `Written`. Raises NoFileError if no such
+    file can be made.
+    """
+    import torch
+
+    from bitproof.harness.powers.shrink.standalone import Scene, Side, write_standalone
+    from bitproof.harness.systems.step_graphs import rank_order_group_source, read_inputs, step_graph
+
+    # Both sides read the same inputs: the file shows a difference of code, not of data.
+    tokens = read_inputs(case, step)
+    sides: dict[str, Side] = {}
+    partitions: dict[str, Partition] = {}
+    for role, passes in (("reference", ()), ("candidate", tuple(extra_passes))):
+        set_determinism(case.seed)
+        options = GraphOptions(extra_passes=passes)
+        graph, groups = step_graph(case, getattr(case, role), torch.device("cpu"), options)
+        sides[role] = Side.of(graph, list(tokens[0]))
+        partitions |= groups.partitions()
+    scene = Scene(sides, case.parallelism.world_size, partitions, tokens, head, rank_order_group_source())
+    return asdict(write_standalone(scene))

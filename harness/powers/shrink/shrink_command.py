@@ -1,0 +1,336 @@
+"""`bitproof shrink`: reduce a failing case to the smallest that fails in the same way, with files that reproduce it.
+
+1. Run the case's first step and, if that is not DIFFERENT, the whole case. A case that does not fail, or in which a
+   system differs from itself, is not shrunk.
+2. Shrink the case. Tries run without controls, in a temporary folder. If the first step differs, tries run only that
+   step, and log its calls while it runs, so that no replay is needed.
+3. Run the smallest case again, each system twice.
+4. Write the small case, if possible a plain Python file that shows the difference, and a report.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from bitproof.harness.case import Case
+from bitproof.harness.case.case import file_of, is_factory
+from bitproof.harness.case.case_file import case_text
+from bitproof.harness.compare.outcome import complete
+from bitproof.harness.errors import BitproofError, RecordingError
+from bitproof.harness.execute.case_run import CaseRun
+from bitproof.harness.execute.launch import environment
+from bitproof.harness.execute.requests import CallRequest, Request
+from bitproof.harness.execute.session import Client
+from bitproof.harness.execute.transport import open_client, refuse_torchrun
+from bitproof.harness.machine.devices import Placement, lease_gpus
+from bitproof.harness.options import OnEvent, RunOptions
+from bitproof.harness.powers.shrink.copied_files import OwnFiles, own_files
+from bitproof.harness.powers.shrink.records import Shrunk
+from bitproof.harness.powers.shrink.shrink_case import Budget, Symptom, Trial, differences, shrink, symptom_of
+from bitproof.harness.powers.shrink.shrunk_report import tell_head, tell_own_head, tell_own_systems, tell_shrunk
+from bitproof.harness.powers.shrink.standalone.own_systems import alone_text
+from bitproof.harness.processes.command import CommandError, Ran, run_command
+from bitproof.harness.records import CaseResult, Report, Verdict
+from bitproof.harness.report.progress import make_progress
+from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, exit_status
+from bitproof.harness.report.text import CASE_FILE
+from bitproof.harness.report.write import finish_run, prepare_run_dir, write_atomically
+from bitproof.harness.runtime import interrupts
+
+FOLDER = "shrunk"
+A = TypeVar("A")
+
+_IN_STAGE = "bitproof.harness.powers.shrink.in_stage"
+_ASK_SECONDS = 120.0
+_FILE_SECONDS = 300.0
+
+
+@dataclass
+class _Drawer:
+    """A client with folders of its own, since several runs of a search have cases with the same name."""
+
+    client: Client
+    run_dir: Path
+    work: Path
+
+    def place(self, case: Case) -> Placement:
+        return self.client.place(case)
+
+    def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
+        return self.client.ask(request, timeout, on_event)
+
+    def announce(self, result: CaseResult) -> None:
+        self.client.announce(result)
+
+
+def shrink_and_report(
+    case: Case, options: RunOptions, budget: Budget, report_dir: Path, replay: Sequence[str]
+) -> Shrunk:
+    """Shrink a case; the exit status is 1 if the small case differs, 0 if there is nothing to shrink, otherwise 3.
+    `replay` are the options that a run of the small case must repeat. Raises UsageError for a wrong call."""
+    refuse_torchrun("shrink", "tries fewer and fewer ranks, so it starts its own")
+    start = Trial(case, options.extra_passes, options.inject)
+    start.check()
+    with interrupts.raising(), interrupts.held():
+        run_dir = prepare_run_dir(report_dir)
+        print(f"bitproof: shrink {case.name}, report in {run_dir}", flush=True)
+        try:
+            with interrupts.let_in(), open_client([case], run_dir, options) as client:
+                return _Shrinking(client, run_dir, options, budget, tuple(replay)).run(start)
+        except interrupts.STOPS:
+            return _report_interrupted(case, options, run_dir)
+
+
+@dataclass
+class _Shrinking:
+    """A search for the smallest case that fails in the same way. `logs_calls`: tries run a single step and log its
+    calls. The logs are enough to find the symptom, since a symptom contains no bits of tensors."""
+
+    client: Client
+    run_dir: Path
+    options: RunOptions
+    budget: Budget
+    replay: tuple[str, ...]
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    logs_calls: bool = False
+
+    def run(self, start: Trial) -> Shrunk:
+        failing, first = self._first(start)
+        symptom = symptom_of(first)
+        if symptom is None:
+            return Shrunk(exit_status=refuse(first), result=first)
+        print(f"it fails: {symptom}", flush=True)
+        # A size that only the model's flavor states could not shrink, so all sizes are stated in the case.
+        start = replace(start, case=self._with_sizes(start.case))
+        failing = replace(failing, case=replace(start.case, steps=failing.case.steps))
+        smallest = shrink(failing, first, self._try, self.budget, lambda line: print(line, flush=True))
+        if self.budget.is_spent:
+            print(
+                f"the budget is spent ({self.budget.spent} tries, {self.budget.elapsed:.0f} s): there may be a smaller"
+            )
+        # Tries ran without controls: this run shows that the smallest case is not noise.
+        final = self._watched(smallest, "always", "smallest")
+        return self._finish(start, smallest, final, symptom)
+
+    def _first(self, start: Trial) -> tuple[Trial, CaseResult]:
+        """Run the case; returns the trial to shrink and its result. If the first step alone is DIFFERENT, the trial is
+        that step: more steps would begin with the same difference."""
+        if start.inject is None:  # a fault may apply at a later step, and is refused if it never can
+            short = replace(start, case=replace(start.case, steps=1))
+            result = self._watched(short, "up_to_difference", "first_step", logs_calls=True)
+            if result.verdict == Verdict.DIFFERENT:
+                self.logs_calls = True
+                return short, result
+        return start, self._watched(start, "up_to_difference", "first")
+
+    def _with_sizes(self, case: Case) -> Case:
+        """The case with every size of its model stated; unchanged if no model has its name."""
+        try:
+            sizes: dict[str, Any] = self._called(case, "model_sizes", _ASK_SECONDS)
+        except BitproofError:
+            return case
+        return replace(case, model=replace(case.model, **sizes))
+
+    def _called(
+        self, case: Case, function: str, seconds: float, values: Mapping[str, Any] = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """The result of a function of `in_stage`, called in a process of its own."""
+        source = f"{_IN_STAGE}:{function}"
+        return self.client.ask(CallRequest(case=case, function=source, values=dict(values)), seconds).values
+
+    def _try(self, trial: Trial) -> CaseResult:
+        folder = self.client.work / f"try{next(self.numbers)}"
+        # A try may not take longer than the rest of the budget.
+        left = max(1.0, self.budget.seconds - self.budget.elapsed)
+        options = replace(self.options, control="never", timeout=min(self.options.timeout, left))
+        return self._run(trial, options, folder, folder, lambda event: None, self.logs_calls)
+
+    def _watched(self, trial: Trial, control: Any, name: str, *, logs_calls: bool = False) -> CaseResult:
+        """Run a trial with visible progress, and keep its logs and recordings in the folder `name`."""
+        with make_progress(1) as show:
+            options = replace(self.options, control=control)
+            folders = self.run_dir / name, self.client.work / name
+            result = self._run(trial, options, *folders, show.on_event, logs_calls)
+            show.on_result(result)
+        return result
+
+    def _run(
+        self,
+        trial: Trial,
+        options: RunOptions,
+        run_dir: Path,
+        work: Path,
+        on_event: OnEvent,
+        logs_calls: bool,
+    ) -> CaseResult:
+        options = replace(options, extra_passes=trial.extra_passes, inject=trial.inject)
+        placement = self.client.place(trial.case)
+        with lease_gpus(placement, trial.case.parallelism.world_size):
+            client = _Drawer(self.client, run_dir, work)
+            return CaseRun(trial.case, placement, client, options, on_event, logs_calls=logs_calls).result()
+
+    def _finish(self, start: Trial, smallest: Trial, final: CaseResult, symptom: Symptom) -> Shrunk:
+        # If the last run, with controls, fails in another way, the case is written all the same, but not trusted.
+        confirmed = symptom_of(final) == symptom
+        status = UNJUDGED if not confirmed or final.verdict == Verdict.ERROR else UNEXPECTED
+        for line in tell_shrunk(differences(start, smallest), self.budget.spent, self.budget.elapsed):
+            print(line)
+        print(f"it fails: {symptom}" if confirmed else f"the confirming run was {final.verdict.value}: do not trust it")
+        folder = self.run_dir / FOLDER
+        case_file = folder / "case.json"
+        options = self.replay + tuple(part for text in smallest.extra_passes for part in ("--extra-pass", text))
+        options += (CASE_FILE, str(case_file))
+        command = shlex.join(["bitproof", "run", *options])
+        file = None
+        try:
+            folder.mkdir()
+            write_atomically(case_file, case_text(smallest.case))
+            if confirmed:
+                file, told = self._write_file(smallest, final, folder, command)
+                print(f"file:   {told}")
+        except OSError as error:
+            raise RecordingError(
+                "the small case cannot be written", found=error.strerror or str(error), where=str(folder)
+            ) from error
+        where = {"device": final.device, "backend": final.backend}
+        report = Report(
+            run_id=self.run_dir.name,
+            exit_status=status,
+            environment=environment(self.options.device) | where,
+            cases=[final],
+            options=options,
+            remarks=replace(self.options, control="up_to_difference").remarks(),
+        )
+        print(f"replay: {command}", flush=True)
+        interrupts.too_late()
+        return Shrunk(
+            exit_status=finish_run(report, self.run_dir, status),
+            result=final,
+            symptom=str(symptom) if confirmed else None,
+            extra_passes=smallest.extra_passes,
+            case_file=case_file,
+            file=file,
+        )
+
+    def _write_file(self, trial: Trial, final: CaseResult, folder: Path, command: str) -> tuple[Path | None, str]:
+        """The path of the plain Python file, and a text about it and its output; or None, and the reason for none."""
+        case, first = trial.case, final.first_divergence
+        if first is None:
+            return None, "none: what fails is a run, and a file could only compare results"
+        if why := why_no_file(trial, final):
+            return None, f"none: {why}"
+        if is_factory(case.reference):
+            return _write_own_systems(folder / f"{case.name}.py", trial, final, command, bool(self.options.names))
+        print("writing a file that shows it, and running it", flush=True)
+        try:
+            head = tell_head(case, final, command)
+            values = {"extra_passes": trial.extra_passes, "step": first.step, "head": head}
+            found = self._called(case, "write_file", _FILE_SECONDS, values)
+        except BitproofError as error:
+            return None, f"none: {error.what}" + (f"\n{error.found}" if error.found else "")
+        file = folder / f"{case.name}.py"
+        text = found["text"]
+        write_atomically(file, text)
+        calls = " and ".join(f"{number} of the {name}" for name, number in found["num_calls"].items())
+        printed = "".join(f"\n          {line}" for line in found["printed"].splitlines())
+        told = f"{file}, {len(text.splitlines())} lines, calls: {calls}; it exits with 1 and says{printed}"
+        return file, told
+
+
+def _write_own_systems(
+    file: Path, trial: Trial, final: CaseResult, command: str, maps_names: bool
+) -> tuple[Path | None, str]:
+    """Write a file with both systems' code that shows the difference, if possible without bitproof.
+
+    If such a file shows no difference, try a file that needs bitproof. If the code does not run outside of its folder,
+    try a file that names the systems' folder. Returns the path and a text about it, or None and the reason.
+    """
+    case = trial.case
+
+    def tell(own: OwnFiles) -> str:
+        return tell_own_systems(case, final, command, trial.extra_passes, *own)
+
+    sources = (trial.case.reference, trial.case.candidate, *trial.extra_passes)
+    files = {source: file_of(source.rpartition(":")[0]) for source in sources if is_factory(source)}
+    try:
+        own = own_files({source: file for source, file in files.items() if file is not None})
+    except (OSError, SyntaxError):
+        own = OwnFiles({}, {}, [])
+    # A file without bitproof has only the two systems: no passes, no GPU, and no mapped names.
+    if {case.reference, case.candidate} == own.names.keys() and final.device == "cpu" and not maps_names:
+        needs = [package for package in own.needs if not package.startswith("bitproof ")]
+        found = run_own_systems(file, alone_text(tell_own_head(case, final, command, ", ".join(needs)), case, own))
+        if found[0] is not None:
+            return found
+        print("without bitproof it shows no difference: writing one that needs it")
+    found = run_own_systems(file, tell(own))
+    if found[0] is not None or not own.texts:
+        return found
+    print("without the folder that the systems lie in it shows no difference: writing one that names the folder")
+    return run_own_systems(file, tell(OwnFiles({}, {}, [])))
+
+
+def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:
+    """Write and run a file with a user's two systems; returns its path and a text about it. If the file shows no
+    difference, it is removed, and the result is None and the reason."""
+    print("writing a file that shows it, and running it", flush=True)
+    write_atomically(file, text)
+    with tempfile.TemporaryDirectory() as elsewhere:  # its own report goes here
+        try:
+            done = run_command(
+                [sys.executable, str(file.resolve())], _FILE_SECONDS, folder=Path(elsewhere), is_joined=True
+            )
+        except CommandError as error:
+            done = Ran(-1, str(error), "")
+    if done.status != UNEXPECTED:
+        file.unlink()
+        return None, f"none: one was written, and ran without showing a difference\n{done.out}"
+    printed = "".join(f"\n          {line}" for line in done.out.splitlines() if elsewhere not in line)
+    return file, f"{file}, {len(text.splitlines())} lines; it exits with 1 and says{printed}"
+
+
+def why_no_file(trial: Trial, final: CaseResult) -> str | None:
+    """The reason why no plain Python file can show the failure; None if there may be such a file."""
+    if trial.inject is not None:
+        return "the difference is put in from outside of the two systems' code"
+    if trial.case.pipeline.compiles:
+        return f"what {trial.case.pipeline.backend} compiles is not the graph's own code"
+    if final.device != "cpu":
+        return f"it fails on {final.device}, and a file runs on the CPU, by other operators"
+    return None
+
+
+def _report_interrupted(case: Case, options: RunOptions, run_dir: Path) -> Shrunk:
+    interrupts.too_late()
+    where = {"device": options.device, "backend": "unknown"}
+    results = complete([case], [], "interrupted before the case was shrunk")
+    report = Report(
+        run_id=run_dir.name,
+        exit_status=exit_status(results),
+        environment=environment(options.device) | where,
+        cases=results,
+        options=tuple(part for text in options.extra_passes for part in ("--extra-pass", text)),
+    )
+    print(f"{interrupts.MESSAGE}; the case was not shrunk", file=sys.stderr)
+    return Shrunk(exit_status=finish_run(report, run_dir, report.exit_status))
+
+
+def refuse(result: CaseResult) -> int:
+    """Print the reason why there is nothing to shrink; returns the exit status."""
+    reasons = {
+        Verdict.NONDETERMINISTIC: ("a system differs from itself, so smaller cases would prove nothing", UNEXPECTED),
+        Verdict.UNVERIFIED: ("the case could not be judged", UNJUDGED),
+    }
+    reason, status = reasons.get(result.verdict, ("the case does not fail", SUCCESS))
+    print(f"nothing to shrink: {result.verdict.value}, {reason}", flush=True)
+    if result.error:
+        print(result.error, file=sys.stderr)
+    return status

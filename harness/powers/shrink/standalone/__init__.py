@@ -1,0 +1,93 @@
+"""Write a difference between two graphs as a self-contained Python file that needs nothing but torch.
+
+1. Write both graphs whole, with a probe of the value after each line, and run this file on all ranks, as `python FILE`.
+2. Walk back from a differing output in both graphs, and stop at every value that the other graph has too, bit for bit,
+   on all ranks. Such values become inputs, stored with their bytes, so the remaining calls compute the same as in the
+   whole graphs. For example, of a wrong `sum` behind 500 equal calls only the `sum` remains.
+3. Choose the output that needs the fewest calls. A value that is too large to store is computed instead: the walk goes
+   on behind it.
+4. Run the file. It must exit with 1, or no file is written.
+
+The whole graphs read the tokens of a step of the case. Their parameters and buffers are drawn at random.
+
+`reading` has the content of a file, `statements` writes a graph as Python, `rendering` assembles the file, and
+`shortening` finds the file with the fewest calls. The functions of `template` and `probe` are copied into files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bitproof.harness.machine.determinism import ENVIRONMENT
+from bitproof.harness.powers.shrink.standalone.reading import NoFileError, Scene, Side
+from bitproof.harness.powers.shrink.standalone.rendering import render
+from bitproof.harness.powers.shrink.standalone.shortening import shortest
+from bitproof.harness.processes.command import CommandError, run_command
+
+__all__ = ["NoFileError", "Scene", "Side", "Written", "run_plain", "write_standalone"]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file that shows the difference: its text, the number of calls of each side, and its output when run."""
+
+    text: str
+    num_calls: dict[str, int]
+    printed: str
+
+
+Run = Callable[..., tuple[int | None, str]]
+"""Runs a file's text in a folder, with a timeout in seconds and arguments. Returns exit status, None after the timeout,
+and output."""
+
+
+def write_standalone(scene: Scene, run: Run | None = None) -> Written:
+    """Write the shortest file that shows a difference, and run it, by default as `python FILE` (`run_plain`).
+
+    Raises NoFileError if no file shows a difference.
+    """
+    run = run or run_plain
+    with tempfile.TemporaryDirectory() as folder:
+        differing = _probe(scene, Path(folder), run)
+        if not differing:
+            raise NoFileError("the two graphs agree in every bit: the difference is not in their code")
+        for is_short in (True, False):
+            text, num_calls = shortest(scene, differing, is_short)
+            status, printed = run(text, Path(folder), scene.timeout)
+            if status == 1:
+                return Written(text, num_calls, printed)
+    raise NoFileError("a file with the code of both graphs was written, and ran without showing a difference")
+
+
+def run_plain(text: str, folder: Path, timeout: float, *arguments: str) -> tuple[int | None, str]:
+    """Run a file as `python FILE` would run elsewhere, without this project's paths and settings.
+
+    Returns the exit status and the output; None and the reason if it did not end within `timeout` seconds.
+    """
+    file = folder / "standalone.py"
+    file.write_text(text)
+    environment = {name: value for name, value in os.environ.items() if name not in {*ENVIRONMENT, "PYTHONPATH"}}
+    try:
+        done = run_command(
+            [sys.executable, str(file), *arguments], timeout, environment=environment, folder=folder, is_joined=True
+        )
+    except CommandError as error:
+        return None, str(error)
+    return done.status, done.out
+
+
+def _probe(scene: Scene, folder: Path, run: Run) -> list[str]:
+    """Run both graphs whole, keep all values in `scene.seen`, and return the names of outputs that differ."""
+    outputs = {name: list(side.outputs) for name, side in scene.sides.items()}
+    text = render(scene, outputs["reference"], lambda side, node: False, True)[0]
+    status, printed = run(text, folder, scene.timeout, str(folder))
+    if status not in (0, 1):
+        raise NoFileError("the code of both graphs does not run by itself", found=printed[-2000:])
+    scene.seen = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(scene.world_size)]
+    return [name for name in outputs["reference"] if any(name in seen["differing"] for seen in scene.seen)]

@@ -1,0 +1,206 @@
+"""Write a file that contains a user's two systems, runs both on its own ranks, and compares them without bitproof.
+
+`alone_text` assembles it from the user's files, the functions below and, if those files import `watch`, `simple_watch`.
+So the functions below use only torch, the standard library and functions of `template`. A system that needs more of the
+case or of bitproof fails in such a file. Then another kind of file is written (`commands/shrink`).
+
+The ranks of each side are processes, joined by gloo, with the seeds and settings of a run. Each rank saves the tensors
+that its system shows at every step. Then both sides are compared, bit for bit.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import multiprocessing
+import os
+import random
+import re
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from pprint import pformat
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bitproof.harness.case import Case
+from bitproof.harness.powers.shrink.copied_files import OwnFiles
+from bitproof.harness.powers.shrink.shrunk_report import docstring
+from bitproof.harness.powers.shrink.standalone import simple_watch, template
+from bitproof.harness.powers.shrink.standalone.template import describe_difference, tell
+
+FILES: dict[str, str] = {}
+SYSTEMS: dict[str, tuple[str, str, str]] = {}
+CASE: dict[str, Any] = {}
+
+
+def namespace_of(fields: Any, name: str = "") -> Any:
+    """The case's fields as attributes, also nested; `options` stays a dictionary."""
+    if not isinstance(fields, dict) or name == "options":
+        return fields
+    return SimpleNamespace(**{name: namespace_of(field, name) for name, field in fields.items()})
+
+
+def takes(function: Any, *arguments: Any) -> bool:
+    """Whether `function` can be called with these arguments."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def take_steps(made: Any, keep: Callable[..., None]) -> None:
+    """Have a system take the case's steps, and pass the tensors of each to `keep`.
+
+    Raises NotImplementedError for a system that renames its tensors.
+    """
+    if getattr(made, "names", None):
+        raise NotImplementedError("the system renames its tensors")
+    if hasattr(made, "take_steps"):
+        return made.take_steps(CASE["steps"], lambda index: nullcontext(partial(keep, index)))
+    step = getattr(made, "step", made)
+    for index in range(CASE["steps"]):
+        shown = step(index, partial(keep, index)) if takes(step, 0, print) else step(index)
+        for kind, name, tensor in shown or ():
+            keep(index, kind, name, tensor)
+
+
+def run_rank(side: str, rank: int, folder: str) -> None:
+    """The process of a rank of a side: run its system, and save the shown tensors. Exits with 0, or 2 on an error."""
+    try:
+        world_size = CASE["parallelism"]["world_size"]
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+        os.environ |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+        store = dist.FileStore(os.path.join(folder, f"{side}.store"), world_size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        root, module, names = SYSTEMS[side]
+        sys.path[:0] = [os.path.join(folder, root), folder]
+        factory: Any = importlib.import_module(module)
+        for name in names.split("."):
+            factory = getattr(factory, name)
+        random.seed(CASE["seed"])
+        torch.manual_seed(CASE["seed"])
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(CASE["seed"] % 2**32)
+        case = namespace_of(CASE)
+        mesh = SimpleNamespace(rank=rank, device=torch.device("cpu"), parallelism=case.parallelism)
+        shown: dict[str, Tensor] = {}
+
+        def keep(index: int, kind: str, name: str, tensor: Any) -> None:
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            shown[f"step {index}: {kind} {name}"] = local.detach().clone()
+
+        take_steps(factory() if takes(factory) and not takes(factory, case, mesh) else factory(case, mesh), keep)
+        torch.save(shown, os.path.join(folder, f"{side}{rank}.pt"))
+        dist.barrier()
+        os._exit(0)
+    except BaseException:
+        os.write(1, traceback.format_exc().encode())
+        os._exit(2)
+
+
+def differing(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, str]:
+    """The tensors that differ between the two sides, by name, each with the difference in words."""
+    found = {name: "only one side has it" for name in [*first, *second] if (name in first) != (name in second)}
+    for name in first:
+        if name in second and (difference := describe_difference(first[name], second[name])):
+            found[name] = difference
+    return found
+
+
+def compare_systems() -> int:
+    """Run both sides. Returns 1 if they differ on any rank, 2 if a rank fails, else 0."""
+    ranks, found = range(CASE["parallelism"]["world_size"]), []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in FILES.items():
+            Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
+            Path(folder, name).write_text(text, encoding="utf-8")
+        fork = multiprocessing.get_context("fork")
+        running = [
+            fork.Process(target=run_rank, args=(side, rank, folder), daemon=True) for side in SYSTEMS for rank in ranks
+        ]
+        for each in running:
+            each.start()
+        for each in running:
+            each.join(300)
+        if any(each.exitcode != 0 for each in running):
+            return tell(2)
+        for rank in ranks:
+            sides = [torch.load(os.path.join(folder, f"{side}{rank}.pt"), weights_only=True) for side in SYSTEMS]
+            found += [f"rank {rank}, {name}: {difference}" for name, difference in differing(*sides).items()]
+    for line in [*found[:9], *([f"... and {len(found) - 9} more"] if len(found) > 9 else [])]:
+        print(line)
+    return tell(int(bool(found)))
+
+
+_SETTINGS = """    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+"""
+_PARTS: list[Callable[..., Any]] = [
+    template.bytes_of,
+    template.describe_difference,
+    template.tell,
+    namespace_of,
+    takes,
+    take_steps,
+    run_rank,
+    differing,
+    compare_systems,
+]
+_IMPORTS = """import importlib
+import inspect
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor"""
+
+
+def alone_text(head: str, case: Case, own: OwnFiles) -> str:
+    """The text of the file for a case whose two systems are in the files `own`; `head` is its docstring."""
+    texts = dict(own.texts)
+    if any(re.search(r"^\s*(import|from) bitproof\b", text, re.MULTILINE) for text in texts.values()):
+        texts["bitproof/__init__.py"] = Path(simple_watch.__file__).read_text("utf-8")
+    values = case.to_dict()
+    systems = {side: _place_of(own.names[values.pop(side)]) for side in ("reference", "candidate")}
+    files = "".join(f"    {name!r}: {docstring(text)},\n" for name, text in texts.items())
+    tables = f"SYSTEMS = {pformat(systems, width=110)}\nCASE = {pformat(values, width=110, sort_dicts=False)}"
+    blocks = [
+        f"{docstring(head)}\n\nfrom __future__ import annotations\n\n{_IMPORTS}",
+        f"FILES = {{\n{files}}}\n{tables}",
+        *map(inspect.getsource, _PARTS),
+        f'if __name__ == "__main__":\n{_SETTINGS}    sys.exit(compare_systems())',
+    ]
+    return "\n\n\n".join(block.strip("\n") for block in blocks) + "\n"
+
+
+def _place_of(name: str) -> tuple[str, str, str]:
+    """Split `FILE.py:NAME`: the folder to put on the path, the module, and the name in it.
+
+    For example, "0/train/loop.py:make" becomes ("0", "train.loop", "make").
+    """
+    file, _, factory = name.rpartition(":")
+    first, _, rest = file.partition("/")
+    root, path = (first, rest) if first.isdigit() else (".", file)
+    return root, path.removesuffix(".py").replace("/", "."), factory

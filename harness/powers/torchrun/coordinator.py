@@ -1,0 +1,448 @@
+"""A rank of torchrun: it connects to the other ranks, and runs its part of every run.
+
+On rank 0 it is also the client of the cases: it sends each run to all ranks, and collects the ends of all parts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from bitproof.harness.case import Case
+from bitproof.harness.errors import BitproofError, CaseError, RankError
+from bitproof.harness.execute.failures import Failure, Problem, blame, error_of_hang
+from bitproof.harness.execute.host_process import Abandoned, HostLost, HostProcess
+from bitproof.harness.execute.requests import (
+    LocalRunRequest,
+    MadeOf,
+    MadeOfRequest,
+    RankSlots,
+    Request,
+    RunAnswer,
+    RunRequest,
+)
+from bitproof.harness.execute.status_messages import End
+from bitproof.harness.machine.determinism import ENVIRONMENT
+from bitproof.harness.machine.devices import Placement
+from bitproof.harness.options import ROLES, OnEvent
+from bitproof.harness.powers.torchrun.messages import FILES, Account, Farewell, Hello, Message, unpack
+from bitproof.harness.powers.torchrun.peers import Peers
+from bitproof.harness.powers.torchrun.rendezvous import Rendezvous
+from bitproof.harness.powers.torchrun.seats import Seat, own_local_rank, own_machine, place_seats
+from bitproof.harness.records import CaseResult
+from bitproof.harness.runtime import interrupts
+from bitproof.harness.runtime.launched import do_not_wait_for_rank_0, speaks_for_its_machine
+from bitproof.harness.runtime.search_path import search_path
+from bitproof.harness.runtime.work_folder import make_work_folder, remove_work_folder
+
+if TYPE_CHECKING:
+    from bitproof.harness.options import RunOptions
+
+# After a case's time is up: how long a host may take to report its rank's failure, and how long rank 0 waits.
+_HOST_MARGIN = 15.0
+_MARGIN = 30.0
+_START_SECONDS = 300.0
+_LAST_WORDS = 10.0
+
+A = TypeVar("A")
+
+
+def check_world_size(cases: Sequence[Case]) -> None:
+    """Raise CaseError if a case's world size differs from torchrun's."""
+    world_size = int(os.environ["WORLD_SIZE"])
+    for case in cases:
+        if {case.of(role).parallelism.world_size for role in ROLES} != {world_size}:
+            raise CaseError(
+                f"case {case.name} does not fit the ranks that torchrun started",
+                expected=f"{case.parallelism.world_size} ranks",
+                found=f"WORLD_SIZE={world_size}",
+                fix=f"start {case.parallelism.world_size} ranks, or give --world-size {world_size}",
+            )
+
+
+@contextmanager
+def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
+    """Open rank 0's client for all ranks. At the end of the block the other ranks are dismissed, with the error, if
+    any.
+    """
+    with _joined(run_dir, options) as coordinator:
+        problem = None
+        try:
+            yield coordinator
+        # The caller has closed the iterator of results early: that is no error.
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            problem = Problem.of(error, "rank 0")
+            raise
+        finally:
+            coordinator.peers.tell_all(Farewell(problem=problem))
+
+
+def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
+    """On any rank but 0: run this rank's part of each run, until rank 0 is done.
+
+    Yields the results that rank 0 sends, and raises the error that ended rank 0.
+    """
+    with _joined(run_dir, options) as coordinator:
+        while True:
+            match coordinator.hear():
+                case RunRequest() as request:
+                    coordinator.run(request)
+                case CaseResult() as result:
+                    yield result
+                case Farewell(problem=problem):
+                    coordinator.peers.is_told = True
+                    if problem is not None:
+                        raise problem.error()
+                    return
+
+
+@contextmanager
+def _joined(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
+    os.environ.update(ENVIRONMENT)  # as on the hosts, since manifests contain it
+    sys.path[:] = search_path()
+    with _work_folder() as work:
+        coordinator = Coordinator(Path(run_dir), options, work, int(os.environ["RANK"]))
+        problem = None
+        try:
+            coordinator.join()
+            # Code reads it to decide which rank reports for a machine.
+            os.environ.update(LOCAL_RANK=str(coordinator.seat.local_rank))
+            yield coordinator
+        except GeneratorExit:
+            raise
+        except BaseException as caught:
+            error = coordinator.peers.explained(caught)
+            problem = Problem.of(error, f"rank {coordinator.rank}")
+            if coordinator.rank and not coordinator.peers.is_told:
+                do_not_wait_for_rank_0()  # rank 0 is gone, or this rank was interrupted
+                if speaks_for_its_machine() and isinstance(error, BitproofError):
+                    print(error, file=sys.stderr, flush=True)
+            if error is not caught:
+                raise error from caught
+            raise
+        finally:
+            with interrupts.held():
+                coordinator.close(problem)
+
+
+@contextmanager
+def _work_folder() -> Iterator[Path]:
+    work = make_work_folder()
+    try:
+        yield work
+    finally:
+        remove_work_folder(work)
+
+
+class Coordinator:
+    """A rank of torchrun. On rank 0, it is also the client that runs the cases (`session.Client`)."""
+
+    def __init__(self, run_dir: Path, options: RunOptions, work: Path, rank: int) -> None:
+        self.run_dir = run_dir
+        self.options = options
+        self.work = work
+        self.rank = rank
+        self.world_size = int(os.environ["WORLD_SIZE"])
+        self.seat = Seat(local_rank=rank, local_world_size=self.world_size)
+        """This rank's number on its node, and its GPU, once all ranks have come."""
+        self._seats = [self.seat]
+        self._told_of: str | None = None
+        self.peers = Peers(rank, self.world_size, work)
+        self._own_dir = self._first_dir = run_dir.resolve()
+        self._host = self._start_host()
+
+    def close(self, problem: Problem | None = None) -> None:
+        """End the host and its descendants, and close the connections to other ranks. Rank 0 gets `problem` as the
+        reason.
+        """
+        # Rank 0's last message has the error for all ranks, and another rank's has its reason: these get more time.
+        self._host.kill()
+        if self.rank and (line := self.peers.lines.get(0)) is not None:
+            self.peers.links.tell(line, Farewell(problem=problem))
+        self.peers.close(_LAST_WORDS if self.rank == 0 or problem is not None else 1.0)
+
+    def join(self) -> None:
+        """Connect with all other ranks, within the time limit of a case.
+
+        Raises RankError, which names the missing ranks, and CaseError if some ranks have other versions or code.
+        """
+        rendezvous = Rendezvous(self.peers, self.options.timeout, self._made_of)
+        hello = Hello(
+            token="",
+            rank=self.rank,
+            world_size=self.world_size,
+            node=_node(),
+            machine=own_machine(),
+            local_rank=own_local_rank(os.environ),
+            run_dir=str(self._own_dir),
+        )
+        self._rendezvous = rendezvous  # it may serve the store
+        try:
+            if self.rank:
+                welcome = rendezvous.come(hello)
+                self._first_dir, self._own_dir, self.seat = welcome.run_dir, welcome.own_dir, welcome.seat
+            else:
+                self._seats = rendezvous.call_roll(hello)
+                self.seat = self._seats[0]
+        except BaseException as error:
+            # torchrun ends the others with a signal when one rank dies: report the death, and not the signal.
+            named = self.peers.launcher.error_of_dead_siblings() if isinstance(error, interrupts.STOPS) else None
+            if self.rank == 0:
+                self.peers.tell_all(Farewell(problem=Problem.of(named or error, "rank 0")))
+            elif named is not None:
+                with interrupts.held():
+                    rendezvous.reach_in_the_end(hello)
+            if named is not None:
+                raise named from error
+            raise
+
+    def place(self, case: Case) -> Placement:
+        """The device and backend of all ranks.
+
+        Raises CaseError if a rank lacks a GPU, if the ranks of a case that resumes are on several machines, and for
+        collectives in shared memory.
+        """
+        machines = len({seat.machine for seat in self._seats})
+        if case.resume_at is not None and machines > 1:
+            raise CaseError(
+                f"case {case.name} has its candidate load what it saved, which other machines may not see",
+                expected="all ranks on one machine",
+                found=f"{len(self._seats)} ranks on {machines} machines",
+                fix="run it on one machine",
+            )
+        if self.options.collectives == "shared":
+            raise CaseError(
+                "the ranks that torchrun made do not share memory, and may be on several machines",
+                expected="collectives over gloo or NCCL",
+                found="--collectives shared",
+                fix="leave --collectives out, or run without torchrun",
+            )
+        asked = None if self.options.collectives == "auto" else self.options.collectives
+        placement, why = place_seats(self.options.device, self._seats, asked, share_gpus=self.options.share_gpus)
+        if why is not None and why != self._told_of:
+            print(f"bitproof: no GPU is used: {why}", file=sys.stderr, flush=True)
+            self._told_of = why
+        return placement
+
+    def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
+        """On rank 0: run a system on all ranks, or let rank 0's own host answer a request that needs no ranks.
+
+        Raises the error of the run or of the answer.
+        """
+        if isinstance(request, RunRequest):
+            return cast(A, self._run_all(request, on_event))
+        return self._ask_host(request, timeout, on_event)
+
+    def announce(self, result: CaseResult) -> None:
+        """On rank 0: send a case's result to all other ranks."""
+        self.peers.tell_all(result)
+
+    def hear(self) -> Message:
+        """On any rank but 0: wait for the next message from rank 0. Raises RankError if rank 0 is gone."""
+        while True:
+            self.peers.listen()
+            if self.peers.heard:
+                return self.peers.heard.pop(0)
+            self.peers.refuse_lost("while it waited for what to do")
+            self.peers.links.wait(0.2)
+
+    def run(self, request: RunRequest) -> None:
+        """On any rank but 0: run this rank's part, and send rank 0 the end of that part and its files."""
+        localized = self._localized(request)
+        account, files = self._run(localized)
+        if localized is not request:  # rank 0 removes its own machine's
+            shutil.rmtree(localized.work, ignore_errors=True)
+        self.peers.links.tell(self.peers.lines[0], account, files)
+
+    def _run_all(self, request: RunRequest, on_event: OnEvent) -> RunAnswer:
+        from bitproof.harness.execute.host.answerer import finish_run
+
+        try:
+            # A run that is resumed has two halves, any other a single one.
+            *before, (ends, parts) = [self._run_half(half, at, on_event) for at, half in enumerate(request.halves)]
+            return finish_run(request, ends, parts, [part for _, earlier in before for part in earlier])
+        finally:
+            shutil.rmtree(request.work, ignore_errors=True)
+
+    def _run_half(self, request: RunRequest, number: int, on_event: OnEvent) -> tuple[list[End], list[Path]]:
+        """Run all ranks. Returns each rank's end of the run, and its file; raises the error of the rank to blame.
+        `number` is 0 or 1: for the halves of a run that is resumed, so that their files have different names."""
+        if self.peers.lost is not None:
+            raise self.peers.lost
+        self.peers.listen()
+        self.peers.refuse_lost(f"before {request.system} ran")
+        self.peers.accounts.clear()
+        self.peers.tell_all(request)
+        answers = self._gather(self._run(request, on_event), request)
+        parts = [self.work / f"part{number}_{rank}" for rank in range(len(answers))]
+        for suffix in FILES:
+            own = (self.work / "part").with_suffix(suffix)
+            parts[0].with_suffix(suffix).unlink(missing_ok=True)  # an earlier run's
+            if own.exists():
+                own.replace(parts[0].with_suffix(suffix))
+        for part, (account, content) in zip(parts[1:], answers[1:], strict=True):
+            unpack(account, content, part)
+        return [account.end for account, _ in answers if account.end is not None], parts
+
+    def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[Account, list[Path]]:
+        """Run this rank's part of a run. Returns the part's end, or its error, as an Account, and the rank's files.
+        Except on rank 0, RankError is raised if rank 0 or the launcher is gone."""
+        number = self.peers.begin_run()
+        files = [(self.work / "part").with_suffix(suffix) for suffix in FILES]
+        for file in files:
+            file.unlink(missing_ok=True)
+        rank_slots = RankSlots(
+            ranks=(self.rank,),
+            part=str(files[0]),
+            # A prefix per run: keys of a failed run must not be read by the next.
+            store=f"bitproof/{self.peers.token}/{number}",
+            server=(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])),
+            local_rank=self.seat.local_rank,
+            local_world_size=self.seat.local_world_size,
+            gpu=self.seat.gpu,
+        )
+        # Monotonic clocks of machines differ; this offset makes failure times comparable.
+        account = Account(run=number, clock=time.time() - time.monotonic())
+        try:
+            local_run = LocalRunRequest(run=request, rank_slots=rank_slots)
+            end = self._host.ask(local_run, request.timeout + _HOST_MARGIN, on_event, self.peers.is_abandoned)
+        # The host was killed together with its rank, because another rank failed or is gone. The next run needs a host.
+        except Abandoned:
+            if self.rank:
+                self.peers.refuse_lost()
+            self._host = self._start_host()
+            if (ended := self.peers.launcher.ended()) is not None:
+                return replace(account, problem=Problem.of(ended, request.system)), []
+            end = End(failure=_ended_for_a_peer(self.rank), place="while it waited for other ranks")
+        except Exception as error:
+            self.peers.tell_failed()
+            if isinstance(error, HostLost):
+                self._host, error = self._start_host(), error.error
+            return replace(account, problem=Problem.of(error, request.system)), []
+        if not end.done:
+            self.peers.tell_failed()
+        if end.log and self._own_dir != self._first_dir:
+            end = replace(end, log=f"{socket.gethostname()}:{self._own_dir / end.log}")
+        present = [file for file in files if file.exists()]
+        sizes = tuple(file.stat().st_size if file.exists() else 0 for file in files)
+        return replace(account, end=end, num_bytes=sizes), present
+
+    def _localized(self, request: RunRequest) -> RunRequest:
+        """A request of rank 0, with paths on this machine in place of paths on rank 0's machine.
+
+        Other machines write no profile: its times would have to be on the clock of rank 0's machine.
+        """
+        # Paths of rank 0 are valid here.
+        if self._own_dir == self._first_dir:
+            return request
+        logs = self._own_dir / "logs"
+        if request.logs.is_relative_to(self._first_dir):
+            logs = self._own_dir / request.logs.relative_to(self._first_dir)
+        return replace(
+            request,
+            logs=logs,
+            work=self.work / "run",
+            profile=None,
+            options=replace(
+                request.options, kept_graphs=self.options.kept_graphs if request.options.kept_graphs else None
+            ),
+            later=self._localized(request.later) if request.later else None,
+        )
+
+    def _ask_host(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
+        try:
+            return self._host.ask(request, timeout, on_event)
+        except HostLost as lost:
+            self._host = self._start_host()
+            raise lost.error from lost
+
+    def _made_of(self, is_gone: Callable[[], bool]) -> MadeOf | None:
+        """This rank's versions, code and GPUs, from its host; None once `is_gone` returns True."""
+        request = MadeOfRequest(names_gpus=self.options.device != "cpu")
+        try:
+            return self._host.ask(request, _START_SECONDS, lambda event: None, is_gone)
+        except Abandoned:
+            self._host = self._start_host()
+            return None
+        except HostLost as lost:
+            self._host = self._start_host()
+            raise lost.error from lost
+
+    def _start_host(self) -> HostProcess:
+        log = self._own_dir / "logs" / ("host.log" if self.rank == 0 else f"host{self.rank}.log")
+        starts = f"rank {self.rank} on {socket.gethostname()}"
+        return HostProcess(log, temporary=self.work, verbose=self.options.verbose, starts=starts)
+
+    def _gather(self, own: tuple[Account, list[Path]], run: RunRequest) -> list[tuple[Account, Path | None]]:
+        """Wait until each rank has sent its end. Returns the ends in rank order, each with a file of attached bytes.
+        Raises the error of the rank to blame, and RankError if a rank is silent or gone."""
+        # After a failure here the others end soon, so they get the margin but not a whole run's time.
+        is_bad = own[0].end is None or not own[0].end.done
+        limit = time.monotonic() + (_MARGIN if is_bad else run.timeout + _MARGIN)
+        waited_for = set(range(1, self.world_size))
+        while True:
+            self.peers.listen()
+            waited_for -= self.peers.accounts.keys()
+            if not waited_for:
+                break
+            self.peers.launcher_must_live()
+            if waited_for & self.peers.gone().keys():
+                break
+            # A rank whose files are arriving is not late: they may be large.
+            is_late = time.monotonic() > limit
+            if is_late and not any(self.peers.lines[rank].is_within_message for rank in waited_for):
+                break
+            self.peers.links.wait(0.2)
+        answers = [(own[0], None), *(self.peers.accounts[rank] for rank in sorted(self.peers.accounts))]
+        accounts = [account for account, _ in answers]
+        if waited_for & self.peers.gone().keys() and not any(account.failed_by_itself for account in accounts):
+            self.peers.note_failed()
+            self.peers.refuse_lost(f"while {run.system} ran")
+        problem = next((account.problem for account in accounts if account.problem), None)
+        silent = sorted(waited_for)
+        error = problem.error() if problem else _error_of(accounts, run, silent)
+        if error is not None:
+            self.peers.lost = error if silent else None
+            raise error
+        return answers
+
+
+def _node() -> str:
+    """A name for this rank's machine and torchrun's agent there, equal on all ranks of the agent: `host/0`."""
+    return f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}"
+
+
+def _ended_for_a_peer(rank: int) -> Failure:
+    what = "was ended, as it still waited for a rank that had failed"
+    return Failure(rank=rank, time=time.monotonic(), what=what, secondary=True)
+
+
+def _error_of(accounts: list[Account], run: RunRequest, silent: list[int]) -> RankError | None:
+    """The error to report if ranks failed, were late, or sent nothing; None if all succeeded."""
+    # Failures have times on the monotonic clocks of their machines. `clock` converts them to the time of day.
+    ends = [account.end for account in accounts if account.end is not None]
+    by_failure = {
+        replace(account.end.failure, time=account.end.failure.time + account.clock): account.end
+        for account in accounts
+        if account.end is not None and account.end.failure is not None
+    }
+    first = blame(by_failure) if by_failure else None
+    late = [end for end in ends if end.unfinished]
+    # A rank that only lost a peer does not explain a hang: then the late and silent ranks are reported.
+    if first is not None and (not first.secondary or not (late or silent)):
+        return by_failure[first].error(run.system, run.case_timeout)
+    if late or silent:
+        places = {rank: place for end in late for rank, place in end.unfinished.items()}
+        stacks = "\n\n".join(end.stacks for end in late)
+        return error_of_hang(run.system, run.case_timeout, places | dict.fromkeys(silent, "silent"), stacks)
+    return None

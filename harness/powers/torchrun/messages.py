@@ -1,0 +1,124 @@
+"""Messages between torchrun's ranks, and the files that are attached to messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bitproof.harness.errors import RankError
+from bitproof.harness.execute.failures import Problem
+from bitproof.harness.execute.requests import ARCHIVE, VALUES, RunRequest
+from bitproof.harness.execute.status_messages import End
+from bitproof.harness.powers.torchrun.seats import Seat
+from bitproof.harness.processes import framing
+from bitproof.harness.records import CaseResult
+
+# A rank's files: its part of a recording, or of a replay, and optional files beside it.
+FILES = ("", VALUES, ARCHIVE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """A rank's first message to rank 0: its number, its machine, and its run folder.
+
+    `node` names the machine and the launcher's agent there; `machine` distinguishes machines of the same name.
+    `local_rank` is LOCAL_RANK, if the launcher set it. The rank's versions and code follow in another message, once its
+    host has loaded torch.
+    """
+
+    token: str
+    rank: int
+    world_size: int
+    node: str
+    machine: str = ""
+    local_rank: int | None = None
+    run_dir: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome:
+    """Rank 0's answer, once all ranks have connected.
+
+    It has rank 0's run folder, the folder for this machine's logs, and the rank's seat.
+    """
+
+    run_dir: Path
+    own_dir: Path
+    seat: Seat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """The run of this number has failed on some rank, so the others must stop: they might wait for that rank
+    forever.
+    """
+
+    run: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Farewell:
+    """A rank leaves; `problem` is the cause, None if it finished."""
+
+    problem: Problem | None = None
+
+
+Message = RunRequest | CaseResult | Failed | Farewell
+"""A message from rank 0 to any other rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """The end of a rank's part of a run: its `End`, or the problem that prevented it. Runs are numbered from 1.
+
+    `clock` is the time of day, on which machines agree, minus the monotonic clock of the rank's machine. `num_bytes`
+    has the sizes of the attached files, in the order of `FILES`; 0 for a file that the rank does not have.
+    """
+
+    run: int
+    clock: float
+    end: End | None = None
+    problem: Problem | None = None
+    num_bytes: tuple[int, ...] = ()
+
+    @property
+    def failed_by_itself(self) -> bool:
+        """Whether the rank failed for a reason of its own, and not only because it lost another rank."""
+        failure = self.end.failure if self.end else None
+        return self.problem is not None or (failure is not None and not failure.secondary)
+
+
+def read_message(text: bytes, *kinds: type) -> Any:
+    """Read a message from a known rank. Raises RankError if it is not valid."""
+    try:
+        return framing.read(text, *kinds)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RankError(
+            "a rank said what no rank says", found=str(error), fix="bring all machines to one commit"
+        ) from error
+
+
+def unpack(account: Account, content: Path | None, part: Path) -> None:
+    """Split the attached bytes of `content` into the rank's files: `part` with each suffix of `FILES`.
+
+    Raises RankError if the number of bytes is wrong.
+    """
+    for suffix in FILES:
+        part.with_suffix(suffix).unlink(missing_ok=True)  # an earlier run's
+    if content is None:
+        return
+    if sum(account.num_bytes) != content.stat().st_size or len(account.num_bytes) != len(FILES):
+        raise RankError(
+            "a rank's files did not arrive whole",
+            expected=f"{sum(account.num_bytes)} bytes",
+            found=f"{content.stat().st_size} bytes",
+        )
+    with content.open("rb") as source:
+        for suffix, size in zip(FILES, account.num_bytes, strict=True):
+            if not size:
+                continue  # the rank has no such file
+            with part.with_suffix(suffix).open("wb") as file:
+                while size > 0 and (chunk := source.read(min(size, 1 << 20))):
+                    size -= file.write(chunk)
+    content.unlink()

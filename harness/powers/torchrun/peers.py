@@ -1,0 +1,173 @@
+"""The other ranks, as a rank of torchrun sees them: its connections, their messages, and the ranks that are gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from bitproof.harness.capture.made_of import tell_ranks
+from bitproof.harness.errors import BitproofError, RankError
+from bitproof.harness.execute.failures import Problem
+from bitproof.harness.execute.requests import MadeOf, RunRequest
+from bitproof.harness.powers.torchrun.links import Line, Links, allow_open_files
+from bitproof.harness.powers.torchrun.messages import Account, Failed, Farewell, Message, read_message
+from bitproof.harness.powers.torchrun.store import Launcher
+from bitproof.harness.records import CaseResult
+from bitproof.harness.runtime import interrupts
+
+# Time for a rank to notice that another failed. On NCCL it may never notice: its host waits for the device.
+_PEER_SECONDS = 5.0
+# Connections between two processes: to rank 0, and over gloo in every process group.
+_FILES_A_RANK = 16
+
+
+class Peers:
+    """All ranks but this one. `lines` has a connection to each of them on rank 0, elsewhere only the one to rank 0.
+    Received files go into the folder `spool`."""
+
+    def __init__(self, rank: int, world_size: int, spool: Path) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        allow_open_files(1024 + _FILES_A_RANK * world_size)
+        self.is_told = False
+        """Whether rank 0 has sent the final result or error, which rank 0 also shows to the user."""
+        self.token = ""
+        """The token in a rank's first message."""
+        self.run_number = 0
+        self.lost: BitproofError | None = None
+        """The reason why no further run can succeed."""
+        self.lines: dict[int, Line] = {}
+        self.made_of: dict[int, MadeOf] = {}
+        self.accounts: dict[int, tuple[Account, Path | None]] = {}
+        self.left: dict[int, Problem] = {}
+        self.heard: list[Message] = []
+        self.failed_at = float("inf")
+        self.meet_latecomer: Callable[[Line, dict[str, Any]], None] | None = None
+        """On rank 0, once all ranks have connected: the function that handles a rank which connects after that."""
+        self.links = Links(spool)
+        self.launcher = Launcher()
+
+    def begin_run(self) -> int:
+        """Begin the next run, and forget failures of the run before; returns the new run's number."""
+        self.run_number += 1
+        self.failed_at = float("inf")
+        return self.run_number
+
+    def tell_all(self, message: Message) -> None:
+        """On rank 0: send a message to all other ranks."""
+        for line in self.lines.values():
+            self.links.tell(line, message)
+
+    def listen(self) -> None:
+        """Read all messages received so far, and handle ranks that connect too late."""
+        if self.meet_latecomer is not None:
+            for newcomer, said in self.links.newcomers():
+                self.meet_latecomer(newcomer, said)
+        for rank, line in self.lines.items():
+            while (message := self.links.take(line)) is not None:
+                self.take(rank, *message)
+
+    def take(self, rank: int, text: bytes, files: Path | None) -> None:
+        """Store a rank's message, and the files that came with it."""
+        # Rank 0 sends runs and results; the other ranks send versions and accounts. Any other message is damaged.
+        if self.rank:
+            message = read_message(text, RunRequest, CaseResult, Failed, Farewell)
+        else:
+            message = read_message(text, MadeOf, Account, Failed, Farewell)
+        match message:
+            case Account():
+                if message.run == self.run_number:  # a late message is about a run that has ended
+                    self.accounts[rank] = message, files
+            case MadeOf():
+                self.made_of[rank] = message
+            case Failed():
+                if message.run == self.run_number:
+                    self.note_failed()
+            case Farewell(problem=problem) if self.rank == 0:
+                self.left[rank] = problem or Problem.of(RuntimeError("it ended"), f"rank {rank}")
+            case _:
+                self.heard.append(message)
+
+    def gone(self) -> dict[int, str]:
+        """The ranks that are gone, each with the reason, as far as known."""
+        found = {rank: f"{line.gone}" for rank, line in self.lines.items() if line.gone is not None}
+        for rank, problem in self.left.items():
+            found[rank] = f"it left: {problem.error().what}"
+        return found
+
+    def refuse_lost(self, when: str = "before all was done") -> None:
+        """Raise RankError if a needed rank is gone.
+
+        If rank 0 died, its agent ends moments later, and with it torchrun's store: the error names both.
+        """
+        error: BitproofError | None = self.launcher.ended()
+        # If this rank's own torchrun has ended, lost connections are a consequence, and not the cause.
+        if (gone := self.gone()) and not self.launcher.is_orphan():
+            ranks = sorted(gone)
+            found = [f"{tell_ranks([rank])}: {why}" for rank, why in sorted(gone.items())]
+            error = self._named_by(gone) or RankError(
+                f"{tell_ranks(ranks)} vanished {when}",
+                rank=ranks[0] if len(ranks) == 1 else None,
+                expected=f"{self.world_size} ranks until the end",
+                found="; ".join(found + ([error.what] if error is not None else [])),
+                fix="see what ended it on its machine: its log there, the kernel's, torchrun's own",
+            )
+        if error is not None:
+            self.lost = self.lost or error
+            raise error
+
+    def explained(self, caught: BaseException) -> BaseException:
+        """The reason why this rank ends: if torchrun sent a signal because ranks are lost, the error about these, else
+        `caught`.
+        """
+        if self.rank and isinstance(caught, interrupts.STOPS):
+            try:
+                with interrupts.held():
+                    self.refuse_lost()
+            except BitproofError as lost:
+                return lost
+        return caught
+
+    def _named_by(self, gone: Collection[int]) -> BitproofError | None:
+        """The error of a rank that left, if that error blames another rank, which is still connected; else None."""
+        told = (problem.error() for problem in self.left.values())
+        return next((each for each in told if getattr(each, "rank", None) not in (None, *gone)), None)
+
+    def tell_failed(self) -> None:
+        """Notify the other ranks that this rank's run has failed, since they may wait for this rank forever."""
+        self.tell_all(Failed(run=self.run_number))
+
+    def note_failed(self) -> None:
+        """Remember the time of a run's first failure; rank 0 notifies all others."""
+        if self.failed_at == float("inf"):
+            self.failed_at = time.monotonic()
+            if self.rank == 0:
+                self.tell_failed()
+
+    def has_lost(self) -> bool:
+        """Whether a rank, or the launcher of this rank, is gone."""
+        self.listen()
+        return bool(self.gone()) or self.launcher.ended() is not None
+
+    def is_abandoned(self) -> bool:
+        """Whether this rank's part of a run will never end by itself, so its processes should be killed.
+
+        That is so if a rank is gone, or if another rank failed more than 5 s ago.
+        """
+        if self.has_lost():
+            self.note_failed()
+            return True
+        return time.monotonic() - self.failed_at > _PEER_SECONDS
+
+    def launcher_must_live(self) -> None:
+        """Raise RankError if the process that started this rank has ended."""
+        if (ended := self.launcher.ended()) is not None:
+            self.lost = ended
+            raise ended
+
+    def close(self, seconds: float) -> None:
+        """Close all connections once queued messages are sent or time is up."""
+        self.links.close(seconds)
+        self.launcher.close()

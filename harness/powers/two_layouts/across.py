@@ -1,0 +1,172 @@
+"""Compare two systems that divide tensors among ranks differently, such as FSDP on 2 ranks with a single rank.
+
+1. The first runs of both systems determine the cuts: the indices at which either layout divides a tensor. Cells are the
+   parts between cuts, so each rank of either layout has all of a cell or nothing of it. Example: rows 0-2, 2-4 in one
+   layout and 0-3, 3-4 in the other have the cells 0-2, 2-3, 3-4. Each system runs again as its control, and records the
+   digests of cells.
+2. The reference, converted to the candidate's layout, is compared with the candidate as usual.
+3. If bits differ in a tensor whose sums are ordered differently, the reference runs three more times with reordered
+   sums. The values of all these runs give bounds, and the candidate is compared with them.
+4. If all tensors are within their bounds, a defect as small as rounding may still be hidden. So both systems, and the
+   reference with reordered sums, run once more in float64 (`disturb.widen`): rounding is 2^29 times smaller there than
+   in float32, and a defect is not.
+5. If a system cannot run in float64, and some tensors differ by more than rounding usually does, the reference runs up
+   to twelve times: more runs narrow the bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bitproof.harness.case import Case
+from bitproof.harness.compare.relaid import (
+    LogicalTensor,
+    Relaid,
+    common_cuts,
+    first_few,
+    lack_parts_alone,
+    relaid,
+    replicas,
+    tensors_of,
+)
+from bitproof.harness.compare.verdict import compare
+from bitproof.harness.disturb.regroup import Across, Recorded, Regroup
+from bitproof.harness.errors import BitproofError
+from bitproof.harness.execute.requests import BoundsRequest, Float64Request
+from bitproof.harness.options import ROLES, Role
+from bitproof.harness.powers.two_layouts.phases import PHASES, apart_from, is_exact, regrouped_between
+from bitproof.harness.records import Comparison, InFloat64, LayoutBounds, Recording, Verdict
+from bitproof.harness.records.layout_bounds import FEWEST_SAMPLES, MOST_SAMPLES
+
+CELLS = "cells"
+
+FLOAT64 = "float64"
+
+
+Record = Callable[[Role, str, Across], Recorded]
+"""Runs a role's system once and returns its recording. Arguments: the role, the run's name such as `cells`, settings.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcrossLayouts:
+    """The results for a case with two layouts.
+
+    - `comparison`: the reference's second run, in the candidate's layout, compared with the candidate's second run.
+    - `controls`: each system's second run compared with its first.
+    - `layouts`: the tensors that must be equal, and the bounds of the others.
+    - `have_partners`: each operator call of a rank has a counterpart in the other system, so a cause can be searched
+      for.
+    """
+
+    comparison: Comparison
+    controls: dict[Role, Comparison]
+    layouts: LayoutBounds
+    have_partners: bool = False
+
+
+def compare_layouts(
+    case: Case,
+    firsts: Mapping[Role, Recording],
+    record: Record,
+    read: Callable[[Path], Recording],
+    ask: Callable[[Any], Any],
+) -> AcrossLayouts:
+    """Compare two systems that divide tensors among ranks differently.
+
+    `firsts` are the recordings of their first runs. `record` runs one of the systems again, `read` reads a recording
+    from its folder, and `ask` sends a request to the host and returns the answer.
+    """
+    cuts = common_cuts(firsts["reference"], firsts["candidate"])
+    folders = {role: record(role, CELLS, Across(cuts=cuts, keeps_values=True)).folder for role in ROLES}
+    cells = {role: read(folder) for role, folder in folders.items()}
+    controls = {role: compare(firsts[role], cells[role], case.of(role)) for role in ROLES}
+    # A candidate that resumes from the reference has no record of the steps before.
+    cells["reference"] = cells["reference"].from_step(case.first_step)
+    other = relaid(cells["reference"], cells["candidate"], cuts)
+    comparison = _with_layouts(compare(other.recording, cells["candidate"], case), other, cells)
+    layouts = _exactness(cells, other)
+    # Reordered sums explain a difference only if both systems repeat themselves, and the sums are not the same.
+    are_repeated = all(control.verdict == Verdict.EQUAL for control in controls.values())
+    may_be_close = comparison.verdict == Verdict.DIFFERENT and layouts.regrouped and not comparison.layout_mismatches
+    if may_be_close and are_repeated:
+        # At least two parts: a sum in a single part has no other order.
+        parts, start = max(2, case.most_ranks), apart_from(firsts["candidate"].manifest)
+        apart = [(tensor.step, tensor.kind, tensor.name) for tensor in sorted(other.parted | _one_sided(cells))]
+
+        def sample(seed: int, *, in_float64: bool = False) -> Recorded:
+            regroup = Regroup(seed=seed, parts=parts, first_step=start)
+            across = Across(cuts={}, keeps_values=True, regroup=regroup, in_float64=in_float64)
+            return record("reference", f"{FLOAT64 if in_float64 else ''}regrouped{seed}", across)
+
+        # The bounds are computed in the host, which has torch: this process only passes folders.
+        samples = [sample(seed).folder for seed in range(1, FEWEST_SAMPLES + 1)]
+        plain = BoundsRequest(**folders, samples=samples, apart=apart)
+        layouts = ask(plain)
+        if layouts.is_within:
+            layouts = replace(layouts, in_float64=_in_float64(plain, record, sample, ask))
+            if layouts.in_float64.failed and layouts.near:
+                more = [sample(seed).folder for seed in range(FEWEST_SAMPLES + 1, MOST_SAMPLES + 1)]
+                narrower = ask(replace(plain, samples=samples + more))
+                layouts = replace(narrower, in_float64=layouts.in_float64)
+    have_partners = lack_parts_alone(case, firsts["reference"], firsts["candidate"])
+    return AcrossLayouts(comparison=comparison, controls=controls, layouts=layouts, have_partners=have_partners)
+
+
+def _in_float64(plain: BoundsRequest, record: Record, sample: Callable[..., Recorded], ask: Any) -> InFloat64:
+    across = Across(cuts={}, keeps_values=True, in_float64=True)
+    try:
+        sides = {role: record(role, FLOAT64, across) for role in ROLES}
+        other = sample(1, in_float64=True)
+    # A user's kernel may have no float64 version. The bounds in the case's own precision still count then.
+    except BitproofError as error:
+        return InFloat64(failed="; ".join(filter(None, (error.what, error.found))))
+    folders = {role: side.folder for role, side in sides.items()}
+    found = ask(Float64Request(**folders, samples=[other.folder], plain=plain))
+    narrow = next((side.narrow for side in (*sides.values(), other) if side.narrow), None)
+    return replace(found, narrow=narrow)
+
+
+def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:
+    """The tensors whose replicas differ within one system and agree within the other.
+
+    Example: a gradient that is recorded before its all-reduce in the candidate, and after it in the reference.
+    """
+    here, there = (set(replicas(cells[role])) for role in ROLES)
+    return here ^ there
+
+
+def _with_layouts(comparison: Comparison, other: Relaid, cells: Mapping[Role, Recording]) -> Comparison:
+    """Add remarks about replicas that differ. If a tensor's layout is unknown, the verdict becomes UNVERIFIED."""
+    apart = [
+        f"replicas of one tensor differ within the {role}: {first_few(map(str, found))}"
+        for role in ROLES
+        if (found := [*replicas(cells[role])])
+    ]
+    remarks = tuple(dict.fromkeys([*other.apart, *apart]))
+    comparison = replace(comparison, remarks=(*comparison.remarks, *remarks))
+    if not other.unusable:
+        return comparison
+    reason = "\n  ".join(filter(None, (comparison.reason, f"layouts are not known: {first_few(other.unusable)}")))
+    return replace(comparison, verdict=Verdict.UNVERIFIED, reason=reason)
+
+
+def _exactness(cells: Mapping[Role, Recording], other: Relaid) -> LayoutBounds:
+    """Count the tensors that must be equal bit by bit, and those that may differ by rounding. Bounds are not set yet.
+
+    A tensor must be equal if it is computed before the first phase in which the systems add in different orders.
+    Example: if only the sums of backward differ, the loss of step 0 must be equal, and gradients may differ.
+    """
+    first = regrouped_between(cells["reference"], cells["candidate"])
+    start = apart_from(cells["candidate"].manifest)
+    tensors = tensors_of(cells["reference"])
+    exact = sum(is_exact(tensor, first, start) for tensor in tensors)
+    return LayoutBounds(
+        across=len(other.across),
+        exact=exact,
+        regrouped=len(tensors) - exact,
+        regrouped_from=None if first is None else PHASES[first],
+    )

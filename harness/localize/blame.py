@@ -32,7 +32,7 @@ docs/explanation/causes.md derives each.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -45,8 +45,7 @@ from bitproof.harness.localize.argument_differences import (
 from bitproof.harness.localize.chain import Pair, with_chain
 from bitproof.harness.localize.collective_inputs import fed_otherwise, fed_wrong, is_packed_otherwise, out_of_turn
 from bitproof.harness.localize.culprit import Culprit, How
-from bitproof.harness.localize.doubts import doubts
-from bitproof.harness.localize.logs.calls import KERNELS, Call, Place, gives_what_it_reads, is_abandoned
+from bitproof.harness.localize.logs.calls import KERNELS, Call, gives_what_it_reads, is_abandoned
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.idle_broadcasts import without_idle_broadcasts
 from bitproof.harness.localize.logs.joined_logs import RECEIVES, JoinedLogs, Site
@@ -119,8 +118,6 @@ def _culprit_in(logs: Sequence[CandidateLog], differing: Differing, first: tuple
             log.trusts_parts = True
         if (culprit := blame.explain({rank: [pair]})) is not None:
             culprit = or_lost_sum(culprit, logs[culprit.rank], blame.known)
-            told = doubts(culprit, rank, pair, blame.rivals, logs, blame.joined)
-            culprit = replace(culprit, also=blame.others(culprit), or_else=told)
             return with_chain(culprit, rank, pair, logs, blame.joined, blame.known)
     return None
 
@@ -133,18 +130,15 @@ class _Blame:
     joined: JoinedLogs
     differing: Mapping[int, Sequence[Pair]]
     record: Differing = field(default_factory=dict)
-    rivals: set[Site] = field(default_factory=set)
-    """Other calls that may be wrong instead: roots that may be the answer, packing roots, and exchanges (rule 5)."""
 
     def explain(self, record: Differing) -> Culprit | None:
         """The call to blame for a record, by rules 1 to 6."""
-        self.record, self.rivals = record, set()
+        self.record = record
         picked = self._root(record)
         exchanged = self._exchanged(record, picked)
         # Calls after an exchange agree with the reference or exchange in turn, so the first exchange is the cause.
         if exchanged and (picked is None or picked.same == "exchanges"):
             picked = self._first_of(exchanged, exchanged)
-        self.rivals |= exchanged
         if picked is None:  # rule 5
             misplaced = misplaced_by(record, self.logs, self.joined)
             if misplaced is not None and (misplaced.rank, misplaced.index) in self._history(record):
@@ -245,25 +239,6 @@ class _Blame:
         """The roots of all differing records."""
         return roots_of(self.differing, self.logs, self.joined, self.known).found
 
-    def others(self, culprit: Culprit) -> tuple[tuple[How, Call], ...]:
-        """Further defects: wrong calls at other places that do not depend on the blamed call, with the defect of each.
-
-        These are calls with the same inputs and a different output. If the blamed call is extra, other extra calls of
-        its operator are listed, too. Calls that may be right are left out.
-        """
-        found: dict[tuple[Place, str], tuple[How, Call]] = {}
-        blamed = self.logs[culprit.rank].log[culprit.candidate] if culprit.candidate is not None else culprit.call
-        for site in sorted(self.roots, key=self.joined.when):
-            call = self.logs[site[0]].log[site[1]]
-            kind = call.place, call.operator
-            if kind in ((culprit.call.place, culprit.call.operator), (blamed.place, blamed.operator)):
-                continue
-            if self._is_proven(site):
-                found.setdefault(kind, ("computes", call))
-            elif culprit.how == "adds" and call.operator == blamed.operator and self.logs[site[0]].is_extra(site[1]):
-                found.setdefault(kind, ("adds", call))
-        return tuple(found.values())
-
     def _pick(self, differing: Differing) -> _Picked | None:
         """The first root of the highest class that has any; None without roots. The classes, by certainty:
 
@@ -284,7 +259,6 @@ class _Blame:
             (rank, index) for rank, index in packing if not logs[rank].is_new(index) and not logs[rank].is_extra(index)
         }
         surely = needed(computing, walk, logs) or computing
-        self.rivals = surely | packing | {(rank, index) for rank, index in computing if logs[rank].is_wrong(index)}
         return self._first_of(proven or surely or due or roots, roots)
 
     def _first_of(self, sites: set[Site], roots: set[Site]) -> _Picked:

@@ -68,17 +68,6 @@ class Link(NamedTuple):
     candidate: int | None = None
 
 
-class Doubt(NamedTuple):
-    """A call that may be wrong instead of the blamed call, and its ranks."""
-
-    call: Call
-    ranks: tuple[int, ...]
-
-    def __str__(self) -> str:
-        ranks = ", ".join(map(str, self.ranks))
-        return f"{self.call} on rank{'s' if len(self.ranks) > 1 else ''} {ranks}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
     """The call to blame, and the `ranks` on which it differs.
@@ -90,8 +79,6 @@ class Culprit:
     - `reading`: the source of an input that the partner does not read.
     - `instead_of`: the operator of the reference's call that a new call replaces; `call` then has that call's place.
     - `at`: the rank of the indices, if it is not the lowest of `ranks`.
-    - `also`: other calls that are wrong independently of this call.
-    - `or_else`: calls that may be wrong instead of this call, since values do not decide between them.
     - `explains`: the record to which the call leads: its rank, and its digests in the reference and in the candidate.
     - `chain`: the calls that lead to that record.
     """
@@ -105,8 +92,6 @@ class Culprit:
     reading: str = ""
     instead_of: str = ""
     at: int | None = None
-    also: tuple[tuple[How, Call], ...] = field(default=(), compare=False)
-    or_else: tuple[Doubt, ...] = field(default=(), compare=False)
     explains: tuple[int, str, str] | None = field(default=None, compare=False)
     chain: tuple[Link, ...] = field(default=(), compare=False)
 

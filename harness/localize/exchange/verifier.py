@@ -201,7 +201,7 @@ class Verifier:
             if found.index >= len(known) or known[found.index].operator != found.call.operator:
                 reason = f"with exchanged values, the cause is {told_of(found)}"  # which the first run does not make
                 return culprit, replace(told, status="in part", reason=reason)
-            found = replace(found, explains=culprit.explains, chain=(), also=(), or_else=())
+            found = replace(found, explains=culprit.explains, chain=())
         return found, told
 
     def _search(self, culprit: Culprit) -> tuple[list[Cause], str, _Run]:

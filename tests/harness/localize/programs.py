@@ -17,7 +17,7 @@ from typing import NamedTuple
 from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.logs.calls import Call, Place
-from bitproof.harness.localize.search import MAX_OTHERS
+from bitproof.harness.records import Role
 
 Site = tuple[int, int]
 """A rank, and a call's index in its log."""
@@ -682,9 +682,13 @@ class Noise:
 
 @dataclass
 class Scene:
-    """One program, both logs, and what is wrong: `planted` are the wrong call's sites; `without` runs it without."""
+    """One program, both logs, and what is wrong: `planted` are the wrong call's sites; `without` runs it without.
+
+    `sides` has what each side runs: its program, and what is wrong in it.
+    """
 
     seed: int
+    sides: dict[Role, tuple[Program, Wrong | None]]
     reference: Trace
     candidate: Trace
     without: Machine
@@ -824,26 +828,14 @@ def generate(seed: int) -> Scene | None:
         differing.setdefault(key[1], []).append((reference.shown[key], wrong.shown[key]))
     sites = tuple(wrong.sites[planted.op, rank] for rank in planted.ranks)
     way = "computes" if planted.reads is None else "reads"
-    return Scene(seed, reference, wrong, without, sites, keys[0], differing, way)
-
-
-def tells_of(scene: Scene, culprit: Culprit | None) -> bool:
-    """Whether an answer has the planted call, be it on its way, beside it, or in what is said of what it reads."""
-    if culprit is None:
-        return False
-    if any((link.rank, link.candidate) in scene.planted for link in culprit.chain):
-        return True
-    also = [call for _, call in culprit.also]
-    told = {(str(doubt.call), rank) for doubt in culprit.or_else[:MAX_OTHERS] for rank in doubt.ranks}
-    told |= {(str(culprit.call), rank) for rank in culprit.ranks}
-    planted = [(scene.candidate.calls[rank][index], rank) for rank, index in scene.planted]
-    return any(call in also or (str(call), rank) in told or str(call) in culprit.reading for call, rank in planted)
+    sides: dict[Role, tuple[Program, Wrong | None]] = {"reference": (program, None), "candidate": (candidate, planted)}
+    return Scene(seed, sides, reference, wrong, without, sites, keys[0], differing, way)
 
 
 def answer(scene: Scene) -> tuple[Culprit | None, str]:
     """Whom blame finds, and what is wrong with that: "" where nothing is.
 
-    Where values cannot tell it is "undetermined", or "undetermined and untold" where the answer lacks the planted call.
+    Where values cannot tell it is "undetermined".
     """
     first = scene.first[1], scene.differing[scene.first[1]][0]
     culprit = find_culprit(scene.reference.calls, scene.candidate.calls, scene.differing, first)
@@ -857,4 +849,4 @@ def answer(scene: Scene) -> tuple[Culprit | None, str]:
             return culprit, ""
     if scene.is_determined():
         return culprit, "blames another call"
-    return culprit, "undetermined" if tells_of(scene, culprit) else "undetermined and untold"
+    return culprit, "undetermined"

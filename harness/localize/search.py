@@ -17,10 +17,10 @@ from typing import NamedTuple
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.differing_settings import differing_settings
 from bitproof.harness.errors import BitproofError
-from bitproof.harness.localize.blame import Differing, culprit_in, find_culprit, ready_logs
+from bitproof.harness.localize.blame import Differing, culprits_in, find_culprit, ready_logs
 from bitproof.harness.localize.culprit import Culprit, Link, call_of
 from bitproof.harness.localize.differing import differing_digests
-from bitproof.harness.localize.exchange.verifier import Verifier
+from bitproof.harness.localize.exchange.verifier import MAX_CULPRITS, Verifier
 from bitproof.harness.localize.expected_found import expected_and_found
 from bitproof.harness.localize.logs.calls import Call, gives_what_it_reads
 from bitproof.harness.localize.logs.replay import (
@@ -103,15 +103,16 @@ class Search:
         first = replace(first, holds=held_as(self.recordings["reference"], self.recordings["candidate"], key))
         pair = self._digest("reference", key), self._digest("candidate", key)
         ready = ready_logs(logs["reference"], logs["candidate"])
-        culprit = culprit_in(ready, differing, (key.rank, pair))
-        if culprit is None:
+        culprits = culprits_in(ready, differing, (key.rank, pair))[:MAX_CULPRITS]
+        if not culprits:
             return first
+        culprit = culprits[0]
         verification = None
         manifests = [self.recordings[role].manifest.ranks or () for role in ROLES]
         settings = differing_settings(manifests[0], manifests[1], key.step)
         if self.verifies:
             verifier = Verifier(self.recordings, self.folder, key.step, logs, self.run_replay, ready, settings)
-            culprit, verification = verifier.verify(culprit)
+            culprit, verification = verifier.verify(*culprits)
         if (
             culprit.how == "inherits"
             and (buffer := self._buffer_read(culprit, logs["candidate"], key.step)) is not None
@@ -227,7 +228,7 @@ class Search:
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
         """The difference in the output of each call of the chain, the culprit's first; empty if none differs.
 
-        None for a call without a counterpart, for a call that agrees, and for an output that the replay did not
+        None for a call without a match, for a call that agrees, and for an output that the replay did not
         reproduce. Such an output need not contradict the verdict: values that no record shows may vary between runs,
         for example rows that no call reads.
         """

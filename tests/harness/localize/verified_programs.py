@@ -10,6 +10,7 @@ from typing import NamedTuple
 from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.exchange.exchange_plan import Swap
 from bitproof.harness.localize.exchange.verifier import Verifier, _Run
+from bitproof.harness.localize.logs.calls import gives_what_it_reads
 from bitproof.harness.localize.logs.exchanges import OTHER_INPUTS, OTHER_TYPE, UNSTEADY
 from bitproof.harness.localize.logs.replay import Exchanged, ValueSite
 from bitproof.harness.records import Key, Manifest, Record, Recording, Role, Verification
@@ -154,10 +155,17 @@ def verified(scene: Scene) -> Verified:
     logs = {role: trace.calls for role, trace in sides.items()}
     verifier = ProgramVerifier(recordings, Path(), 0, logs, lambda *_: None, scene=scene)
     found = verifier.blamed(recordings["candidate"], verifier.ready)
-    if found is None:
+    if not found:
         return Verified(None, None, False, False, False)
-    culprit, verification = verifier.verify(found)
+    culprit, verification = verifier.verify(*found)
     planted = [scene.candidate.calls[rank][index] for rank, index in scene.planted]
+    # A planted call that copies another value is as wrong as the call that reads the copy.
+    planted += [
+        each
+        for rank, index in scene.planted
+        for each in scene.candidate.calls[rank]
+        if gives_what_it_reads(scene.candidate.calls[rank][index]) and index in each.producers
+    ]
     told = culprit.call.place[:2] if culprit.candidate is None else None
     own = told or verifier.ready[culprit.rank].log[culprit.candidate or 0].place[:2]
     return Verified(

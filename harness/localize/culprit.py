@@ -69,8 +69,8 @@ class Culprit:
     """The call to blame, and the `ranks` on which it differs.
 
     - `how`: its defect, a key of `HOW`.
-    - `candidate`, `reference`: its indices in the logs of `rank`; None if that side lacks the call, or the matching call
-      is unknown.
+    - `candidate`, `reference`: its indices in the logs of `rank`; None if that side lacks the call, or the
+      matching call is unknown.
     - `arguments`: differing numbers and words, such as "eps=1e-05 where the reference has 1e-06".
     - `reading`: the source of an input that the matching call does not read.
     - `instead_of`: the operator of the reference's call that a new call replaces; `call` then has that call's place.

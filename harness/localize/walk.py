@@ -197,7 +197,12 @@ class Walk:
             here = None if theirs is None else log.matching_here(theirs)
             if here is not None and is_abandoned(log.log[here]):
                 found |= self._add(rank, here, theirs, "abandons")
-            elif theirs is not None and here is None and not _is_for_its_reader(log.reference.log[theirs]):
+            elif (
+                here is None
+                and theirs is not None
+                and log.lacks(theirs)
+                and not _is_for_its_reader(log.reference.log[theirs])
+            ):
                 found |= self._missing(rank, theirs)
             elif not is_exchange:
                 found |= self._add(rank, mine, due, "reads" if value in log.reference.values else "inherits")
@@ -239,11 +244,19 @@ class Walk:
     ) -> bool:
         """The cause if an extra call's output is read, or recorded, where the reference has that of `due`."""
         log, call = self.logs[rank], self.logs[rank].log[mine]
+        computes = not log.packs(mine)
+        is_right = log.reference.values.issuperset(call.outputs)
+        is_between = computes and due is not None and bool(set(log.reference.log[due].outputs) & set(call.inputs))
+        # Both values are here and right: the reader takes the wrong one.
+        is_read_wrong = is_right and due is not None and reader is not None and self._is_before(rank, due, reader[0])
+        is_read_wrong &= bool(call.inputs) and name_of(call) not in CONSTANTS and not call.draws
         if due is not None and here is None:
             self.replaced[rank, mine] = due
+        if is_read_wrong and computes and not is_between and reader is not None:
+            return self._reads(rank, reader)
         if self._extra(rank, mine, weight=1):
             return True
-        if log.packs(mine) and not call.view and call.outputs[:1] and call.outputs[0] in call.inputs:
+        if not computes and not call.view and call.outputs[:1] and call.outputs[0] in call.inputs:
             # A copy, or a product with 1: go on to what it copies.
             giver = log.given(mine)[call.inputs.index(call.outputs[0])]
             if giver is not None:
@@ -251,27 +264,22 @@ class Walk:
             return reader is not None and self._reads(rank, reader)
         if here is not None and log.differs(here) and self._call(rank, here):
             return True
-        if due is not None and set(log.reference.log[due].outputs) & set(call.inputs) and not log.packs(mine):
-            return self._add(rank, mine, None, "adds")
-        is_right = log.reference.values.issuperset(call.outputs)
-        if (
-            due is not None
-            and not log.lacks(due)
-            and is_right
-            and reader is not None
-            and call.inputs
-            and name_of(call) not in CONSTANTS
-        ):
+        if is_read_wrong and not is_between and reader is not None:
             return self._reads(rank, reader)
-        packed = self._packer(rank, mine)
-        if packed is not None:
+        if not is_between and (packed := self._packer(rank, mine)) is not None:
             return self._add(rank, packed, None, "adds")
-        if due is not None and here is None and is_right and log.lacks(due):
+        if not is_between and due is not None and here is None and is_right and log.lacks(due):
             return self._missing(rank, due)
-        is_right |= any(not log.differs(index) and not log.packs(index) for index, _ in log.readers(mine))
-        if reader is not None and is_right and not call.view and name_of(call) not in CONSTANTS:
+        leads_on = any(not log.differs(index) and not log.packs(index) for index, _ in log.readers(mine))
+        if reader is not None and leads_on and not (is_between or call.view or name_of(call) in CONSTANTS):
             return self._reads(rank, reader)
         return self._add(rank, mine, None, "adds")
+
+    def _is_before(self, rank: int, due: int, reader: int) -> bool:
+        """Whether the candidate has an output of the reference's call `due` by the time a call reads another value."""
+        log = self.logs[rank]
+        made = [index for value in log.reference.log[due].outputs for index in log.all_with(value)]
+        return not log.lacks(due) and (not made or min(made) < reader)
 
     def _extra(self, rank: int, mine: int, weight: int = 2) -> bool:
         """Search behind an extra call over wrong values; if there are none, the call is the cause if it is wrong."""

@@ -85,7 +85,7 @@ class Cause:
     groups: list[WrongCall] = field(default_factory=list)
     accounts: int = 0
 
-    def has(self, culprit: Culprit, wrong: Wrong) -> bool:
+    def has(self, culprit: Culprit, wrong: Wrong, reads: Collection[str] = ()) -> bool:
         """Whether a call that is found later has the same defect: the same wrong argument, module or source line.
 
         For example, the backward call of a module belongs to the wrong forward call of that module. Calls of an update
@@ -98,7 +98,7 @@ class Cause:
         directions = mine.place.direction, other.place.direction
         if is_there and directions == ("forward", "backward") and culprit.how in _OTHER_CALLS:
             return self.culprit.how in _OTHER_CALLS or self._is_argument_of(other, culprit.how)
-        if self._takes_place_of(culprit):
+        if self._takes_place_of(culprit, {*culprit.call.inputs, *reads}):
             return True
         if family_of(mine.operator) != family_of(other.operator):
             return False
@@ -110,7 +110,7 @@ class Cause:
         is_one_line = mine.source is not None and (mine.source, mine.operator) == (other.source, other.operator)
         return is_there or is_one_line
 
-    def _takes_place_of(self, culprit: Culprit) -> bool:
+    def _takes_place_of(self, culprit: Culprit, reads: Collection[str]) -> bool:
         """Whether `culprit` and a call of this cause are an extra and a missing call that read the same value.
 
         Then that value takes another path. For example, a gradient is first added to another gradient, and only their
@@ -120,7 +120,7 @@ class Cause:
         if {self.culprit.how, culprit.how} != {"adds", "lacks"} or self.culprit.call.place.direction != direction:
             return False
         calls = [self.culprit.call, *(group.call for group in self.groups if group.rank == culprit.rank)]
-        return any(set(call.inputs) & set(culprit.call.inputs) for call in calls)
+        return any(not set(call.inputs).isdisjoint(reads) for call in calls)
 
     def _is_argument_of(self, call: Call, how: str) -> bool:
         """Whether an extra call has this cause's wrong argument, or a missing one the right argument.
@@ -255,7 +255,8 @@ class Verifier:
         A call with the defect of an earlier cause belongs to that cause: only the exchanges are new.
         """
         wrong = self._arguments.of_culprit(culprit, logs)
-        cause = next((each for each in causes if each.has(culprit, wrong)), None)
+        reads = _read_by(culprit, logs[culprit.rank])
+        cause = next((each for each in causes if each.has(culprit, wrong, reads)), None)
         tried = [*causes] if cause else [*causes, Cause(culprit, wrong)]
         cause = cause or tried[-1]
         known = {swap.site for each in tried for group in each.groups for swap in group.candidate}
@@ -406,6 +407,16 @@ class Verifier:
         return differing_digests(self.recordings["reference"], recording, self.step)
 
 
+def _read_by(culprit: Culprit, log: CandidateLog) -> set[str]:
+    """The values that a missing call, and the missing calls that prepare its inputs, read; empty for other calls."""
+    pending, seen = [culprit.index] if culprit.candidate is None else [], set[int]()
+    while pending:
+        if (index := pending.pop()) not in seen and log.matching_here(index) is None:
+            seen.add(index)
+            pending += log.reference.givers(index)
+    return {value for index in seen for value in log.reference.log[index].inputs}
+
+
 def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
     """The reason why an earlier call must be wrong: the blamed call reads a wrong value. Empty if it reads none."""
     log = logs[culprit.rank]
@@ -426,7 +437,10 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
         maker = maker_of(log.log, log.given, culprit.candidate, position)
         if maker is None or (log.log[maker].view and not log.givers(maker)):
             continue  # it was there before the step
-        if value not in log.reference.values and not (culprit.how == "adds" and _only_moves(log, giver)):
+        # An extra sum over ranks is not due to the extra calls that prepare it, such as a division.
+        prepares = mine.collective and log.matching_call(giver) is None and log.reads_right_values(giver)
+        is_its_own = culprit.how == "adds" and (prepares or _only_moves(log, giver))
+        if value not in log.reference.values and not is_its_own:
             return f"it reads what {log.log[giver]} gives, which the reference does not have"
         other = log.matching_call(giver)
         if other is not None and value in log.log[giver].outputs and value not in log.reference.log[other].outputs:
@@ -478,7 +492,7 @@ def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
         if rank not in culprit.ranks and other is not None:
             given, due = logs[rank].log[index], logs[rank].reference.log[other]
             if given.inputs != due.inputs:
-                return f"it brings what {given} on rank {rank} gives to it, which differs from what its matching call gives"
+                return f"it brings what {given} on rank {rank} gives to it, and its matching call gives another value"
     return ""
 
 

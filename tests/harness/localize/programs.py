@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from bitproof.harness.localize.blame import find_culprit
-from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.records import Role
 
@@ -102,10 +100,6 @@ class Trace:
     def upstream(self, key: tuple[str, int]) -> set[Site]:
         """Every call that a path of values leads from to what is shown."""
         return self.before(self.shown_by[key])
-
-    def leading_to(self, rank: int, value: str) -> set[Site]:
-        """Every call that a path of values leads from to a call of a rank that gives a value, and that call."""
-        return self.before((rank, index) for index, call in enumerate(self.calls[rank]) if value in call.outputs)
 
     def before(self, sites: Iterable[Site]) -> set[Site]:
         """These calls, and every call that a path of values leads from to one of them."""
@@ -704,29 +698,6 @@ class Scene:
         assert trace.shown == self.reference.shown, f"seed {self.seed}: the candidate's noise changes values"
         return trace
 
-    def may_lead(self, site: Site) -> bool:
-        """Whether a path of values leads from a call to the first record.
-
-        Of two calls that give one value a log without origins does not tell which one is read; and no log tells which
-        of two calls that give a record's value has given that, or leads there.
-        """
-        upstream, (rank, index) = self.candidate.upstream(self.first), site
-        calls = self.candidate.calls[rank]
-        if site in self.candidate.leading_to(self.first[1], self.candidate.shown[self.first]):
-            return True
-        if (self.candidate.shown[self.first],) == calls[index].outputs:
-            return any(r == rank and calls[i][:4] == calls[index][:4] for r, i in upstream)
-        if site in upstream or calls[index].producers or not calls[index].inputs:
-            return site in upstream
-        return any(r == rank and calls[i].outputs == calls[index].outputs for r, i in upstream)
-
-    def gives_as_planted(self, site: Site) -> bool:
-        """Whether a call gives the record's value as the planted one does, of the same inputs at the same place."""
-        rank, index = site
-        call = self.candidate.calls[rank][index]
-        is_last = self.candidate.shown[self.first] in call.outputs
-        return is_last and any(r == rank and self.candidate.calls[r][i][:4] == call[:4] for r, i in self.planted)
-
     def is_determined(self) -> bool:
         """Whether values tell: the reference has what the call reads, and what it should give, but not what it gives.
 
@@ -830,23 +801,3 @@ def generate(seed: int) -> Scene | None:
     way = "computes" if planted.reads is None else "reads"
     sides: dict[Role, tuple[Program, Wrong | None]] = {"reference": (program, None), "candidate": (candidate, planted)}
     return Scene(seed, sides, reference, wrong, without, sites, keys[0], differing, way)
-
-
-def answer(scene: Scene) -> tuple[Culprit | None, str]:
-    """Whom blame finds, and what is wrong with that: "" where nothing is.
-
-    Where values cannot tell it is "undetermined".
-    """
-    first = scene.first[1], scene.differing[scene.first[1]][0]
-    culprit = find_culprit(scene.reference.calls, scene.candidate.calls, scene.differing, first)
-    if culprit is None:
-        return None, "finds nothing"
-    if culprit.candidate is not None:
-        site = culprit.rank, culprit.candidate
-        if not scene.may_lead(site):
-            return culprit, "blames what is not upstream"
-        if site in scene.planted or scene.gives_as_planted(site):
-            return culprit, ""
-    if scene.is_determined():
-        return culprit, "blames another call"
-    return culprit, "undetermined"

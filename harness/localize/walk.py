@@ -21,6 +21,7 @@ is found:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from bitproof.harness.localize.chain import Pair
@@ -200,7 +201,7 @@ class Walk:
             elif (
                 here is None
                 and theirs is not None
-                and log.lacks(theirs)
+                and not self._is_before(rank, theirs, mine)
                 and not _is_for_its_reader(log.reference.log[theirs])
             ):
                 found |= self._missing(rank, theirs)
@@ -288,32 +289,25 @@ class Walk:
         log, call, found = self.logs[rank], self.logs[rank].log[mine], False
         for peer, index in self.joined.together((rank, mine)):
             side = self.logs[peer]
-            for value, giver in zip(side.log[index].inputs, side.given(index), strict=False):
+            # Behind the inputs' producers are those of parts of a bucket.
+            for value, giver in zip_longest(side.log[index].inputs, side.given(index)):
                 if giver is not None and peer == rank:
                     self.readers.setdefault((rank, giver), self.readers.get((rank, mine), mine))
-                if giver is None or (value in side.reference.values and not side.log[giver].inputs):
+                is_right = value in side.reference.values
+                if giver is None or (is_right and not side.log[giver].inputs):
                     continue
                 if side.matching_call(giver) is not None:
                     found |= side.differs(giver) and self._call(peer, giver)
-                elif value not in side.reference.values:
+                elif not is_right:
                     found |= self._extra(peer, giver)
         if not found and is_abandoned(call):
             found = self._add(rank, mine, None, "abandons")
-        elif found and call.collective and self._is_one_more(rank, mine):
-            # What prepares an extra sum, such as a division, is extra because of it.
-            self._add(rank, mine, None, "adds", 0)
         elif not found and self._is_misplaced and self._overwrites(rank, mine):
             found = self._add(rank, mine, None, "adds", 0)
         elif not found and log.differs(mine) and not log.packs(mine) and not self._is_bucket(rank, mine):
             found = self._add(rank, mine, None, "adds", weight)
         self._done[rank, mine] = found
         return found
-
-    def _is_one_more(self, rank: int, mine: int) -> bool:
-        """Whether the candidate has more collectives of this operator than the reference."""
-        log, operator = self.logs[rank], self.logs[rank].log[mine].operator
-        own, due = (sum(call.operator == operator for call in side.log) for side in (log, log.reference))
-        return own > due
 
     def _overwrites(self, rank: int, mine: int) -> bool:
         """Whether a call copies a right value over another right value."""

@@ -437,10 +437,7 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
         maker = maker_of(log.log, log.given, culprit.candidate, position)
         if maker is None or (log.log[maker].view and not log.givers(maker)):
             continue  # it was there before the step
-        # An extra sum over ranks is not due to the extra calls that prepare it, such as a division.
-        prepares = mine.collective and log.matching_call(giver) is None and log.reads_right_values(giver)
-        is_its_own = culprit.how == "adds" and (prepares or _only_moves(log, giver))
-        if value not in log.reference.values and not is_its_own:
+        if value not in log.reference.values and not (culprit.how == "adds" and _only_moves(log, giver)):
             return f"it reads what {log.log[giver]} gives, which the reference does not have"
         other = log.matching_call(giver)
         if other is not None and value in log.log[giver].outputs and value not in log.reference.log[other].outputs:
@@ -489,9 +486,10 @@ def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
     joined = JoinedLogs([log.log for log in logs])
     for rank, index in joined.together((culprit.rank, culprit.candidate)):
         other = logs[rank].matching_call(index)
-        if rank not in culprit.ranks and other is not None:
+        if rank != culprit.rank and other is not None:
             given, due = logs[rank].log[index], logs[rank].reference.log[other]
-            if given.inputs != due.inputs:
+            is_blamed = rank in culprit.ranks and logs[rank].reads_right_values(index)
+            if given.inputs != due.inputs and not is_blamed:
                 return f"it brings what {given} on rank {rank} gives to it, and its matching call gives another value"
     return ""
 

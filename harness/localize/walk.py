@@ -20,6 +20,7 @@ is found:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
@@ -60,6 +61,15 @@ class Walk:
 
     def from_record(self, rank: int, pair: Pair) -> None:
         """Walk back from a record of a rank with the digests `pair`."""
+        # The walk is as deep as the longest path of calls, and Python's own limit is for programs that never end.
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(limit + 20 * sum(len(log.log) + len(log.reference.log) for log in self.logs))
+        try:
+            self._from_record(rank, pair)
+        finally:
+            sys.setrecursionlimit(limit)
+
+    def _from_record(self, rank: int, pair: Pair) -> None:
         (wanted, held), log = pair, self.logs[rank]
         self._is_misplaced = held in log.reference.values
         mine, due = log.giver(wanted, held), log.reference.producer(wanted)

@@ -934,3 +934,11 @@ def test_an_extra_call_in_a_chain_of_extra_calls_without_a_place_has_the_place_o
     candidate[3] = candidate[3]._replace(producers=(2,))
     culprit = blamed(STEP, candidate, "L")
     assert culprit is not None and (culprit.how, culprit.candidate, culprit.call.place) == ("adds", 2, FORWARD)
+
+
+def test_a_path_of_very_many_calls_is_walked_to_its_end() -> None:
+    reference = [call(f"neg v{i} -> v{i + 1}")._replace(producers=(i - 1 if i else None,)) for i in range(5000)]
+    candidate = [reference[0]._replace(outputs=("V1",))]
+    candidate += [each._replace(inputs=(f"V{i}",), outputs=(f"V{i + 1}",)) for i, each in enumerate(reference) if i]
+    culprit = find_culprit([reference], [candidate], {0: [("v5000", "V5000")]})
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("computes", 0)

@@ -40,10 +40,7 @@ def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str
 
     None if no input differs, or if the partner is a guess.
     """
-    if (
-        set(log.log[index].inputs).isdisjoint(log.reference.log[partner].inputs)
-        and log.reference.counterpart(partner, log) != index
-    ):
+    if set(log.log[index].inputs).isdisjoint(log.reference.log[partner].inputs) and log.matching_call(index) != partner:
         return None
     sides: tuple[tuple[CandidateLog | ReferenceLog, int], ...] = (log, index), (log.reference, partner)
     inputs = [side.log[at].inputs for side, at in sides]

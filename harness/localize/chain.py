@@ -4,7 +4,7 @@
 2. It crosses from rank to rank only at collectives.
 3. Views are left out, and at most `MAX_LINKS` of the other calls are shown. Calls that change the rank or the module
    take precedence: for example, of 12 calls within a module, the 2 before the last are left out.
-4. Each call is compared with its counterpart on the other side, the same occurrence of its operator at its place.
+4. Each call is compared with its matching call on the other side.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from bitproof.harness.localize.culprit import Culprit, Link
 from bitproof.harness.localize.logs.calls import Call, Place
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
-from bitproof.harness.localize.logs.reference_log import IndexedLog
 
 MAX_LINKS = 10
 
@@ -37,7 +36,6 @@ def with_chain(
     """
     is_missing = culprit.candidate is None
     joined, value = (known, pair[0]) if is_missing else (mine, pair[1])
-    indexed: list[IndexedLog] = [log.reference if is_missing else log for log in logs]
     givers = [log.reference.givers if is_missing else log.givers for log in logs]
     differs = [log.lacks if is_missing else log.differs for log in logs]
     lasts = [(rank, i) for i, call in enumerate(joined.logs[rank]) if value in (*call.outputs, *call.aliases)]
@@ -48,7 +46,7 @@ def with_chain(
         if site == first:
             return culprit.reference, culprit.candidate
         log, index = logs[site[0]], site[1]
-        other = indexed[site[0]].counterpart(index, log if is_missing else log.reference)
+        other = log.matching_here(index) if is_missing else log.matching_call(index)
         return (index, other) if is_missing else (other, index)
 
     call = culprit.call._replace(place=place_on(way, joined.logs, culprit.call.place))
@@ -105,7 +103,7 @@ def links_of(
 ) -> list[Link]:
     """The calls of a path that a report shows, at most `MAX_LINKS`.
 
-    `sides` returns a call's index in the reference's and in the candidate's log, None if a side has no counterpart.
+    `sides` returns a call's index in the reference's and in the candidate's log, None if a side has no matching call.
     """
     kept = [i for i, (rank, index) in enumerate(way) if i in (0, len(way) - 1) or not logs[rank][index].view]
     if len(kept) > MAX_LINKS:

@@ -19,11 +19,9 @@ How = Literal[
     "outside",
     "draws",
     "exchanges",
-    "regroups",
     "adds",
     "lacks",
     "abandons",
-    "discards",
     "misplaces",
 ]
 
@@ -37,11 +35,9 @@ HOW: dict[How, str] = {
     "outside": "reads memory of this step that something else than an operator call wrote, such as NumPy",
     "draws": "has no tensor input, and a different output",
     "exchanges": "reads the same inputs in another order",
-    "regroups": "combines the values of the reference in another grouping",
     "adds": "is an extra call that the reference does not have",
     "lacks": "is missing from the candidate",
     "abandons": "is launched, and never waited for",
-    "discards": "has an output that the reference reads and no call here does",
     "misplaces": "computes the value that the tensor should have, but the tensor has another right value",
 }
 """Each defect as the predicate of a sentence: "mm of layers.3.w1 (forward) on rank 0 is missing from the candidate"."""
@@ -58,7 +54,7 @@ HOW_ITSELF: dict[How, str] = HOW | {
 class Link(NamedTuple):
     """A call of a chain, its rank, and the number of calls left out before it.
 
-    `reference` and `candidate` are its indices in the two sides' logs; None if a side has no counterpart.
+    `reference` and `candidate` are its indices in the two sides' logs; None if a side has no matching call.
     """
 
     call: Call
@@ -68,30 +64,17 @@ class Link(NamedTuple):
     candidate: int | None = None
 
 
-class Doubt(NamedTuple):
-    """A call that may be wrong instead of the blamed call, and its ranks."""
-
-    call: Call
-    ranks: tuple[int, ...]
-
-    def __str__(self) -> str:
-        ranks = ", ".join(map(str, self.ranks))
-        return f"{self.call} on rank{'s' if len(self.ranks) > 1 else ''} {ranks}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
     """The call to blame, and the `ranks` on which it differs.
 
     - `how`: its defect, a key of `HOW`.
-    - `candidate`, `reference`: its indices in the logs of `rank`; None if that side lacks the call, or its partner is
-      unknown.
+    - `candidate`, `reference`: its indices in the logs of `rank`; None if that side lacks the call, or the
+      matching call is unknown.
     - `arguments`: differing numbers and words, such as "eps=1e-05 where the reference has 1e-06".
-    - `reading`: the source of an input that the partner does not read.
+    - `reading`: the source of an input that the matching call does not read.
     - `instead_of`: the operator of the reference's call that a new call replaces; `call` then has that call's place.
     - `at`: the rank of the indices, if it is not the lowest of `ranks`.
-    - `also`: other calls that are wrong independently of this call.
-    - `or_else`: calls that may be wrong instead of this call, since values do not decide between them.
     - `explains`: the record to which the call leads: its rank, and its digests in the reference and in the candidate.
     - `chain`: the calls that lead to that record.
     """
@@ -105,8 +88,6 @@ class Culprit:
     reading: str = ""
     instead_of: str = ""
     at: int | None = None
-    also: tuple[tuple[How, Call], ...] = field(default=(), compare=False)
-    or_else: tuple[Doubt, ...] = field(default=(), compare=False)
     explains: tuple[int, str, str] | None = field(default=None, compare=False)
     chain: tuple[Link, ...] = field(default=(), compare=False)
 

@@ -22,7 +22,6 @@ from bitproof.harness.errors import RankError, RecordingError
 from bitproof.harness.localize.culprit import HOW
 from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
-from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.logs.replay import Replay, archive_of, read_log, read_records, read_steps
 from bitproof.harness.localize.unmatched_calls import listed, look_at, summed_up, told_packing
 from bitproof.harness.records import (
@@ -195,10 +194,11 @@ class EveryCall:
 
     def _divergence(self, step: int, rank: int, index: int, call: Call) -> Divergence:
         """The divergence of a case whose first unmatched call is this call, with the call to blame."""
-        known = ReferenceLog(next(calls for number, calls in self._steps("reference", 1, rank) if number == step))
-        partner, same = known.partner(call, 0)
-        how = ANOTHER_VALUE if partner is None or same is None else HOW[same]
-        if not known.calls(call):
+        known = next(calls for number, calls in self._steps("reference", 1, rank) if number == step)
+        is_made = any((each.operator, each.inputs) == (call.operator, call.inputs) for each in known)
+        how = HOW["computes"] if is_made else ANOTHER_VALUE
+        kind = call.operator, call.place.direction
+        if all((each.operator, each.place.direction) != kind for each in known):
             how = HOW["adds"]
         ranks = [peer for at, peer, place, _ in self.found.strange if (at, place) == (step, index)]
         blamed = BlamedCall(

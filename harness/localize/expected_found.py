@@ -32,9 +32,7 @@ READ = "the value that the reference reads"
 FIXED = {
     "compiles": ("values that the reference has", "a value of the compiled graph that the reference has nowhere"),
     "exchanges": ("its inputs in the reference's order", "the same inputs in another order"),
-    "regroups": ("the values in the reference's order", "the same values in another order"),
     "abandons": ("a collective that is waited for", "it is launched and never waited for"),
-    "discards": ("a call that reads its output", "an output that no call reads"),
     "unwritten": (READ, "uninitialized memory: the value that new memory is filled with"),
     "outside": (READ, "a value written outside torch, such as by NumPy"),
     "misplaces": ("its output in this tensor", "another right value in this tensor"),
@@ -93,11 +91,11 @@ def _lines(culprit: Culprit, log: CandidateLog, output: TensorDifference | None)
 
 
 def _readers(log: CandidateLog, theirs: int) -> list[int]:
-    """The candidate's counterparts of the calls that read, directly or through views, the output of a missing call."""
+    """The candidate's matches of the calls that read, directly or through views, the output of a missing call."""
     pending, found = [theirs], list[int]()
     while pending:
         for reader, _ in log.reference.readers(pending.pop()):
-            mine = log.reference.counterpart(reader, log)
+            mine = log.matching_here(reader)
             found += [] if mine is None else [mine]
             pending += [reader] if log.reference.log[reader].view else []
     return found

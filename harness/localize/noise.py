@@ -25,7 +25,7 @@ from bitproof.harness.localize.logs.replay import (
     read_steps,
     step_of,
 )
-from bitproof.harness.localize.search import Logs, Search, tell_others
+from bitproof.harness.localize.search import Logs, Search
 from bitproof.harness.records import ROLES, Divergence, Key, Record, Role, TensorDifference
 
 
@@ -70,7 +70,6 @@ class NoiseSearch(Search):
         culprit = find_culprit(logs["reference"], logs["candidate"], differing, (found.rank, pair))
         if culprit is None:
             return first, _tell(key, found, None)
-        self.remarks += tell_others(culprit)
         log_of: Role = "reference" if culprit.candidate is None else "candidate"
         step, begin = step_of(archive_of(self._archives(log_of, 1), culprit.rank), culprit.index)
         output = None

@@ -17,10 +17,10 @@ from typing import NamedTuple
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.differing_settings import differing_settings
 from bitproof.harness.errors import BitproofError
-from bitproof.harness.localize.blame import Differing, culprit_in, find_culprit, ready_logs
-from bitproof.harness.localize.culprit import HOW, Culprit, Link, call_of
+from bitproof.harness.localize.blame import Differing, culprits_in, find_culprit, ready_logs
+from bitproof.harness.localize.culprit import Culprit, Link, call_of
 from bitproof.harness.localize.differing import differing_digests
-from bitproof.harness.localize.exchange.verifier import Verifier
+from bitproof.harness.localize.exchange.verifier import MAX_CULPRITS, Verifier
 from bitproof.harness.localize.expected_found import expected_and_found
 from bitproof.harness.localize.logs.calls import Call, gives_what_it_reads
 from bitproof.harness.localize.logs.replay import (
@@ -35,7 +35,6 @@ from bitproof.harness.localize.logs.replay import (
     read_log,
     step_of,
 )
-from bitproof.harness.localize.neighbours import modules_of, neighbours_of
 from bitproof.harness.records import ROLES, Divergence, Key, Recording, Role, Sample, TensorDifference
 
 CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
@@ -104,16 +103,16 @@ class Search:
         first = replace(first, holds=held_as(self.recordings["reference"], self.recordings["candidate"], key))
         pair = self._digest("reference", key), self._digest("candidate", key)
         ready = ready_logs(logs["reference"], logs["candidate"])
-        culprit = culprit_in(ready, differing, (key.rank, pair))
-        if culprit is None:
+        culprits = culprits_in(ready, differing, (key.rank, pair))[:MAX_CULPRITS]
+        if not culprits:
             return first
+        culprit = culprits[0]
         verification = None
         manifests = [self.recordings[role].manifest.ranks or () for role in ROLES]
         settings = differing_settings(manifests[0], manifests[1], key.step)
         if self.verifies:
             verifier = Verifier(self.recordings, self.folder, key.step, logs, self.run_replay, ready, settings)
-            culprit, verification = verifier.verify(culprit)
-        self.remarks += tell_others(culprit) if verification is None else []
+            culprit, verification = verifier.verify(*culprits)
         if (
             culprit.how == "inherits"
             and (buffer := self._buffer_read(culprit, logs["candidate"], key.step)) is not None
@@ -131,17 +130,13 @@ class Search:
         ):
             culprit, logs, step = left
             self.remarks.append(f"the call to blame is in step {step}: step {key.step} reads its output")
-            neighbours = neighbours_of(culprit, logs["reference"], logs["candidate"])
-            return replace(first, call=replace(call_of(culprit), neighbours=neighbours))
-        neighbours = neighbours_of(culprit, logs["reference"], logs["candidate"])
-        modules = modules_of(culprit, logs["reference"], logs["candidate"])
+            return replace(first, call=call_of(culprit))
         changed: list[TensorDifference | None] = []
         with self._bits_may_fail(f"the output of {culprit.call}", culprit.rank):
             changed = self._changed(culprit, logs, key.step) if self.shows_bits else []
         call = call_of(culprit, changed=changed)
         expected, found = expected_and_found(culprit, ready, call.output, settings, key.step)
-        call = replace(call, expected=expected, found=found, verification=verification)
-        return replace(first, call=replace(call, neighbours=neighbours, modules=modules))
+        return replace(first, call=replace(call, expected=expected, found=found, verification=verification))
 
     def _left_by(
         self, key: Key, differing: Differing, pair: tuple[str, str]
@@ -233,7 +228,7 @@ class Search:
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
         """The difference in the output of each call of the chain, the culprit's first; empty if none differs.
 
-        None for a call without a counterpart, for a call that agrees, and for an output that the replay did not
+        None for a call without a match, for a call that agrees, and for an output that the replay did not
         reproduce. Such an output need not contradict the verdict: values that no record shows may vary between runs,
         for example rows that no call reads.
         """
@@ -296,23 +291,6 @@ def _first_difference(link: Link, logs: Logs) -> _ChangedOutput | None:
 
 def _tell(key: Key) -> str:
     return f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
-
-
-MAX_OTHERS = 8
-
-DOUBT = "values do not show whether the call to blame is wrong, or one of these: "
-
-
-def tell_others(culprit: Culprit) -> list[str]:
-    """Remarks on further wrong calls (`also`), and on calls that may be wrong instead of it (`or_else`)."""
-    told: list[str] = []
-    for begins, texts in (
-        ("apart from the call to blame, ", [f"{call} {HOW[how]}" for how, call in culprit.also]),
-        (DOUBT, [str(call) for call in culprit.or_else]),
-    ):
-        more = f"; and so on, {len(texts)} in all" if len(texts) > MAX_OTHERS else ""
-        told += [f"{begins}{'; '.join(texts[:MAX_OTHERS])}{more}"] if texts else []
-    return told
 
 
 def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:

@@ -1,4 +1,4 @@
-"""The first divergence of two systems: the record, how its tensor differs, the call to blame and its neighbours."""
+"""The first divergence of two systems: the record, how its tensor differs and the call to blame."""
 
 from __future__ import annotations
 
@@ -39,21 +39,6 @@ class TensorDifference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Neighbour:
-    """The blamed call or a call near it, and whether both sides agree in its outputs."""
-
-    __pydantic_config__ = GROWING
-
-    operator: str | None = None
-    module: str | None = None
-    direction: str | None = None
-    chunk: int | None = None
-    source: str | None = None
-    agrees: bool | None = None
-    is_culprit: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class ChainLink:
     """A call on the path from the blamed call to the shown record, and the number of calls left out before it.
 
@@ -74,23 +59,6 @@ class ChainLink:
     elements_differing: Count | None = None
     elements: Count | None = None
     max_ulp: Count | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModuleCalls:
-    """The number of a module's calls in one direction, and the number of those that differ, in the shown step and on
-    the blamed call's rank.
-
-    `turn` counts from 1, in the order in which modules and directions first differ. It is None if all calls agree.
-    """
-
-    __pydantic_config__ = GROWING
-
-    module: str | None = None
-    direction: str | None = None
-    calls: Count
-    differing: Count
-    turn: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,14 +123,13 @@ class Verification:
 class BlamedCall:
     """The operator call to blame for a difference: the first with equal inputs and different outputs.
 
-    `how` says what is wrong with it. It ran on `rank`, the lowest of the `ranks` on which it differs; `source` is its
-    source line; `output` says how its output differs, if known. `neighbours` are the calls around it, in execution
-    order. `micro_batch` counts from 1, if a step has several. `part` is the part of an update that runs the call: an
-    optimizer's class, "clipping", "loss scaling"; in a mixture of experts "dispatch", "compute" or "combine". `chain`
-    leads from the call to the shown record; each of its calls reads an output of the previous one. `modules` lists the
-    modules whose calls differ. `expected` and `found` state the defect in a few words each: `eps=1e-05` and
-    `eps=0.001`, or `mul.Tensor of layers.0 (forward)` and `no such call`. `verification` says what an exchange of the
-    call's values showed, None without one.
+    `how` says what is wrong with it. It ran on `rank`, the lowest of the `ranks` on which it differs; `source` is
+    its source line; `output` says how its output differs, if known. `micro_batch` counts from 1, if a step has
+    several. `part` is the part of an update that runs the call: an optimizer's class, "clipping", "loss scaling";
+    in a mixture of experts "dispatch", "compute" or "combine". `chain` leads from the call to the shown record;
+    each of its calls reads an output of the previous one. `expected` and `found` state the defect in a few words
+    each: `eps=1e-05` and `eps=0.001`, or `mul.Tensor of layers.0 (forward)` and `no such call`. `verification` says
+    what an exchange of the call's values showed, None without one.
     """
 
     operator: str
@@ -177,9 +144,7 @@ class BlamedCall:
     micro_batch: int | None = None
     part: str | None = None
     output: TensorDifference | None = None
-    neighbours: list[Neighbour] | None = None
     chain: list[ChainLink] | None = None
-    modules: list[ModuleCalls] | None = None
     expected: str | None = None
     found: str | None = None
     verification: Verification | None = None

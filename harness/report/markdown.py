@@ -196,8 +196,6 @@ def _divergence(first: Divergence) -> str:
     parts = [table_of(("what", "value"), [(name, _brief(value)) for name, value in known])]
     if shown := text.evidence(first.call):
         parts.append(f"The defect, and what exchanges of values showed:\n\n{table_of(('what', 'value'), shown)}")
-    if rows := text.neighbour_rows(first.call):
-        parts.append(f"Calls around the blamed one:\n\n{table_of(text.NEIGHBOURS, rows)}")
     if rows := text.chain_rows(first.call):
         parts.append(f"From the blamed call to this tensor:\n\n{table_of(text.CHAIN, rows)}")
     sides = (

@@ -28,8 +28,6 @@ from bitproof.harness.records import (
     Histogram,
     Key,
     KindName,
-    ModuleCalls,
-    Neighbour,
     Report,
     Role,
     Sample,
@@ -175,11 +173,9 @@ class FlatDivergence(TensorDifference):
     output_candidate_bits: str | None = None
     between: str | None = None
     holds: str | None = None
-    neighbours: list[Neighbour] | None = None
     micro_batch: int | None = None
     part: str | None = None
     chain: list[ChainLink] | None = None
-    modules: list[ModuleCalls] | None = None
     expected: str | None = None
     found: str | None = None
     verification: Verification | None = None

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from bitproof.harness.records import NO_CALL, SCHEMA, CaseResult, Neighbour, TensorDifference, Verdict
+from bitproof.harness.records import NO_CALL, SCHEMA, CaseResult, TensorDifference, Verdict
 from bitproof.harness.report.json import divergence_to_dict
-from bitproof.harness.report.source_lines import shown_line
 from bitproof.harness.report.text import (
     CHAIN,
     blame,
     blame_label,
     chain_rows,
-    direction_of,
     evidence,
     locate,
     outcome,
@@ -44,10 +42,6 @@ def tell_story(result: CaseResult) -> Iterator[str]:
     yield f"  on ranks: {call.ranks}"
     if call.output is not None:
         yield f"  its output{_extent(call.output)}"
-    if call.neighbours:
-        yield ""
-        yield f"  calls of rank {call.rank} around it, in execution order:"
-        yield from (f"  {line}" for line in _tell_neighbours(call.neighbours))
     if rows := chain_rows(call):
         from tabulate import tabulate
 
@@ -76,20 +70,3 @@ def _extent(found: TensorDifference) -> str:
     ulp = "" if found.max_ulp is None else f", at most {found.max_ulp} ULP"
     bits = f"{found.reference_bits} against {found.candidate_bits} first"
     return f": {found.elements_differing} of {found.elements} elements{ulp}, {bits}"
-
-
-def _tell_neighbours(neighbours: Sequence[Neighbour]) -> Iterator[str]:
-    from tabulate import tabulate
-
-    rows = [
-        (
-            ">" if call.is_culprit else "",
-            call.operator,
-            call.module or "the step itself",
-            direction_of(call),
-            "agrees" if call.agrees else "DIFFERS",
-            shown_line(call.source),
-        )
-        for call in neighbours
-    ]
-    yield from tabulate(rows, tablefmt="plain", disable_numparse=True).splitlines()

@@ -19,7 +19,6 @@ from bitproof.harness.records import (
     ChainLink,
     Divergence,
     Drift,
-    Neighbour,
     Report,
     TensorDifference,
     Verdict,
@@ -264,11 +263,9 @@ def _verification(found: Verification) -> list[tuple[str, str]]:
     ]
 
 
-def direction_of(call: BlamedCall | ChainLink | Neighbour) -> str:
+def direction_of(call: BlamedCall | ChainLink) -> str:
     """A call's direction, chunk, micro-batch and part: `forward, chunk 1`."""
     told = (call.direction or UNTOLD) + ("" if call.chunk is None else f", chunk {call.chunk}")
-    if isinstance(call, Neighbour):
-        return told
     told += "" if call.micro_batch is None else f", micro-batch {call.micro_batch}"
     return told + ("" if call.part is None else f", {call.part}")
 
@@ -328,24 +325,6 @@ def sample_rows(difference: TensorDifference | None) -> list[tuple[str, ...]]:
     return [
         (str(index), reference, candidate, value_of(reference, dtype), value_of(candidate, dtype))
         for index, reference, candidate in difference.samples or ()
-    ]
-
-
-NEIGHBOURS = ("", "operator", "module", "direction", "line", "agrees")
-
-
-def neighbour_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
-    """The calls around the blamed call, as rows with the headers NEIGHBOURS."""
-    return [
-        (
-            "blamed" if near.is_culprit else "",
-            near.operator or "",
-            near.module or "the step itself",
-            direction_of(near),
-            shown_line(near.source),
-            "" if near.agrees is None else "yes" if near.agrees else "no",
-        )
-        for near in (call.neighbours if call else None) or ()
     ]
 
 

@@ -1,8 +1,9 @@
-"""Blame over random programs with one wrong call: `python -m tests.benchmarks.blame_programs [COUNT] [FIRST SEED]`.
+"""Causes of random programs with one wrong call, verified: `python -m tests.benchmarks.blame_programs [COUNT] [FIRST]`.
 
-Where values tell which call is wrong, that one must be the answer; and nobody may be blamed from whom no path of values
-leads to the record that is shown. Exits with 1 where either fails, with the seeds. "untold" are those where values do
-not tell and the answer says nothing of the planted call.
+The programs are those of the seeds from FIRST on, each run and verified in one process (see `verified_programs`). A
+cause is right if it has the module, direction, operator and rank of the planted call. "unclear" are programs in which
+values do not tell which call is wrong, such as one that reads a right value and gives what the reference has elsewhere.
+Exits with 1 if a verified cause of any other program is wrong, with the seeds.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 
 from tests.figures import figure
-from tests.harness.localize.programs import answer, generate
+from tests.harness.localize.programs import generate
+from tests.harness.localize.verified_programs import verified
 
-BATCH = 500
+BATCH = 250
 
 
 def judge(first: int, count: int) -> dict[str, list[int]]:
@@ -29,8 +31,13 @@ def judge(first: int, count: int) -> dict[str, list[int]]:
         if scene is None:
             found["nothing differs"].append(seed)
             continue
-        _, problem = answer(scene)
-        found[f"{scene.way}: {problem or 'named'}"].append(seed)
+        told = verified(scene)
+        status = told.verification.status if told.verification is not None else "no cause"
+        for name in ("place", "operator", "rank", "is_right"):
+            if getattr(told, name):
+                found[f"right {name}"].append(seed)
+        wrong = "" if told.is_right else ", but wrong" if scene.is_determined() else ", unclear"
+        found[f"{status}{wrong}"].append(seed)
     return found
 
 
@@ -43,13 +50,11 @@ def main(count: int = 100_000, first: int = 0) -> int:
                 totals[what] += len(which)
                 seeds[what] += which[: 20 - len(seeds[what])]
     for what, number in sorted(totals.items()):
-        print(f"{number:8} {what}" + (f": seeds {seeds[what][:8]}" if "named" not in what else ""))
+        print(f"{number:8} {what}" + (f": seeds {seeds[what][:8]}" if what.endswith(("wrong", "unclear")) else ""))
     seconds = time.monotonic() - began
     print(f"{count} programs in {seconds:.0f} s, {60 * count / seconds:.0f} a minute")
-    is_wrong = ("another call", "upstream", "finds nothing")
-    wrong = sum(number for what, number in totals.items() if what.endswith(is_wrong))
-    judged = totals.total() - totals["nothing differs"]
-    return figure("fuzz.programs", 1 - wrong / judged if judged else math.nan)
+    judged = count - totals["nothing differs"]
+    return figure("fuzz.programs", 1 - totals["verified, but wrong"] / judged if judged else math.nan)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """Plan the exchanges for a cause: the values of the other side, and the calls at which they replace a side's own.
 
-1. A call with a counterpart: its outputs, on every rank on which it is blamed.
-2. A call that only the candidate makes: its output becomes the value that its readers' counterparts read. A reader that
-   is new as well is followed to its own readers. In the reference, each of these counterparts reads the candidate's
+1. A call with a matching call: its outputs, on every rank on which it is blamed.
+2. A call that only the candidate makes: its output becomes the value that the matches of its readers read. A reader
+   that is new as well is followed to its own readers. In the reference, each of these matches reads the candidate's
    value.
-3. A call that only the reference makes: the counterparts of its readers read its output, and the reverse.
+3. A call that only the reference makes: the calls that match its readers read its output, and the reverse.
 4. A call that reads a wrong value from before the step: all calls that read this value, directly or through views, read
    the reference's value instead. So a wrong parameter is a single cause, although forward, backward and the optimizer
    read it.
 5. All other calls with the same wrong argument, forward or backward, on any rank: their outputs, each only if the call
-   then reads the inputs of its counterpart. So no exchange hides another defect before it. Calls of an update whose
+   then reads the inputs of its matching call. So no exchange hides another defect before it. Calls of an update whose
    numbers come from the same wrong setting of the optimizer (see `wrong_setting`) have the same wrong argument.
 
 Example for 2, where the candidate has an extra `mul`:
@@ -37,7 +37,7 @@ from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.logs.replay import ValueSite
 
 MAX_NEW_CALLS = 12
-"""The maximum number of new calls in a row between a blamed call and a reader with a counterpart."""
+"""The maximum number of new calls in a row between a blamed call and a reader with a matching call."""
 
 
 class Swap(NamedTuple):
@@ -99,9 +99,9 @@ class _Draft:
 
 
 Wrong = frozenset[tuple[str, str]]
-"""The arguments in which a call differs from its counterpart, the candidate's first: numbers, words and constants."""
+"""The arguments in which a call differs from its matching call, the candidate's first: numbers, words and constants."""
 
-LEADS_NOWHERE = "abandons", "discards", "misplaces"
+LEADS_NOWHERE = "abandons", "misplaces"
 """Defects of calls whose own output is right or missing: values are exchanged at the calls that should read it."""
 
 
@@ -141,7 +141,7 @@ def plan_of(
             plan.groups.append(WrongCall(rank, call, tuple(draft.candidate), tuple(draft.reference), is_lead))
     plan.groups = _in_turn(plan.groups)
     if not any(group.is_lead for group in plan.groups) and not plan.problems:
-        plan.problems.append(f"what {culprit.call} gives is what its counterpart gives")
+        plan.problems.append(f"what {culprit.call} gives is what its matching call gives")
     return plan
 
 
@@ -156,7 +156,7 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
     if mine is not None and culprit.how not in LEADS_NOWHERE:
         if theirs is None or readers.is_blocked(mine):
             return readers.of_new(mine)
-        return _of_counterparts(readers.log, readers.rank, mine, _there(readers.log, mine, theirs))
+        return _of_matching(readers.log, readers.rank, mine, theirs)
     return readers.of_missing(theirs) if theirs is not None else _Draft(problems=[f"{culprit.call} has no counterpart"])
 
 
@@ -175,40 +175,26 @@ def _received(logs: Sequence[CandidateLog], rank: int, mine: int, theirs: int) -
     return (rank, mine, theirs) if peer is None else (peer, found[0][peer], found[1][peer])
 
 
-def _there(log: CandidateLog, mine: int, theirs: int) -> int:
-    """The reference's call whose output replaces that of the call `mine`: its partner `theirs`, with two exceptions.
-
-    - If several calls have the partner's inputs, such as decays of weights that are all ones, it is the same occurrence
-      among them.
-    - If the partner has the call's own output, it is the call at the same place. For example, a dropout draws from
-      another dropout's state, so it has that dropout as its partner.
-    """
-    call, partner = log.log[mine], log.reference.log[theirs]
-    if call.outputs == partner.outputs:
-        there = log.counterpart(mine, log.reference)
-        return theirs if there is None else there
-    # Calls with these inputs at this place correspond in order, if both sides have equally many.
-    sides = ([i for i in side.there(call) if side.log[i].inputs == call.inputs] for side in (log, log.reference))
-    own, due = sides
-    return due[own.index(mine)] if theirs in due and len(own) == len(due) else theirs
-
-
 Sites = list[tuple[int, int | None, int | None]]
-"""Triples of a rank, a call's index in the candidate's log, and its counterpart's index in the reference's log.
+"""Triples of a rank, a call's index in the candidate's log, and its matching call's index in the reference's log.
 
 An index is None if that side lacks the call.
 """
 
 
 def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
-    """The blamed call and its counterpart, on each rank on which the call is blamed."""
+    """The blamed call and its matching call, on each rank on which the call is blamed."""
     log, found = logs[culprit.rank], Sites()
     for rank in culprit.ranks:
         mine, theirs = culprit.candidate, culprit.reference
         if rank != culprit.rank:
-            mine = None if mine is None else logs[rank].of_turn(log.log[mine], log.turn(mine))
+            mine = None if mine is None else logs[rank].of_occurrence(log.log[mine], log.occurrence(mine))
             known = logs[rank].reference
-            theirs = None if theirs is None else known.of_turn(log.reference.log[theirs], log.reference.turn(theirs))
+            theirs = (
+                None
+                if theirs is None
+                else known.of_occurrence(log.reference.log[theirs], log.reference.occurrence(theirs))
+            )
         found.append((rank, mine, theirs))
     return found
 
@@ -216,16 +202,16 @@ def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
 def _alike(culprit: Culprit, logs: Sequence[CandidateLog], arguments: WrongArguments) -> Sites:
     """Calls with the same defect at other places, in other directions and on other ranks.
 
-    If the blamed call has a counterpart, they have the same wrong argument. If it reads another right value ("reads"),
-    they are also calls of its operator at its place that read right values. If it is extra or missing, they are extra
-    or missing calls of the same operator and arguments.
+    If the blamed call has a match, they have the same wrong argument. If it reads another right value ("reads"), they
+    are also calls of its operator at its place that read right values. If it is extra or missing, they are extra or
+    missing calls of the same operator and arguments.
     """
     wrong, found = arguments.of_culprit(culprit, logs), Sites()
     for rank, log in enumerate(logs):
         if culprit.candidate is not None and culprit.reference is not None:
             blamed = logs[culprit.rank].log[culprit.candidate]
             alike = [i for i, call in enumerate(log.log) if not call.view and _is_akin(call, blamed, wrong)]
-            pairs = ((i, counterpart(log, i)) for i in alike)
+            pairs = ((i, log.matching_call(i)) for i in alike)
             there = set(log.there(blamed)) if culprit.how == "reads" else set()
             found += [
                 (rank, i, other)
@@ -235,12 +221,11 @@ def _alike(culprit: Culprit, logs: Sequence[CandidateLog], arguments: WrongArgum
         elif culprit.candidate is not None:
             blamed = logs[culprit.rank].log[culprit.candidate]
             alike = [i for i, call in enumerate(log.log) if _is_alike(call, blamed)]
-            found += [(rank, i, None) for i in alike if counterpart(log, i) is None]
+            found += [(rank, i, None) for i in alike if log.matching_call(i) is None]
         elif culprit.reference is not None:
             blamed = logs[culprit.rank].reference.log[culprit.reference]
-            known = log.reference
-            alike = [i for i, call in enumerate(known.log) if _is_alike(call, blamed)]
-            found += [(rank, None, i) for i in alike if log.lacks(i) and known.counterpart(i, log) is None]
+            alike = [i for i, call in enumerate(log.reference.log) if _is_alike(call, blamed)]
+            found += [(rank, None, i) for i in alike if log.lacks(i) and log.matching_here(i) is None]
     return found
 
 
@@ -253,7 +238,7 @@ def _is_alike(call: Call, blamed: Call) -> bool:
 
 def _reads_right(log: CandidateLog, mine: int | None) -> bool:
     """Whether a call reads only right values: the reference has all of its inputs, and no wrong call produced them."""
-    return mine is not None and log.reads_right_values(mine) and not log.bad_producers(mine)
+    return mine is not None and log.reads_right_values(mine) and not any(map(log.differs, log.givers(mine)))
 
 
 def _is_akin(call: Call, blamed: Call, wrong: Wrong) -> bool:
@@ -295,10 +280,10 @@ def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | No
     """An exchange for a missing call, with the inputs that the call at its site must read; None if they are not known.
 
     - A reader must have the missing call's input, `given[0]`, in place of the missing output, and otherwise the inputs
-      of its counterpart.
+      of its matching call.
     - A call whose output is exchanged, since a record shows it, must read right values.
     """
-    other = counterpart(log, swap.site.call)
+    other = log.matching_call(swap.site.call)
     if not swap.site.is_input:
         reads = log.log[swap.site.call].inputs if other is None else log.reference.log[other].inputs
         return swap._replace(reads=reads, found="") if log.reference.values.issuperset(reads) else None
@@ -343,8 +328,8 @@ def _right_inputs(
         if len(known) != len(call.inputs):
             return None
         return tuple(call.inputs[i] if i in own else value for i, value in enumerate(known))
-    # A call without a counterpart, such as another extra call: each input is the output that an exchange puts there, or
-    # else that of its producer's counterpart.
+    # A call without a match, such as another extra call: each input is the output that an exchange puts there, or else
+    # that of its producer's matching call.
     exchanged = {(site.call, site.position): value for site, value in right.items() if site.rank == rank}
     found = list[str]()
     for value, giver in zip(call.inputs, log.given(mine), strict=False):
@@ -353,7 +338,7 @@ def _right_inputs(
             continue
         if value not in log.log[giver].outputs:
             return None
-        position, other = log.log[giver].outputs.index(value), counterpart(log, giver)
+        position, other = log.log[giver].outputs.index(value), log.matching_call(giver)
         outputs = log.reference.log[other].outputs if other is not None else ()
         if (giver, position) in exchanged:
             found.append(exchanged[giver, position])
@@ -362,20 +347,6 @@ def _right_inputs(
         else:
             return None
     return tuple(found)
-
-
-def counterpart(log: CandidateLog, index: int) -> int | None:
-    """The index of the reference's call that corresponds to a call of the candidate; None if there is none.
-
-    It is the same occurrence at the same place, or else a call with the same inputs, or else the partner.
-    """
-    if (there := log.counterpart(index, log.reference)) is not None:
-        return there
-    if same := log.reference.alike(log.log[index]):
-        return same[0]
-    if log.is_new(index) or log.is_extra(index):
-        return log.stands_for(index)
-    return log.reference.partner(log.log[index], log.turn(index))[0]
 
 
 def family_of(operator: str) -> str:
@@ -388,7 +359,7 @@ def family_of(operator: str) -> str:
 
 @dataclass(frozen=True)
 class WrongArguments:
-    """Finds the arguments in which calls differ from their counterparts.
+    """Finds the arguments in which calls differ from their matching calls.
 
     `settings` are the optimizer settings that differ at the step `step`.
     """
@@ -406,7 +377,7 @@ class WrongArguments:
         return self.of(log, culprit.candidate, culprit.reference)
 
     def of(self, log: CandidateLog, mine: int, theirs: int) -> Wrong:
-        """The arguments in which a call differs from a counterpart."""
+        """The arguments in which a call differs from a matching call."""
         call, partner = log.log[mine], log.reference.log[theirs]
         if found := self._settings_of(call, partner):
             return found
@@ -449,11 +420,11 @@ def _constants(log: CandidateLog, mine: int, theirs: int) -> list[int]:
     ]
 
 
-def _of_counterparts(log: CandidateLog, rank: int, mine: int, theirs: int) -> _Draft:
-    """Exchange each differing output of a call with its counterpart's."""
+def _of_matching(log: CandidateLog, rank: int, mine: int, theirs: int) -> _Draft:
+    """Exchange each differing output of a call with its matching call's."""
     call, partner, plan = log.log[mine], log.reference.log[theirs], _Draft()
     if len(call.outputs) != len(partner.outputs):
-        told = f"{call} gives {len(call.outputs)} values, and its counterpart {len(partner.outputs)}"
+        told = f"{call} gives {len(call.outputs)} values, and its matching call {len(partner.outputs)}"
         return _Draft(problems=[told])
     for position, (found, wanted) in enumerate(zip(call.outputs, partner.outputs, strict=True)):
         if found != wanted:
@@ -505,18 +476,18 @@ class _Readers:
             return plan
         if self.is_blocked(index):
             return self._of_readers(index, depth)
-        # `due` has, for each output, the values that the readers' counterparts read in its place, with their sites.
+        # `due` has, for each output, the values that the matches of its readers read in its place, with their sites.
         due: dict[int, dict[str, ValueSite]] = defaultdict(dict)
         at_readers, new = list[Swap](), list[int]()
         is_read_right = False
         for reader, position in self.log.readers(index):
-            other = counterpart(self.log, reader)
+            other = self.log.matching_call(reader)
             if other is None:
                 new.append(reader)
                 continue
             inputs = self.log.reference.log[other].inputs
             if len(inputs) != len(self.log.log[reader].inputs):
-                plan.problems.append(f"{self.log.log[reader]} takes another number of tensors than its counterpart")
+                plan.problems.append(f"{self.log.log[reader]} takes another number of tensors than its matching call")
                 continue
             value, wanted = self.log.log[reader].inputs[position], inputs[position]
             if value == wanted:
@@ -529,7 +500,7 @@ class _Readers:
             plan.reference.append(self._at_reader_there(reader, other, position, in_place=name_of(call).endswith("_")))
         # A record that shows an output of this call counts as a reader of it.
         for wanted, held in self.pairs:
-            made = self.log.reference.first_with(wanted)
+            made = next(iter(self.log.reference.all_with(wanted)), None)
             if held in call.outputs and made is not None:
                 position = self.log.reference.log[made].outputs.index(wanted)
                 due[call.outputs.index(held)][wanted] = ValueSite(self.rank, made, position)
@@ -555,12 +526,12 @@ class _Readers:
 
     def of_left(self, index: int) -> _Draft:
         """Exchanges for a call that reads, directly or through views, a value that no call of the step computed."""
-        # First the wrong values, each with the right value of the counterpart; then all calls that read them.
+        # First the wrong values, each with the right value of the matching call; then all calls that read them.
         wrong, pending, seen = dict[str, str](), [index], set[int]()
         while pending:
             call, given = self.log.log[number := pending.pop()], self.log.given(number)
             seen.add(number)
-            other = counterpart(self.log, number)
+            other = self.log.matching_call(number)
             due = self.log.reference.log[other].inputs if other is not None else ()
             for value, giver, wanted in zip(call.inputs, given, due, strict=False):
                 if giver is None and value != wanted:
@@ -571,7 +542,7 @@ class _Readers:
         for reader, call in enumerate(self.log.log) if wrong else ():
             left = [position for position, value in enumerate(call.inputs) if value in wrong]
             left = [position for position in left if _is_left(self.log, reader, position)]
-            other = counterpart(self.log, reader) if left else None
+            other = self.log.matching_call(reader) if left else None
             if other is None:
                 continue
             if call.draws:
@@ -588,14 +559,14 @@ class _Readers:
         plan = _Draft()
         self.passed.update((index, *self._with_it(index)))
         for reader in dict.fromkeys(reader for reader, _ in self.log.readers(index)):
-            call, other = self.log.log[reader], counterpart(self.log, reader)
+            call, other = self.log.log[reader], self.log.matching_call(reader)
             sides = zip(call.inputs, self.log.given(reader), strict=False)
             inputs = [value for value, giver in sides if giver not in self.passed]
             right = self.log.reference.values if other is None else self.log.reference.log[other].inputs
             if not set(inputs) <= set(right):
                 plan.problems.append(f"{call} also reads another value that is wrong")
             elif other is not None and not self.is_blocked(reader):
-                plan.add(_of_counterparts(self.log, self.rank, reader, other))
+                plan.add(_of_matching(self.log, self.rank, reader, other))
             elif depth < MAX_NEW_CALLS:
                 plan.add(self.of_new(reader, depth + 1))
         if not plan.candidate and not plan.problems:
@@ -617,7 +588,7 @@ class _Readers:
         call = reference.log[index]
         in_place = name_of(call).endswith("_")
         for reader, position in reference.readers(index):
-            mine = self._counterpart_here(reader)
+            mine = self.log.matching_here(reader)
             if mine is None:
                 if depth < MAX_NEW_CALLS and self.log.lacks(reader):
                     plan.add(self.of_missing(reader, depth + 1))
@@ -648,7 +619,7 @@ class _Readers:
             made = self.log.giver(wanted, held)
             if wanted not in call.outputs or made is None or held not in self.log.log[made].outputs:
                 continue
-            readers = [(counterpart(self.log, reader), position) for reader, position in self.log.readers(made)]
+            readers = [(self.log.matching_call(reader), position) for reader, position in self.log.readers(made)]
             due = [self.log.reference.log[other].inputs[at : at + 1] for other, at in readers if other is not None]
             if (held,) in due or held not in self.log.reference.values:
                 continue
@@ -662,15 +633,8 @@ class _Readers:
         """Exchange the outputs of a call that lacks an input, or gets it in another dtype."""
         call = self.log.log[mine]
         if set(call.inputs) <= self.log.reference.values:
-            return _of_counterparts(self.log, self.rank, mine, theirs)
+            return _of_matching(self.log, self.rank, mine, theirs)
         return _Draft(problems=[f"{call} also reads another value that is wrong"])
-
-    def _counterpart_here(self, reader: int) -> int | None:
-        """The index of the candidate's counterpart of a call of the reference; None if there is none."""
-        reference = self.log.reference
-        if (there := reference.counterpart(reader, self.log)) is not None:
-            return there
-        return next((i for i in self.log.there(reference.log[reader]) if counterpart(self.log, i) == reader), None)
 
     def _at_reader(self, mine: int, theirs: int, position: int, in_place: bool = False) -> Swap:
         call, partner = self.log.log[mine], self.log.reference.log[theirs]

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.errors import BitproofError
-from bitproof.harness.localize.blame import culprit_in, ready_logs
+from bitproof.harness.localize.blame import culprits_in, ready_logs
 from bitproof.harness.localize.culprit import HOW, Culprit
 from bitproof.harness.localize.differing import differing_digests
 from bitproof.harness.localize.exchange.exchange_plan import (
@@ -32,7 +32,6 @@ from bitproof.harness.localize.exchange.exchange_plan import (
     Wrong,
     WrongArguments,
     WrongCall,
-    counterpart,
     family_of,
     of_setting,
     plan_of,
@@ -60,6 +59,9 @@ from bitproof.harness.records import Key, OtherCause, Recording, Role, Verificat
 MAX_ROUNDS = 8
 """The maximum number of runs with exchanged values that search for causes."""
 
+MAX_CULPRITS = 6
+"""The maximum number of calls that are tried one after another, until one can be a cause."""
+
 MAX_CALLS_SHOWN = 6
 
 _OTHER_CALLS = "adds", "lacks", "reads"
@@ -83,7 +85,7 @@ class Cause:
     groups: list[WrongCall] = field(default_factory=list)
     accounts: int = 0
 
-    def has(self, culprit: Culprit, wrong: Wrong) -> bool:
+    def has(self, culprit: Culprit, wrong: Wrong, reads: Collection[str] = ()) -> bool:
         """Whether a call that is found later has the same defect: the same wrong argument, module or source line.
 
         For example, the backward call of a module belongs to the wrong forward call of that module. Calls of an update
@@ -96,7 +98,7 @@ class Cause:
         directions = mine.place.direction, other.place.direction
         if is_there and directions == ("forward", "backward") and culprit.how in _OTHER_CALLS:
             return self.culprit.how in _OTHER_CALLS or self._is_argument_of(other, culprit.how)
-        if self._takes_place_of(culprit):
+        if self._takes_place_of(culprit, {*culprit.call.inputs, *reads}):
             return True
         if family_of(mine.operator) != family_of(other.operator):
             return False
@@ -108,7 +110,7 @@ class Cause:
         is_one_line = mine.source is not None and (mine.source, mine.operator) == (other.source, other.operator)
         return is_there or is_one_line
 
-    def _takes_place_of(self, culprit: Culprit) -> bool:
+    def _takes_place_of(self, culprit: Culprit, reads: Collection[str]) -> bool:
         """Whether `culprit` and a call of this cause are an extra and a missing call that read the same value.
 
         Then that value takes another path. For example, a gradient is first added to another gradient, and only their
@@ -118,7 +120,7 @@ class Cause:
         if {self.culprit.how, culprit.how} != {"adds", "lacks"} or self.culprit.call.place.direction != direction:
             return False
         calls = [self.culprit.call, *(group.call for group in self.groups if group.rank == culprit.rank)]
-        return any(set(call.inputs) & set(culprit.call.inputs) for call in calls)
+        return any(not set(call.inputs).isdisjoint(reads) for call in calls)
 
     def _is_argument_of(self, call: Call, how: str) -> bool:
         """Whether an extra call has this cause's wrong argument, or a missing one the right argument.
@@ -179,14 +181,15 @@ class Verifier:
         self._keys = {role: self._digests(recording) for role, recording in self.recordings.items()}
         self._arguments = WrongArguments(self.settings, self.step)
 
-    def verify(self, culprit: Culprit) -> tuple[Culprit, Verification]:
+    def verify(self, culprit: Culprit, *others: Culprit) -> tuple[Culprit, Verification]:
         """The cause and its verification.
 
-        The cause is `culprit`, unless the exchange of a later call makes the step right by itself.
+        The cause is `culprit`, or one of the `others` if that cannot be a cause, unless the exchange of a later call
+        makes the step right by itself.
         """
         causes, reason, run = list[Cause](), "", _Run(self.logs["candidate"], self.recordings["candidate"], {})
         try:
-            causes, reason, run = self._search(culprit)
+            causes, reason, run = self._search([culprit, *others])
             if not self._wrong(run.recording):
                 causes = self._needed(causes)
             reverse = None if self._wrong(run.recording) else self._reversed(causes)
@@ -201,59 +204,71 @@ class Verifier:
             if found.index >= len(known) or known[found.index].operator != found.call.operator:
                 reason = f"with exchanged values, the cause is {told_of(found)}"  # which the first run does not make
                 return culprit, replace(told, status="in part", reason=reason)
-            found = replace(found, explains=culprit.explains, chain=(), also=(), or_else=())
+            found = replace(found, explains=culprit.explains, chain=())
         return found, told
 
-    def _search(self, culprit: Culprit) -> tuple[list[Cause], str, _Run]:
+    def _search(self, culprits: Sequence[Culprit]) -> tuple[list[Cause], str, _Run]:
         """Exchange cause after cause. Returns the causes, the reason for an early end, and the last valid run.
 
-        The reason is empty if the step is right in the end.
+        If a call of `culprits` cannot be a cause, the next one is tried. The reason is empty if the step is right in
+        the end.
         """
-        causes = list[Cause]()
+        causes, refused, blocked = list[Cause](), "", set[ValueSite]()
         run = _Run(self.logs["candidate"], self.recordings["candidate"], {}, self.ready)
-        current: Culprit | None = culprit
-        blocked, refused = set[ValueSite](), ""
-        while current is not None:
+        pending = [*culprits]
+        while pending:
             if self._runs == MAX_ROUNDS:
                 return causes, f"after {MAX_ROUNDS} runs with exchanged values something is still wrong", run
-            logs = run.ready
-            differing = self._pairs(run.recording)
+            current = pending.pop(0)
+            logs, differing = run.ready, self._pairs(run.recording)
             planned = plan_of(current, logs, differing, blocked, self._arguments)
             reason = wrong_input(current, logs) or self._told_twice(current, planned, causes, run)
+            if not reason and not any(group.is_lead for group in planned.groups):
+                reason = refused or _joined(planned.problems)
             if reason:
-                return causes, reason, run
-            if not any(group.is_lead for group in planned.groups):
-                return causes, refused or _joined(planned.problems), run
-            wrong = self._arguments.of_culprit(current, logs)
-            # A call with the defect of an earlier cause belongs to that cause: only the exchanges are new.
-            cause = next((each for each in causes if each.has(current, wrong)), None)
-            tried = [*causes] if cause else [*causes, Cause(current, wrong)]
-            cause = cause or tried[-1]
-            known = {swap.site for each in tried for group in each.groups for swap in group.candidate}
-            cause.groups += [group for group in planned.groups if group.is_lead or group.candidate[0].site not in known]
-            after = self._exchanged("candidate", _swaps(tried, "candidate"))
-            # Some values have another dtype or shape: plan again, with these sites blocked.
-            if others := {made.site for made in after.made.values() if OTHER_TYPE in made.not_done} - blocked:
-                blocked |= others
-                refused = self._trouble(planned, run, after, tried)
-                cause.groups = [group for group in cause.groups if group not in planned.groups]
+                refused = refused or reason
                 continue
-            if reason := self._trouble(planned, run, after, tried):
-                return causes, reason, run
+            tried, cause, groups = self._tried(current, planned, causes, logs)
+            after = self._exchanged("candidate", _swaps(tried, "candidate"))
+            trouble = self._trouble(planned, run, after, tried)
+            # Some values have another dtype or shape: plan again, with these sites blocked.
+            others = {made.site for made in after.made.values() if OTHER_TYPE in made.not_done} - blocked
+            if others or trouble:
+                blocked |= others
+                cause.groups, refused = groups, trouble
+                pending[:0] = [current] if others else []
+                continue
             before, refused = self._wrong(run.recording), ""
             causes, run = tried, after
             cause.accounts += len(before - self._wrong(after.recording))
             if not self._wrong(after.recording):
                 return causes, "", run
             run.ready = ready_logs(self._known, run.calls)
-            current = self.blamed(run.recording, run.ready)
-        return causes, "no call explains what still differs", run
+            pending = self.blamed(run.recording, run.ready)
+        return causes, refused or "no call explains what still differs", run
 
-    def blamed(self, recording: Recording, logs: Sequence[CandidateLog]) -> Culprit | None:
-        """The call to blame for a recording of the candidate; None if no call explains it."""
+    def _tried(
+        self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], logs: Sequence[CandidateLog]
+    ) -> tuple[list[Cause], Cause, list[WrongCall]]:
+        """The causes with this culprit, its cause, and that cause's exchanges so far.
+
+        A call with the defect of an earlier cause belongs to that cause: only the exchanges are new.
+        """
+        wrong = self._arguments.of_culprit(culprit, logs)
+        reads = _read_by(culprit, logs[culprit.rank])
+        cause = next((each for each in causes if each.has(culprit, wrong, reads)), None)
+        tried = [*causes] if cause else [*causes, Cause(culprit, wrong)]
+        cause = cause or tried[-1]
+        known = {swap.site for each in tried for group in each.groups for swap in group.candidate}
+        groups = [*cause.groups]
+        cause.groups += [group for group in planned.groups if group.is_lead or group.candidate[0].site not in known]
+        return tried, cause, groups
+
+    def blamed(self, recording: Recording, logs: Sequence[CandidateLog]) -> list[Culprit]:
+        """The calls that may be to blame for a recording of the candidate, the likeliest first."""
         pairs = self._pairs(recording)
         rank = next(iter(pairs), None)
-        return None if rank is None else culprit_in(logs, pairs, (rank, pairs[rank][0]))
+        return [] if rank is None else culprits_in(logs, pairs, (rank, pairs[rank][0]))[:MAX_CULPRITS]
 
     def _told_twice(self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], run: _Run) -> str:
         """The problem if all planned values were exchanged already; empty if some of the values are new."""
@@ -392,6 +407,16 @@ class Verifier:
         return differing_digests(self.recordings["reference"], recording, self.step)
 
 
+def _read_by(culprit: Culprit, log: CandidateLog) -> set[str]:
+    """The values that a missing call, and the missing calls that prepare its inputs, read; empty for other calls."""
+    pending, seen = [culprit.index] if culprit.candidate is None else [], set[int]()
+    while pending:
+        if (index := pending.pop()) not in seen and log.matching_here(index) is None:
+            seen.add(index)
+            pending += log.reference.givers(index)
+    return {value for index in seen for value in log.reference.log[index].inputs}
+
+
 def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
     """The reason why an earlier call must be wrong: the blamed call reads a wrong value. Empty if it reads none."""
     log = logs[culprit.rank]
@@ -405,7 +430,7 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
     theirs = log.reference.log[culprit.reference].inputs if culprit.reference is not None else ()
     if mine.collective and (told := _wrong_peer(culprit, logs)):
         return told
-    # An input that the counterpart has as well, or that is from before the step, is not due to an earlier call.
+    # An input that the matching call has as well, or that is from before the step, is not due to an earlier call.
     for position, (value, giver) in enumerate(zip(mine.inputs, log.given(culprit.candidate), strict=False)):
         if giver is None or theirs[position : position + 1] == (value,):
             continue
@@ -414,9 +439,9 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
             continue  # it was there before the step
         if value not in log.reference.values and not (culprit.how == "adds" and _only_moves(log, giver)):
             return f"it reads what {log.log[giver]} gives, which the reference does not have"
-        other = counterpart(log, giver)
+        other = log.matching_call(giver)
         if other is not None and value in log.log[giver].outputs and value not in log.reference.log[other].outputs:
-            return f"it reads what {log.log[giver]} gives, which differs from what its counterpart gives"
+            return f"it reads what {log.log[giver]} gives, which differs from what its matching call gives"
     return ""
 
 
@@ -428,7 +453,7 @@ def _only_moves(log: CandidateLog, index: int) -> bool:
     has a `slice g` that the candidate lacks: it may show the wrong part.
     """
     call = log.log[index]
-    if counterpart(log, index) is not None or not (call.view or log.packs(index) or name_of(call) == "copy_"):
+    if log.matching_call(index) is not None or not (call.view or log.packs(index) or name_of(call) == "copy_"):
         return False
     sides = [*zip(call.inputs, log.given(index), strict=False)]
     sides = sides[1:] if name_of(call) == "copy_" else sides  # copy_ overwrites its first input
@@ -440,7 +465,7 @@ def _only_moves(log: CandidateLog, index: int) -> bool:
 def _may_replace_part(log: CandidateLog, values: set[str]) -> bool:
     """Whether the reference takes a part of one of these values by a call that the candidate lacks."""
     return any(
-        call.view and not values.isdisjoint(call.inputs) and log.reference.counterpart(index, log) is None
+        call.view and not values.isdisjoint(call.inputs) and log.matching_here(index) is None
         for index, call in enumerate(log.reference.log)
     )
 
@@ -450,7 +475,7 @@ def _has_inputs(log: CandidateLog, index: int) -> bool:
     for value, giver in zip(log.reference.log[index].inputs, log.reference.given(index), strict=False):
         if value in log.values or giver is None:
             continue
-        if log.reference.counterpart(giver, log) is not None or not _has_inputs(log, giver):
+        if log.matching_here(giver) is not None or not _has_inputs(log, giver):
             return False
     return True
 
@@ -460,13 +485,12 @@ def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
     assert culprit.candidate is not None
     joined = JoinedLogs([log.log for log in logs])
     for rank, index in joined.together((culprit.rank, culprit.candidate)):
-        other = counterpart(logs[rank], index)
+        other = logs[rank].matching_call(index)
         if rank != culprit.rank and other is not None:
             given, due = logs[rank].log[index], logs[rank].reference.log[other]
-            if given.inputs != due.inputs:
-                return (
-                    f"it brings what {given} on rank {rank} gives to it, which differs from what its counterpart gives"
-                )
+            is_blamed = rank in culprit.ranks and logs[rank].reads_right_values(index)
+            if given.inputs != due.inputs and not is_blamed:
+                return f"it brings what {given} on rank {rank} gives to it, and its matching call gives another value"
     return ""
 
 

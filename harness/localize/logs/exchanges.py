@@ -163,7 +163,7 @@ class Exchanges:
         return [Exchanged(site, False, "the call did not come again") for site in missing]
 
 
-OTHER_INPUTS = "it reads other inputs than its counterpart"
+OTHER_INPUTS = "it reads other inputs than its matching call"
 OTHER_TYPE = "stands there, and the value is"
 UNSTEADY = "it did not repeat what it computed"
 

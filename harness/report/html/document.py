@@ -32,7 +32,7 @@ from bitproof.harness.report.case_row import CaseRow, row_of
 from bitproof.harness.report.html import heatmaps
 from bitproof.harness.report.html.heatmaps import KindHeat, TensorHeat
 from bitproof.harness.report.html.losses import LossBlock, losses
-from bitproof.harness.report.html.pictures import ModuleMap, RankLanes, lanes_of, module_map
+from bitproof.harness.report.html.pictures import RankLanes, lanes_of
 from bitproof.harness.report.markdown import status_text
 from bitproof.harness.report.sections import sections
 
@@ -83,9 +83,7 @@ class DivergenceBlock:
     evidence: list[tuple[str, str]]
     ranks: str
     apart: list[Apart]
-    neighbours: list[tuple[str, ...]]
     picture: RankLanes | None
-    modules: ModuleMap | None
     lanes: list[str]
     chain: list[tuple[str, ...]]
     pass_: str | None
@@ -255,9 +253,7 @@ def _divergence(result: CaseResult, first: Divergence) -> DivergenceBlock:
             )
             for what, difference in parts
         ],
-        neighbours=text.neighbour_rows(call),
         picture=lanes_of(call, result.world_size),
-        modules=module_map(call),
         lanes=sorted({row[0] for row in text.chain_rows(call)}, key=int),
         chain=text.chain_rows(call),
         pass_=first.pass_,

@@ -1,18 +1,13 @@
-"""Draw the cause of a difference on the page: ranks as lanes around the blamed call, and a map of modules by
-direction.
-"""
+"""The picture of a cause on the page: ranks as lanes around the blamed call."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from bitproof.harness.errors import cut
-from bitproof.harness.records import BlamedCall, ModuleCalls
-from bitproof.harness.report.html.heatmaps import Cell
+from bitproof.harness.records import BlamedCall
 
 MAX_LANES = 16
-MAX_MODULES = 40
-DIRECTIONS = ("forward", "backward", "update")
 
 _STEP, _LANE, _LEFT, _TOP, _LABEL = 96, 46, 96, 30, 17
 
@@ -32,16 +27,6 @@ class RankLanes:
     calls: list[tuple[int, int, str, str]]
     points: str
     alike: list[tuple[int, int]]
-    left_out: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModuleMap:
-    """A row per module with a cell per direction, which shows how many of the module's calls differ. `left_out` is the
-    number of modules without a row."""
-
-    directions: list[str]
-    rows: list[tuple[str, list[Cell]]]
     left_out: int
 
 
@@ -74,45 +59,3 @@ def lanes_of(call: BlamedCall | None, num_ranks: int) -> RankLanes | None:
 def _end_of(module: str) -> str:
     """A module's last two names: `blocks.1` is clearer than `1`."""
     return cut(".".join(module.split(".")[-2:]), 16)
-
-
-def module_map(call: BlamedCall | None) -> ModuleMap | None:
-    """The modules of all calls, darker if a module's first difference is earlier; None if they are unknown."""
-    found = (call.modules if call else None) or []
-    if not found:
-        return None
-    # If there are too many modules, those that agree are left out first.
-    names = dict.fromkeys(each.module for each in found)
-    differing = {each.module for each in sorted(found, key=_turn) if each.differing}
-    shown = [name for name in names if name in differing][:MAX_MODULES]
-    shown += [name for name in names if name not in differing][: MAX_MODULES - len(shown)]
-    directions = [name for name in DIRECTIONS if any(each.direction == name for each in found)]
-    at = {(each.module, each.direction): each for each in found}
-    last = max((each.turn or 0 for each in found), default=0)
-    return ModuleMap(
-        directions=directions,
-        rows=[
-            (_told(name), [_cell(at.get((name, direction)), last) for direction in directions])
-            for name in names
-            if name in shown
-        ],
-        left_out=len(names) - len(shown),
-    )
-
-
-def _turn(calls: ModuleCalls) -> int:
-    return calls.turn or 0
-
-
-def _told(module: str | None) -> str:
-    return "no module" if module is None else module or "the step itself"
-
-
-def _cell(calls: ModuleCalls | None, last: int) -> Cell:
-    if calls is None:
-        return "", "", ""
-    if not calls.turn:
-        return "agrees", "0", f"{calls.calls} calls"
-    # From 4, the darkest, for the first module that differs, to 1 for the last.
-    shade = 4 - (4 * (calls.turn - 1)) // max(1, last)
-    return f"{calls.differing} of {calls.calls}", str(max(1, shade)), f"differs as number {calls.turn}"

@@ -14,10 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from bitproof.harness.localize.blame import find_culprit
-from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.logs.calls import Call, Place
-from bitproof.harness.localize.search import MAX_OTHERS
+from bitproof.harness.records import Role
 
 Site = tuple[int, int]
 """A rank, and a call's index in its log."""
@@ -102,10 +100,6 @@ class Trace:
     def upstream(self, key: tuple[str, int]) -> set[Site]:
         """Every call that a path of values leads from to what is shown."""
         return self.before(self.shown_by[key])
-
-    def leading_to(self, rank: int, value: str) -> set[Site]:
-        """Every call that a path of values leads from to a call of a rank that gives a value, and that call."""
-        return self.before((rank, index) for index, call in enumerate(self.calls[rank]) if value in call.outputs)
 
     def before(self, sites: Iterable[Site]) -> set[Site]:
         """These calls, and every call that a path of values leads from to one of them."""
@@ -682,9 +676,13 @@ class Noise:
 
 @dataclass
 class Scene:
-    """One program, both logs, and what is wrong: `planted` are the wrong call's sites; `without` runs it without."""
+    """One program, both logs, and what is wrong: `planted` are the wrong call's sites; `without` runs it without.
+
+    `sides` has what each side runs: its program, and what is wrong in it.
+    """
 
     seed: int
+    sides: dict[Role, tuple[Program, Wrong | None]]
     reference: Trace
     candidate: Trace
     without: Machine
@@ -699,29 +697,6 @@ class Scene:
         trace = self.without.run()
         assert trace.shown == self.reference.shown, f"seed {self.seed}: the candidate's noise changes values"
         return trace
-
-    def may_lead(self, site: Site) -> bool:
-        """Whether a path of values leads from a call to the first record.
-
-        Of two calls that give one value a log without origins does not tell which one is read; and no log tells which
-        of two calls that give a record's value has given that, or leads there.
-        """
-        upstream, (rank, index) = self.candidate.upstream(self.first), site
-        calls = self.candidate.calls[rank]
-        if site in self.candidate.leading_to(self.first[1], self.candidate.shown[self.first]):
-            return True
-        if (self.candidate.shown[self.first],) == calls[index].outputs:
-            return any(r == rank and calls[i][:4] == calls[index][:4] for r, i in upstream)
-        if site in upstream or calls[index].producers or not calls[index].inputs:
-            return site in upstream
-        return any(r == rank and calls[i].outputs == calls[index].outputs for r, i in upstream)
-
-    def gives_as_planted(self, site: Site) -> bool:
-        """Whether a call gives the record's value as the planted one does, of the same inputs at the same place."""
-        rank, index = site
-        call = self.candidate.calls[rank][index]
-        is_last = self.candidate.shown[self.first] in call.outputs
-        return is_last and any(r == rank and self.candidate.calls[r][i][:4] == call[:4] for r, i in self.planted)
 
     def is_determined(self) -> bool:
         """Whether values tell: the reference has what the call reads, and what it should give, but not what it gives.
@@ -824,37 +799,5 @@ def generate(seed: int) -> Scene | None:
         differing.setdefault(key[1], []).append((reference.shown[key], wrong.shown[key]))
     sites = tuple(wrong.sites[planted.op, rank] for rank in planted.ranks)
     way = "computes" if planted.reads is None else "reads"
-    return Scene(seed, reference, wrong, without, sites, keys[0], differing, way)
-
-
-def tells_of(scene: Scene, culprit: Culprit | None) -> bool:
-    """Whether an answer has the planted call, be it on its way, beside it, or in what is said of what it reads."""
-    if culprit is None:
-        return False
-    if any((link.rank, link.candidate) in scene.planted for link in culprit.chain):
-        return True
-    also = [call for _, call in culprit.also]
-    told = {(str(doubt.call), rank) for doubt in culprit.or_else[:MAX_OTHERS] for rank in doubt.ranks}
-    told |= {(str(culprit.call), rank) for rank in culprit.ranks}
-    planted = [(scene.candidate.calls[rank][index], rank) for rank, index in scene.planted]
-    return any(call in also or (str(call), rank) in told or str(call) in culprit.reading for call, rank in planted)
-
-
-def answer(scene: Scene) -> tuple[Culprit | None, str]:
-    """Whom blame finds, and what is wrong with that: "" where nothing is.
-
-    Where values cannot tell it is "undetermined", or "undetermined and untold" where the answer lacks the planted call.
-    """
-    first = scene.first[1], scene.differing[scene.first[1]][0]
-    culprit = find_culprit(scene.reference.calls, scene.candidate.calls, scene.differing, first)
-    if culprit is None:
-        return None, "finds nothing"
-    if culprit.candidate is not None:
-        site = culprit.rank, culprit.candidate
-        if not scene.may_lead(site):
-            return culprit, "blames what is not upstream"
-        if site in scene.planted or scene.gives_as_planted(site):
-            return culprit, ""
-    if scene.is_determined():
-        return culprit, "blames another call"
-    return culprit, "undetermined" if tells_of(scene, culprit) else "undetermined and untold"
+    sides: dict[Role, tuple[Program, Wrong | None]] = {"reference": (program, None), "candidate": (candidate, planted)}
+    return Scene(seed, sides, reference, wrong, without, sites, keys[0], differing, way)

@@ -23,7 +23,7 @@ def test_a_right_value_that_is_copied_over_another_in_a_bucket_is_blamed_on_the_
     reference, candidate = log(filled, "pq", ("k", "s")), log([*filled, *over], "qp", ("K", "S"))
     culprit = find_culprit([reference], [candidate], {0: [("p", "q"), ("q", "p")]})
     assert culprit is not None
-    assert (culprit.how, culprit.call.operator, culprit.candidate) == ("adds", "copy_", 4)
+    assert (culprit.how, culprit.call.operator, culprit.candidate) == ("adds", "copy_", 5)
 
 
 def test_where_a_view_is_missing_for_a_call_that_is_missing_that_call_is_blamed() -> None:

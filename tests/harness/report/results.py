@@ -19,8 +19,6 @@ from bitproof.harness.records import (
     Divergence,
     Drift,
     Key,
-    ModuleCalls,
-    Neighbour,
     OtherCause,
     PassReport,
     Report,
@@ -134,7 +132,6 @@ def make_result() -> Callable[..., CaseResult]:
 @pytest.fixture
 def localized(make_result) -> CaseResult:
     """A case that differs, with everything that a search for the cause finds out."""
-    calls = [("mm", True), ("gate<b>", False), ("add", False)]
     return make_result(
         "bad",
         "DIFFERENT",
@@ -178,26 +175,8 @@ def localized(make_result) -> CaseResult:
                     histogram={"0": 7, "1": 1},
                     samples=[Sample([5], "0xbf80", "0xbf81")],
                 ),
-                neighbours=[
-                    Neighbour(
-                        operator=operator,
-                        module="layers.1.moe",
-                        direction="backward",
-                        chunk=1,
-                        source="moe.py:68",
-                        agrees=agrees,
-                        is_culprit=operator == "gate<b>",
-                    )
-                    for operator, agrees in calls
-                ],
                 micro_batch=2,
                 part="<b>",
-                modules=[
-                    ModuleCalls(module="layers.1.moe", direction="forward", calls=7, differing=0),
-                    ModuleCalls(module="<i>", direction="backward", calls=3, differing=1, turn=2),
-                    ModuleCalls(module="layers.1.moe", direction="backward", calls=9, differing=4, turn=1),
-                    ModuleCalls(direction="update", calls=5, differing=0),
-                ],
                 expected="eps=1e-05 | <b>",
                 found="eps=0.001 | <i>",
                 verification=Verification(

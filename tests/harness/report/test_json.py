@@ -49,7 +49,7 @@ def test_a_report_from_before_there_was_such_evidence_is_read(make_report, local
     values = report_json.to_dict(make_report(localized))
     for name in ("differing", "differing_left_out", "logs"):
         del values["cases"][0][name]
-    for name in ("neighbours", "histogram", "samples", "output_histogram", "output_samples"):
+    for name in ("histogram", "samples", "output_histogram", "output_samples"):
         del values["cases"][0]["first_divergence"][name]
     [result] = report_json.parse(json.dumps(values)).cases
     assert (result.differing, result.differing_left_out, result.logs) == ({}, 0, [])
@@ -141,7 +141,6 @@ def test_a_damaged_field_is_refused_by_name(report, change, what):
         (["first_divergence", "samples"], [[[0], "0x0"]], "a value"),
         (["first_divergence", "samples"], [[[True], "0x0", "0x1"]], "an integer"),
         (["first_divergence", "output_samples"], [[[0], "0x0", 1]], "a text"),
-        (["first_divergence", "neighbours"], ["mm"], "an object"),
     ],
 )
 def test_damaged_evidence_is_refused_with_what_it_should_be(make_report, localized, path, value, expected):

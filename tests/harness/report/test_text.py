@@ -38,14 +38,6 @@ def test_how_much_differs_is_told_as_far_as_it_is_known():
     assert text.extent(replace(found, elements_differing=None)) == text.extent(None) == ""
 
 
-def test_the_blamed_call_stands_among_its_neighbours(localized):
-    assert text.neighbour_rows(localized.first_divergence.call) == [
-        ("", "mm", "layers.1.moe", "backward, chunk 1", "moe.py:68", "yes"),
-        ("blamed", "gate<b>", "layers.1.moe", "backward, chunk 1", "moe.py:68", "no"),
-        ("", "add", "layers.1.moe", "backward, chunk 1", "moe.py:68", "no"),
-    ]
-
-
 def test_the_chain_from_the_blamed_call_to_the_tensor_says_what_changed_and_what_is_left_out(localized):
     assert text.chain_rows(localized.first_divergence.call) == [
         ("3", "gate<b>", "layers.1.moe", "backward, chunk 1, micro-batch 2", "", "", ""),

@@ -62,9 +62,8 @@ class Sides:
     def verified(self, culprit: Culprit | None = None) -> tuple[Culprit, Verification]:
         """What exchanges show of a cause, by default of the one that a search finds."""
         verifier = self.verifier()
-        found = culprit or verifier.blamed(self.recordings["candidate"], verifier.ready)
-        assert found is not None
-        return verifier.verify(found)
+        found = [culprit] if culprit else verifier.blamed(self.recordings["candidate"], verifier.ready)
+        return verifier.verify(*found)
 
     def blamed(self, operator: str, turn: int = 0, how: Any = "computes") -> Culprit:
         """A cause given deliberately: the candidate's call of an operator, and the reference's if it has one."""

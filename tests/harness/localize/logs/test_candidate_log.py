@@ -1,4 +1,4 @@
-"""One rank's calls beside the reference's, written by hand: buckets, and calls too many."""
+"""One rank's calls beside the reference's, written by hand."""
 
 from __future__ import annotations
 
@@ -7,45 +7,35 @@ from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 
 FORWARD = Place("layers.0", "forward")
-ROUTER = Place("layers.0.router", "forward")
 
 
-def call(text: str, place: Place = FORWARD, *producers: int | None) -> Call:
+def call(text: str, *producers: int | None) -> Call:
     """`mm a b -> c`."""
     left, right = text.split(" -> ")
     operator, *inputs = left.split()
-    return Call(place, operator, tuple(inputs), tuple(right.split()), producers=producers)
+    return Call(FORWARD, operator, tuple(inputs), tuple(right.split()), producers=producers)
 
 
-STEP = [call("sum x -> c", ROUTER), call("add_ n c -> m", FORWARD, None, 0), call("exchange c -> d", ROUTER, 0)]
+STEP = [call("t w -> v")._replace(view=True), call("mm x v -> a", None, 0), call("silu a -> b", 1)]
 
 
 def logged(*calls: Call) -> CandidateLog:
     return CandidateLog(calls, ReferenceLog(STEP))
 
 
-def test_what_reads_parts_of_one_bucket_alone_comes_of_its_collective() -> None:
-    bucket = [
-        call("cat x c -> P", FORWARD),
-        call("reduce P -> Q", FORWARD, 0)._replace(collective=True),
-        call("split Q -> Q1 Q2", FORWARD, 1)._replace(view=True),
-        call("view Q1 -> m", FORWARD, 2)._replace(view=True),
-        call("view Q2 -> d", FORWARD, 2)._replace(view=True),
-        call("add m d -> A", FORWARD, 3, 4),
-        call("add m c -> B", FORWARD, 3, None),
-    ]
-    assert logged(*bucket).bucket_of(5) == 1
-    assert logged(*bucket).bucket_of(6) is None, "one of its inputs is no part"
-    plain = [call("sum x -> c"), call("exchange c -> d", FORWARD, 0)._replace(collective=True)]
-    plain.append(call("add d d -> D", FORWARD, 1, 1))
-    assert logged(*plain).bucket_of(2) is None, "the reference exchanges that value, too"
-    again = [bucket[1]._replace(inputs=("x",), outputs=("P",)), bucket[1], call("add Q Q -> D", FORWARD, 1, 1)]
-    assert logged(*again).bucket_of(2) is None, "what a collective gave is no bucket for the next"
+def test_a_call_differs_if_its_output_is_not_its_match_s_and_an_extra_one_if_it_is_nowhere() -> None:
+    log = logged(*STEP[:2], call("silu a -> B", 1), call("neg a -> b", 1), call("neg a -> C", 1))
+    assert [log.differs(index) for index in range(5)] == [False, False, True, False, True]
 
 
-def test_more_calls_of_an_operator_than_the_reference_makes_in_a_module_are_extra_whatever_their_chunks() -> None:
-    first, second = (FORWARD._replace(chunk=chunk) for chunk in (0, 1))
-    reference = ReferenceLog([call("add a b -> c", first), call("add d e -> f", second)])
-    joined = CandidateLog([call("add a b -> c"), call("add d e -> f", second)], reference)
-    assert not joined.is_extra(0) and not joined.is_extra(1)
-    assert CandidateLog([*joined.log, call("add c c -> C", second)], reference).is_extra(2)
+def test_a_view_of_a_wrong_value_from_before_the_step_has_no_maker() -> None:
+    log = logged(call("t W -> V", None)._replace(view=True), call("mm x V -> A", None, 0))
+    assert log.maker(1, 1) is None and log.given(1) == (None, 0)
+    wrong_part = logged(call("t w -> V", None)._replace(view=True), call("mm x V -> A", None, 0))
+    assert wrong_part.maker(1, 1) == 0, "the view takes another part of a right value"
+
+
+def test_of_several_calls_with_a_record_s_value_the_match_of_its_producer_gave_it() -> None:
+    zeros = [call("zeros -> z"), call("mul x -> z")]
+    log = CandidateLog([call("mul y -> z"), call("mul x -> z"), call("zeros -> z")], ReferenceLog(zeros[1:]))
+    assert log.giver("z", "z") == 1

@@ -132,18 +132,13 @@ def test_the_heatmap_tells_on_how_many_and_on_which_ranks_a_tensor_differs(page)
     assert tooltips == [("h1", "rank 3"), ("h2", "rank 0-1, 3")]
 
 
-def test_the_cause_is_told_with_bits_values_histogram_and_neighbours(page):
-    assert rows(page, "The blamed call and its neighbours")[1:] == [
-        ["", "mm", "layers.1.moe", "backward, chunk 1", "moe.py:68", "yes"],
-        ["▶ blamed", "gate<b>", "layers.1.moe", "backward, chunk 1", "moe.py:68", "no"],
-        ["", "add", "layers.1.moe", "backward, chunk 1", "moe.py:68", "no"],
-    ]
+def test_the_cause_is_told_with_bits_values_and_histogram(page):
     assert rows(page, "Elements by ULPs")[1:] == [["0", "998", ""], ["1", "1", ""], ["3-4", "1", ""]]
     assert rows(page, "The first elements that differ")[1:] == [
         ["[0, 7]", "0x3f80", "0x3f84", "1", "1.03125"],
         ["[9, 99]", "0x4000", "0x4001", "2", "2.015625"],
     ]
-    assert page.texts("h5")[4:6] == [
+    assert page.texts("h5")[2:4] == [
         "The tensor: 2 of 1,000 elements differ, by 4 ULPs at most",
         "The blamed call's output: 1 of 8 elements differ, by 1 ULP at most",
     ]
@@ -166,15 +161,6 @@ def test_ranks_are_lanes_around_the_blamed_call(page):
     assert heights[0] == heights[1] > heights[2], "rank 0 has the first lane"
     (way,) = (found["points"] for tag, found, _ in page.elements if found.get("class") == "way")
     assert way == " ".join(f"{found['cx']},{found['cy']}" for found in calls)
-
-
-def test_modules_are_a_map_by_direction(page):
-    assert rows(page, "Calls that differ, by module and direction") == [
-        ["module", "forward", "backward", "update"],
-        ["layers.1.moe", "agrees", "4 of 9", ""],
-        ["<i>", "", "1 of 3", ""],
-        ["no module", "", "", "agrees"],
-    ]
 
 
 def drawn(page: Page) -> list[tuple[str, list[tuple[float, ...]]]]:

@@ -1,0 +1,214 @@
+"""Match a rank's calls with the reference's: by origin first, by value second, by order last.
+
+The origin of a call is its operator, module, direction, chunk, micro-batch and part. Calls of one origin are matched by
+equal inputs and outputs, then by equal inputs, then by equal outputs. If equally many remain on both sides, these are
+matched in order. The others may have moved: they are matched across origins by the same values, and last with calls of
+other operators that compute the same outputs, such as `mul h 0.5` for `div h 2`.
+
+Example: the reference has `mm x w -> a` and `mm y w -> b` in one module, and the candidate `mm y w -> B` and
+`mm x w -> a`. By inputs, the candidate's first call matches the reference's second.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from difflib import SequenceMatcher
+
+from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.joined_logs import RECEIVES
+from bitproof.harness.localize.logs.packing import PACKING, name_of
+from bitproof.harness.localize.logs.reference_log import fits, in_any_order, values_of
+
+Key = Callable[[Call], Hashable]
+
+RECOMPUTED = "_recomputed"
+"""The part of a node's name that marks a recomputed node: see `harness.graph.passes.rematerialize`."""
+
+
+class Matching:
+    """`theirs`: for each call of the candidate, the reference's matching call; `mine` is the inverse.
+
+    A call that repeats another one, such as a recomputed call, has that call's match, which is not in `mine`.
+    """
+
+    def __init__(self, candidate: Sequence[Call], reference: Sequence[Call]) -> None:
+        self.calls = candidate, reference
+        self.theirs: list[int | None] = [None] * len(candidate)
+        self.mine: list[int | None] = [None] * len(reference)
+        self._receives()
+        for keys in (_origin, lambda c: (c.operator, c.place), lambda c: (c.operator, c.place[:2])):
+            self._match_groups(keys)
+        for value in (_computation, _result, _question, _any_question, _inputs):
+            self._match(value)
+        self._views()
+        self._nearest(range(len(candidate)), range(len(reference)))
+        self._repeats()
+
+    def _match_groups(self, origin: Key) -> None:
+        """Match the calls of each origin."""
+        groups: dict[Hashable, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        for side, calls in enumerate(self.calls):
+            done, steps = (self.theirs, self.mine)[side], _steps(calls) if origin is _origin else [0] * len(calls)
+            for index, call in enumerate(calls):
+                if done[index] is None:
+                    groups[origin(call), steps[index]][side].append(index)
+        for own, due in groups.values():
+            if own and due:
+                for key in (_computation, _question, _any_question, _result):
+                    self._match(key, own, due)
+                self._match_in_order(
+                    [i for i in own if self.theirs[i] is None], [i for i in due if self.mine[i] is None]
+                )
+
+    def _match_in_order(self, own: Sequence[int], due: Sequence[int]) -> None:
+        """Match calls in order: all if equally many, or else those with equal numbers and operators before them."""
+        pairs = [*zip(own, due, strict=False)] if len(own) == len(due) else []
+        if own and due and not pairs:
+            sides = [[self._circumstances(side, i) for i in indices] for side, indices in enumerate((own, due))]
+            blocks = SequenceMatcher(a=sides[0], b=sides[1], autojunk=False).get_matching_blocks()
+            pairs = [(own[a + i], due[b + i]) for a, b, size in blocks for i in range(size)]
+        for mine, theirs in pairs:
+            if self._is_packed(0, mine) == self._is_packed(1, theirs):
+                self._pair(mine, theirs)
+
+    def _circumstances(self, side: int, index: int) -> Hashable:
+        calls = self.calls[side]
+        before = tuple(calls[i].operator for i in calls[index].producers if i is not None)
+        is_known = (calls[index].scalars or before) and not calls[index].collective
+        return (calls[index].scalars, before) if is_known else (side, index)
+
+    def _match(self, key: Key, own: Iterable[int] | None = None, due: Iterable[int] | None = None) -> None:
+        """Match calls of equal keys, in order, if they are not matched yet and their directions and chunks agree."""
+        calls, known = self.calls
+        waiting: dict[Hashable, list[int]] = defaultdict(list)
+        for index in range(len(known)) if due is None else due:
+            if self.mine[index] is None and known[index].outputs and name_of(known[index]) not in RECEIVES:
+                waiting[key(known[index])].append(index)
+        for index in range(len(calls)) if own is None else own:
+            if self.theirs[index] is not None:
+                continue
+            there = waiting.get(key(calls[index]), [])
+            other = next((i for i in there if _may_match(known[i], calls[index])), None)
+            if other is not None:
+                there.remove(other)
+                self._pair(index, other)
+
+    def _is_packed(self, side: int, index: int) -> bool:
+        """Whether a call is a collective of a bucket. A pass may pack values that the other side sums one by one."""
+        calls = self.calls[side]
+        makers = (calls[i] for i in calls[index].producers if i is not None)
+        return calls[index].collective and any(
+            name_of(call) in PACKING | {"copy_"} and not call.view for call in makers
+        )
+
+    def _nearest(self, own: Iterable[int], due: Iterable[int]) -> None:
+        """Match what remains with the call of the same operator that shares the most inputs, if one shares any."""
+        calls, known = self.calls
+        waiting: dict[str, list[int]] = defaultdict(list)
+        for index in due:
+            if self.mine[index] is None:
+                waiting[known[index].operator].append(index)
+        for index in own:
+            call = calls[index]
+            if self.theirs[index] is not None:
+                continue
+            there = [i for i in waiting[call.operator] if _may_match(known[i], call)]
+            shared = {i: len(set(known[i].inputs) & set(call.inputs)) for i in there}
+            best = max(there, key=lambda i: shared[i], default=None)
+            if best is not None and shared[best]:
+                waiting[call.operator].remove(best)
+                self._pair(index, best)
+
+    def _pair(self, mine: int, theirs: int) -> None:
+        self.theirs[mine], self.mine[theirs] = theirs, mine
+
+    def _receives(self) -> None:
+        """Match received messages: those between two ranks arrive in the order in which they are sent."""
+        sides = [defaultdict[Hashable, list[int]](list), defaultdict[Hashable, list[int]](list)]
+        for side, calls in zip(sides, self.calls, strict=True):
+            for index, call in enumerate(calls):
+                if name_of(call) in RECEIVES:
+                    side[call.operator, call.peers].append(index)
+        for key, own in sides[0].items():
+            if len(own) == len(due := sides[1][key]):
+                for mine, theirs in zip(own, due, strict=True):
+                    self._pair(mine, theirs)
+
+    def _views(self) -> None:
+        """Match views that take the same part by other operators: a `slice` for half of a `split`."""
+        calls, known = self.calls
+        shown = {value: i for i, call in reversed([*enumerate(known)]) if call.view for value in call.outputs}
+        for index, call in enumerate(calls):
+            if (
+                self.theirs[index] is None
+                and call.view
+                and call.outputs
+                and (other := shown.get(call.outputs[0])) is not None
+            ):
+                self.theirs[index] = other
+                if self.mine[other] is None:
+                    self.mine[other] = index
+
+    def _repeats(self) -> None:
+        """Match calls that repeat another call: a recomputed call, or one of the same operator and inputs."""
+        nodes = {call.node: index for index, call in enumerate(self.calls[0]) if call.node is not None}
+        for side, done in enumerate((self.theirs, self.mine)):
+            asked: dict[Hashable, list[int]] = defaultdict(list)
+            for index, call in enumerate(self.calls[1 - side]):
+                asked[_inputs(call)].append(index)
+            for index, call in enumerate(self.calls[side]):
+                if done[index] is not None or not call.inputs:
+                    continue
+                there = asked.get(_inputs(call), [])
+                done[index] = next((i for i in there if _may_match(self.calls[1 - side][i], call)), None)
+                if side == 0 and done[index] is None and RECOMPUTED in (call.node or ""):
+                    first = nodes.get((call.node or "").replace(RECOMPUTED, ""))
+                    done[index] = None if first is None else self.theirs[first]
+
+
+def _steps(calls: Sequence[Call]) -> list[int]:
+    """For each call, the number of updates before it: a log may have several steps, and a step begins after an update.
+
+    An extra call of a step then matches no call of the next step, although that computes the same value, as a counter
+    that is increased twice.
+    """
+    found, step, is_updating = list[int](), 0, False
+    for call in calls:
+        if call.place.direction is not None:
+            step += is_updating and call.place.direction == "forward"
+            is_updating = call.place.direction == "update"
+        found.append(step)
+    return found
+
+
+def _may_match(first: Call, second: Call) -> bool:
+    """Whether directions and chunks agree; for a draw, also module and micro-batch, as other draws begin alike."""
+    if not fits(first.place, second.place):
+        return False
+    pairs = (first.place.module, second.place.module), (first.micro_batch, second.micro_batch)
+    return not first.draws or all(None in pair or pair[0] == pair[1] for pair in pairs)
+
+
+def _origin(call: Call) -> Hashable:
+    return call.operator, call.place, call.micro_batch, call.part
+
+
+def _computation(call: Call) -> Hashable:
+    return call.operator, call.inputs, call.outputs
+
+
+def _question(call: Call) -> Hashable:
+    return call.operator, call.inputs, call.scalars
+
+
+def _any_question(call: Call) -> Hashable:
+    return call.operator, in_any_order(call), call.scalars
+
+
+def _inputs(call: Call) -> Hashable:
+    return call.operator, in_any_order(call)
+
+
+def _result(call: Call) -> Hashable:
+    return call.operator, values_of(call)

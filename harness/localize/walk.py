@@ -1,0 +1,393 @@
+"""Walk back from a differing record through both logs at once, to the calls at which they part.
+
+A pair of matching calls has the same origin (see `matching`). The walk goes from a pair to the producers of each input
+that differs. Where the producers match, it goes on; where they do not, or where nothing is left that differs, a cause
+is found:
+
+    reference    mm x w -> a    silu a -> b    sum b -> l
+    candidate    mm x w -> a    silu a -> B    sum B -> L    from L to sum, and to silu, whose inputs are equal
+
+1. Equal inputs and another output: the call computes wrong ("computes").
+2. The candidate's producer is extra: go on behind it over wrong values. If there are none, the extra call is the cause
+   ("adds"). Calls that only pack right values are a cause only if nothing behind them computes; of a bucket, it is the
+   collective, or the call that packs, if the record has another tensor's value.
+3. The reference's producer is missing, and its output is nowhere: it is the cause, or a missing call before it
+   ("lacks").
+4. Both producers match other calls, and are right: the call reads another value ("reads", "inherits" if no call of the
+   step computed it), its inputs in another order ("exchanges"), or the record has another tensor's value ("misplaces").
+5. A collective is compared on all of its ranks, so the walk goes on to the rank that passes another value.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+from bitproof.harness.localize.chain import Pair
+from bitproof.harness.localize.culprit import How
+from bitproof.harness.localize.logs.calls import Call, is_abandoned
+from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.logs.joined_logs import JoinedLogs
+from bitproof.harness.localize.logs.packing import CONSTANTS, PACKING, keeps_order, name_of
+from bitproof.harness.localize.logs.reference_log import COMMUTATIVE
+
+
+class Parting(NamedTuple):
+    """A place at which the logs part: a possible cause. An index is None if that side has no matching call."""
+
+    rank: int
+    candidate: int | None
+    reference: int | None
+    how: How
+
+
+class Walk:
+    """`found` has the causes that a walk from some records finds, with their rank among them (smaller is likelier).
+
+    - `replaced`: for an extra call, by rank and index, the reference's call in whose place it is.
+    - `readers`: for a call, a call with a match that reads it.
+    """
+
+    def __init__(self, logs: Sequence[CandidateLog], joined: JoinedLogs, known: JoinedLogs) -> None:
+        self.logs, self.joined, self.known = logs, joined, known
+        self.found: dict[Parting, int] = {}
+        self.replaced = dict[tuple[int, int], int]()
+        self.readers = dict[tuple[int, int], int]()
+        self._done = dict[object, bool]()
+        self._is_misplaced = False
+        self._depth = 0
+
+    def from_record(self, rank: int, pair: Pair) -> None:
+        """Walk back from a record of a rank with the digests `pair`."""
+        # The walk is as deep as the longest path of calls, and Python's own limit is for programs that never end.
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(limit + 20 * sum(len(log.log) + len(log.reference.log) for log in self.logs))
+        try:
+            self._from_record(rank, pair)
+        finally:
+            sys.setrecursionlimit(limit)
+
+    def _from_record(self, rank: int, pair: Pair) -> None:
+        (wanted, held), log = pair, self.logs[rank]
+        self._is_misplaced = held in log.reference.values
+        mine, due = log.giver(wanted, held), log.reference.producer(wanted)
+        made = None if due is None else log.matching_here(due)
+        if due is not None and made is not None and mine != made and not log.differs(made):
+            # The value is here, too: perhaps a copy of it is missing.
+            due = next((i for i in log.reference.all_with(wanted) if log.matching_here(i) is None), due)
+        if mine is not None:
+            self._joint(rank, mine, due, None)
+        elif due is not None and log.matching_here(due) is None:
+            self._missing(rank, due)
+        elif due is not None and made is not None and is_abandoned(log.log[made]):
+            self._add(rank, made, due, "abandons")
+
+    def _add(self, rank: int, mine: int | None, due: int | None, how: How, weight: int = 1) -> bool:
+        if mine is not None and how in ("reads", "inherits") and keeps_order(self.logs[rank].log[mine]):
+            # Such a view computes nothing, so its reader has the wrong input.
+            reader = self.readers.get((rank, mine))
+            if reader is not None and (match := self.logs[rank].matching_call(reader)) is not None:
+                mine, due = reader, match
+        if mine is not None and how != "abandons":
+            call = self.logs[rank].log[mine]
+            if not call.inputs or (how == "adds" and (name_of(call) in CONSTANTS or self.logs[rank].packs(mine))):
+                weight = 3
+        parting = Parting(rank, mine, due, how)
+        self.found[parting] = min(weight, self.found.get(parting, weight))
+        return True
+
+    def _once(self, key: object) -> bool | None:
+        """The result for a key; None the first time. A key in progress has the result False, so no cycle is a path."""
+        known = self._done.get(key)
+        self._done.setdefault(key, False)
+        return known
+
+    def _joint(self, rank: int, mine: int, due: int | None, reader: tuple[int, int] | None) -> bool:
+        """Where the candidate has the output of `mine`, the reference has that of `due`: find out why.
+
+        `reader` has the matching calls that read the two outputs; None for a record. Returns whether a cause is found.
+        """
+        log = self.logs[rank]
+        if reader is not None:
+            self.readers.setdefault((rank, mine), reader[0])
+        other = log.matching_call(mine)
+        here = None if due is None else log.matching_here(due)
+        if self._depth and due is not None:
+            # Only a difference between matching calls can have exchanged the values.
+            if due not in (other, None) and here != mine:
+                return self._parallel(rank, mine, due)
+            depth, self._depth = self._depth, 0
+            found = other is not None and self._call(rank, mine)
+            self._depth = depth
+            return found
+        if other is None:
+            return self._behind_extra(rank, mine, due, here, reader)
+        if due is None:
+            if (reader is None or log.differs(mine)) and self._call(rank, mine):
+                return True
+            return reader is not None and self._reads(rank, reader)
+        if due == other or here == mine or log.reference.log[other][1:4] == log.reference.log[due][1:4]:
+            if self._call(rank, mine):
+                return True
+            is_other_part = due is not None and log.log[mine].operator != log.reference.log[due].operator
+            return is_other_part and log.log[mine].view and self._add(rank, mine, None, "adds")
+        if log.differs(mine) and self._call(rank, mine):
+            return True
+        if here is None and log.lacks(due) and not _is_for_its_reader(log.reference.log[due]):
+            return self._missing(rank, due)
+        if here is not None and log.differs(here) and self._call(rank, here):
+            return True
+        if self._parallel(rank, mine, due):
+            return True
+        if reader is not None:
+            return self._reads(rank, reader)
+        return here is not None and self._add(rank, here, due, "misplaces")
+
+    def _reads(self, rank: int, reader: tuple[int, int]) -> bool:
+        """The cause is a call that reads another value: an earlier call, or none, computed it."""
+        log, (mine, due) = self.logs[rank], reader
+        is_left = any(
+            log.maker(mine, position) is None and value not in log.reference.values
+            for position, value in enumerate(log.log[mine].inputs)
+        )
+        return self._add(rank, mine, due, "inherits" if is_left else "reads")
+
+    def _parallel(self, rank: int, mine: int, due: int) -> bool:
+        """Whether two calls that do not match, both right, come from an earlier exchange, such as of a bucket's parts.
+
+        The walk goes back through calls of the same operators, although they do not match.
+        """
+        log = self.logs[rank]
+        if log.log[mine].operator != log.reference.log[due].operator:
+            return False
+        if (known := self._once(("parallel", rank, mine, due))) is not None:
+            return known
+        self._depth += 1
+        pairs = [(a, b) for a, b, _ in self._unlike(rank, mine, due) if a is not None and b is not None]
+        found = [self._joint(rank, a, b, None) for a, b in pairs]
+        self._depth -= 1
+        self._done["parallel", rank, mine, due] = any(found)
+        return any(found)
+
+    def _call(self, rank: int, mine: int) -> bool:
+        """Search behind a call with a match, on all ranks of a collective, and at last at the call itself."""
+        log, due = self.logs[rank], self.logs[rank].matching_call(mine)
+        if due is None:
+            return self._extra(rank, mine)
+        if (known := self._once((rank, mine))) is not None:
+            return known
+        call, other = log.log[mine], log.reference.log[due]
+        found = False
+        if call.collective:
+            theirs = dict(self.known.together((rank, due)))
+            for peer, index in self.joined.together((rank, mine)):
+                if peer != rank and peer in theirs:
+                    found |= self._inputs(peer, index, theirs[peer])
+        found |= self._inputs(rank, mine, due)
+        if not found and is_abandoned(call):
+            found = self._add(rank, mine, due, "abandons")
+        elif not found and log.differs(mine):
+            is_same = sorted(call.inputs) == sorted(other.inputs)
+            found = self._add(rank, mine, due, "computes", 0) if is_same else self._reads(rank, (mine, due))
+        self._done[rank, mine] = found
+        return found
+
+    def _inputs(self, rank: int, mine: int, due: int) -> bool:
+        """Search behind the inputs in which two matching calls differ."""
+        log = self.logs[rank]
+        call, other = log.log[mine], log.reference.log[due]
+        found = False
+        is_exchange = sorted(call.inputs) == sorted(other.inputs)
+        self._depth += is_exchange
+        for giver, theirs, value in self._unlike(rank, mine, due):
+            if giver is not None:
+                found |= self._joint(rank, giver, theirs, None if is_exchange else (mine, due))
+                continue
+            here = None if theirs is None else log.matching_here(theirs)
+            if here is not None and is_abandoned(log.log[here]):
+                found |= self._add(rank, here, theirs, "abandons")
+            elif (
+                here is None
+                and theirs is not None
+                and not self._is_before(rank, theirs, mine)
+                and not _is_for_its_reader(log.reference.log[theirs])
+            ):
+                found |= self._missing(rank, theirs)
+            elif not is_exchange:
+                found |= self._add(rank, mine, due, "reads" if value in log.reference.values else "inherits")
+        self._depth -= is_exchange
+        for giver in log.givers(mine):
+            if is_abandoned(log.log[giver]):
+                found |= self._add(rank, giver, log.matching_call(giver), "abandons", 0)
+        for number in log.given(mine)[len(call.inputs) :]:
+            found |= number is not None and log.differs(number) and self._call(rank, number)
+        if found or call.inputs == other.inputs or (is_exchange and name_of(call) in COMMUTATIVE):
+            return found
+        return self._add(rank, mine, due, "exchanges") if is_exchange else self._reads(rank, (mine, due))
+
+    def _unlike(self, rank: int, mine: int, due: int) -> Iterator[tuple[int | None, int | None, str]]:
+        """For each input in which two calls differ: the producers on both sides, and the candidate's value."""
+        log = self.logs[rank]
+        values, wanted = log.log[mine].inputs, log.reference.log[due].inputs
+        own, known = [*range(len(values))], [*range(len(wanted))]
+        # The order of a sum's inputs has no meaning, and a call with more inputs than its match may have some of its.
+        if name_of(log.log[mine]) in COMMUTATIVE or len(own) != len(known):
+            for position in [*own]:
+                if (same := next((i for i in known if wanted[i] == values[position]), None)) is not None:
+                    own.remove(position)
+                    known.remove(same)
+        given = log.reference.given(due)
+        if len(own) == len(known) == 2 and name_of(log.log[mine]) in COMMUTATIVE:
+            crossed = zip(own, known[::-1], strict=True)
+            matches = [(log.given(mine)[i], given[j]) for i, j in crossed]
+            if any(a is not None and log.matching_call(a) == b for a, b in matches):
+                known = known[::-1]
+        for position in range(max(len(own), len(known))):
+            at = own[position] if position < len(own) else None
+            there = known[position] if position < len(known) else None
+            if at is not None and (there is None or values[at] != wanted[there]):
+                yield log.maker(mine, at), given[there] if there is not None else None, values[at]
+
+    def _behind_extra(
+        self, rank: int, mine: int, due: int | None, here: int | None, reader: tuple[int, int] | None
+    ) -> bool:
+        """The cause if an extra call's output is read, or recorded, where the reference has that of `due`."""
+        log, call = self.logs[rank], self.logs[rank].log[mine]
+        computes = not log.packs(mine)
+        is_right = log.reference.values.issuperset(call.outputs)
+        is_between = computes and due is not None and bool(set(log.reference.log[due].outputs) & set(call.inputs))
+        # Both values are here and right: the reader takes the wrong one.
+        is_read_wrong = is_right and due is not None and reader is not None and self._is_before(rank, due, reader[0])
+        is_read_wrong &= bool(call.inputs) and name_of(call) not in CONSTANTS and not call.draws
+        if due is not None and here is None:
+            self.replaced[rank, mine] = due
+        if is_read_wrong and computes and not is_between and reader is not None:
+            return self._reads(rank, reader)
+        if self._extra(rank, mine, weight=1):
+            return True
+        if not computes and not call.view and call.outputs[:1] and call.outputs[0] in call.inputs:
+            # A copy, or a product with 1: go on to what it copies.
+            giver = log.given(mine)[call.inputs.index(call.outputs[0])]
+            if giver is not None:
+                return self._joint(rank, giver, due, reader)
+            return reader is not None and self._reads(rank, reader)
+        if here is not None and log.differs(here) and self._call(rank, here):
+            return True
+        if is_read_wrong and not is_between and reader is not None:
+            return self._reads(rank, reader)
+        if not is_between and (packed := self._packer(rank, mine)) is not None:
+            return self._add(rank, packed, None, "adds")
+        if not is_between and due is not None and here is None and is_right and log.lacks(due):
+            return self._missing(rank, due)
+        leads_on = any(not log.differs(index) and not log.packs(index) for index, _ in log.readers(mine))
+        if reader is not None and leads_on and not (is_between or call.view or name_of(call) in CONSTANTS):
+            return self._reads(rank, reader)
+        return self._add(rank, mine, None, "adds")
+
+    def _is_before(self, rank: int, due: int, reader: int) -> bool:
+        """Whether the candidate has an output of the reference's call `due` by the time a call reads another value."""
+        log = self.logs[rank]
+        made = [index for value in log.reference.log[due].outputs for index in log.all_with(value)]
+        return not log.lacks(due) and (not made or min(made) < reader)
+
+    def _extra(self, rank: int, mine: int, weight: int = 2) -> bool:
+        """Search behind an extra call over wrong values; if there are none, the call is the cause if it is wrong."""
+        if (known := self._once((rank, mine))) is not None:
+            return known
+        log, call, found = self.logs[rank], self.logs[rank].log[mine], False
+        for peer, index in self.joined.together((rank, mine)):
+            side = self.logs[peer]
+            # Behind the inputs' producers are those of parts of a bucket.
+            for value, giver in zip_longest(side.log[index].inputs, side.given(index)):
+                if giver is not None and peer == rank:
+                    self.readers.setdefault((rank, giver), self.readers.get((rank, mine), mine))
+                is_right = value in side.reference.values
+                if giver is None or (is_right and not side.log[giver].inputs):
+                    continue
+                if side.matching_call(giver) is not None:
+                    found |= side.differs(giver) and self._call(peer, giver)
+                elif not is_right:
+                    found |= self._extra(peer, giver)
+        if not found and is_abandoned(call):
+            found = self._add(rank, mine, None, "abandons")
+        elif not found and self._is_misplaced and self._overwrites(rank, mine):
+            found = self._add(rank, mine, None, "adds", 0)
+        elif not found and log.differs(mine) and not log.packs(mine) and not self._is_bucket(rank, mine):
+            found = self._add(rank, mine, None, "adds", weight)
+        self._done[rank, mine] = found
+        return found
+
+    def _overwrites(self, rank: int, mine: int) -> bool:
+        """Whether a call copies a right value over another right value."""
+        log, call = self.logs[rank], self.logs[rank].log[mine]
+        return name_of(call) == "copy_" and len(set(call.inputs)) > 1 and log.reads_right_values(mine)
+
+    def _is_bucket(self, rank: int, mine: int) -> bool:
+        """Whether a call is a collective of packed values."""
+        log = self.logs[rank]
+        return log.log[mine].collective and any(log.packs(giver) for giver in log.givers(mine))
+
+    def _packer(self, rank: int, mine: int) -> int | None:
+        """The call to blame if `mine` is the last of extra calls that pack: the bucket's collective, or the first pack.
+
+        None if it is not the last of such calls.
+        """
+        log, pending, seen, packs = self.logs[rank], [mine], set[int](), list[int]()
+        while pending:
+            if (index := pending.pop()) in seen or log.matching_call(index) is not None:
+                continue
+            seen.add(index)
+            call = log.log[index]
+            if call.collective and not self._is_misplaced:
+                return index if index != mine else None
+            if name_of(call) in PACKING and len(set(call.inputs)) > 1:
+                packs.append(index)
+            if log.packs(index) or call.collective or self._is_misplaced:
+                pending += log.givers(index)
+        return min(packs, default=None)
+
+    def _is_elsewhere(self, rank: int, due: int) -> bool:
+        """Whether only another rank runs the module of the reference's call, such as another pipeline stage."""
+        module = self.logs[rank].reference.log[due].place.module
+        own = any(call.place.module == module for call in self.logs[rank].log)
+        return bool(module) and not own and any(log.matching_here(due) is not None for log in self.logs)
+
+    def _missing(self, rank: int, due: int, is_named: bool = True) -> bool:
+        """Search behind a call that only the reference makes; at last that call is the cause, if `is_named`."""
+        if (known := self._once(("missing", rank, due, is_named))) is not None:
+            return known
+        log, found, is_wrong = self.logs[rank], False, False
+        for value, giver in zip(log.reference.log[due].inputs, log.reference.given(due), strict=False):
+            if giver is None:
+                continue
+            if (here := log.matching_here(giver)) is not None:
+                is_wrong |= log.differs(here) and self._call(rank, here)
+            elif value not in log.values and not self._is_elsewhere(rank, giver):
+                found |= self._missing(rank, giver, not _is_for_its_reader(log.reference.log[giver]))
+        # Calls that prepare a missing collective, such as a division before a sum, are missing because of it.
+        if not is_wrong and is_named and (not found or log.reference.log[due].collective):
+            found = self._add(rank, None, due, "lacks", 0 if found else 1)
+        found |= is_wrong
+        self._done["missing", rank, due, is_named] = found
+        return found
+
+
+def _is_for_its_reader(call: Call) -> bool:
+    """Whether a call is only made for its reader: a pack, a constant, or a view of a whole value."""
+    return keeps_order(call) or not call.inputs or (name_of(call) in PACKING | CONSTANTS and not call.view)
+
+
+def ordered(walk: Walk) -> list[Parting]:
+    """The causes that a walk found, the likeliest and earliest first.
+
+    Calls with equal inputs and another output come first, calls that only pack or take no input last.
+    """
+
+    def when(parting: Parting) -> tuple[int, int, int, int]:
+        if parting.candidate is None:
+            return (walk.found[parting], *walk.known.when((parting.rank, parting.reference or 0)))
+        return (walk.found[parting], *walk.joined.when((parting.rank, parting.candidate)))
+
+    return sorted(walk.found, key=when)

@@ -1,0 +1,80 @@
+"""Which calls of two logs match: by origin first, by value second, by order last."""
+
+from __future__ import annotations
+
+from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.matching import Matching
+
+FORWARD = Place("layers.0", "forward")
+CHUNK_0, CHUNK_1 = (FORWARD._replace(chunk=chunk) for chunk in (0, 1))
+
+
+def call(text: str, place: Place = FORWARD, *producers: int | None) -> Call:
+    """`mm a b -> c`."""
+    left, right = text.split(" -> ")
+    operator, *inputs = left.split()
+    return Call(place, operator, tuple(inputs), tuple(right.split()), producers=producers)
+
+
+def matches(reference: list[Call], candidate: list[Call]) -> list[int | None]:
+    return Matching(candidate, reference).theirs
+
+
+def test_calls_of_one_origin_that_changed_places_match_by_their_inputs() -> None:
+    reference = [call("mm x w -> a"), call("mm y w -> b")]
+    assert matches(reference, [call("mm y w -> B"), call("mm x w -> a")]) == [1, 0]
+
+
+def test_calls_of_equal_number_match_in_order_though_they_share_no_value() -> None:
+    reference = [call("silu a -> c"), call("silu b -> d")]
+    assert matches(reference, [call("silu A -> C"), call("silu B -> D")]) == [0, 1]
+
+
+def test_no_call_matches_one_of_the_other_chunk_and_a_call_without_a_chunk_matches_either() -> None:
+    reference = [call("mm x w -> a", CHUNK_0), call("mm y w -> b", CHUNK_1)]
+    assert matches(reference, [call("mm y w -> b", CHUNK_0)]) == [0]
+    assert matches(reference, [call("mm y w -> b")]) == [1]
+
+
+def test_an_extra_call_among_others_matches_none() -> None:
+    reference = [call("mul x -> a"), call("mul a -> b")]
+    assert matches(reference, [reference[0], call("mul a -> z"), call("mul z -> B")]) == [0, 1, None]
+
+
+def test_unequally_many_calls_match_by_their_numbers_and_by_the_operators_before_them() -> None:
+    def view(text: str, size: str, maker: int) -> Call:
+        return call(text, FORWARD, maker)._replace(scalars=(("size", size),))
+
+    reference = [call("mm x -> a"), call("silu x -> b"), view("view a -> c", "4", 0), view("view b -> d", "8", 1)]
+    candidate = [call("mm x -> A"), call("silu x -> B"), view("view B -> D", "8", 1)]
+    assert matches(reference, candidate) == [0, 1, 3]
+
+
+def test_a_slice_matches_the_split_that_takes_the_same_part() -> None:
+    split = call("split a -> b c")._replace(view=True)
+    assert matches([split], [call("slice a -> c")._replace(view=True)]) == [0]
+
+
+def test_a_collective_of_a_bucket_matches_none_of_single_values() -> None:
+    reference = [call("neg x -> a"), call("reduce a -> r", FORWARD, 0)._replace(collective=True)]
+    bucket = [call("neg x -> a"), call("cat a b -> P"), call("reduce P -> Q", FORWARD, 1)._replace(collective=True)]
+    assert matches(reference, bucket) == [0, None, None]
+    assert matches(bucket, bucket) == [0, 1, 2]
+
+
+def test_a_call_of_a_later_step_matches_none_of_an_earlier_one() -> None:
+    """An extra count in the first step gives the value that the reference counts in the second."""
+    update = Place(None, "update")
+
+    def step(*counts: str) -> list[Call]:
+        return [*(call(f"add_ {text}") for text in counts), call("sgd p -> p", update)]
+
+    reference = [*step("0 -> 1"), *step("1 -> 2")]
+    assert matches(reference, [*step("0 -> 1", "1 -> 2"), *step("2 -> 3")]) == [0, 2, 1, 2, 3]
+    assert Matching([*step("0 -> 1", "1 -> 2"), *step("2 -> 3")], reference).mine == [0, 2, 3, 4]
+
+
+def test_a_draw_matches_none_of_another_module() -> None:
+    other = Place("layers.1", "forward")
+    reference = [call("rand s -> m t")._replace(draws=True)]
+    assert matches(reference, [call("rand s -> m t", other)._replace(draws=True)]) == [None]

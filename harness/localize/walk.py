@@ -94,7 +94,9 @@ class Walk:
             call = self.logs[rank].log[mine]
             if not call.inputs or (how == "adds" and (name_of(call) in CONSTANTS or self.logs[rank].packs(mine))):
                 weight = 3
-        parting = Parting(rank, mine, due, how)
+        return self._found(Parting(rank, mine, due, how), weight)
+
+    def _found(self, parting: Parting, weight: int) -> bool:
         self.found[parting] = min(weight, self.found.get(parting, weight))
         return True
 
@@ -131,8 +133,9 @@ class Walk:
         if due == other or here == mine or log.reference.log[other][1:4] == log.reference.log[due][1:4]:
             if self._call(rank, mine):
                 return True
-            is_other_part = due is not None and log.log[mine].operator != log.reference.log[due].operator
-            return is_other_part and log.log[mine].view and self._add(rank, mine, None, "adds")
+            # A view by another operator, as a `slice` for half of a `split`, takes another part of the same value.
+            is_other_part = log.log[mine].view and log.log[mine].operator != log.reference.log[due].operator
+            return is_other_part and self._found(Parting(rank, mine, None, "adds"), 0)
         if log.differs(mine) and self._call(rank, mine):
             return True
         if here is None and log.lacks(due) and not _is_for_its_reader(log.reference.log[due]):

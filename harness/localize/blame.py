@@ -1,8 +1,8 @@
 """Find the call to blame for a differing record: walk back through both logs to the first call at which they part.
 
-The reference's call with the same origin is compared with each call on the way (`matching`, `paired_walk`). The answer is the
-first call in the partial order of all ranks' calls: each rank has its own order, and a collective's launches come
-before its results (`joined_logs`). It is a candidate for a cause, which `exchange` then verifies.
+The reference's call with the same origin is compared with each call on the way (`matching`, `paired_walk`). The answer
+is the first call in the partial order of all ranks' calls: each rank has its own order, and a collective's launches
+come before its results (`joined_logs`). It is a candidate for a cause, which `exchange` then verifies.
 
 docs/explanation/causes.md describes the order, with examples.
 """

@@ -134,8 +134,10 @@ class Walk:
             if self._call(rank, mine):
                 return True
             # A view by another operator, as a `slice` for half of a `split`, takes another part of the same value.
-            is_other_part = log.log[mine].view and log.log[mine].operator != log.reference.log[due].operator
-            return is_other_part and self._found(Parting(rank, mine, None, "adds"), 0)
+            if not log.log[mine].view or log.log[mine].operator == log.reference.log[due].operator:
+                return False
+            self.replaced[rank, mine] = due
+            return self._found(Parting(rank, mine, None, "adds"), 0)
         if log.differs(mine) and self._call(rank, mine):
             return True
         if here is None and log.lacks(due) and not _is_for_its_reader(log.reference.log[due]):

@@ -1,8 +1,7 @@
 """Walk back from a differing record through both logs at once, to the calls at which they part.
 
 A pair of matching calls has the same origin (see `matching`). The walk goes from a pair to the producers of each input
-that differs. Where the producers match, it goes on; where they do not, or where nothing is left that differs, a cause
-is found:
+that differs. It goes on if the producers match. If they do not, or if nothing is left that differs, a cause is found:
 
     reference    mm x w -> a    silu a -> b    sum b -> l
     candidate    mm x w -> a    silu a -> B    sum B -> L    from L to sum, and to silu, whose inputs are equal
@@ -107,7 +106,7 @@ class Walk:
         return known
 
     def _joint(self, rank: int, mine: int, due: int | None, reader: tuple[int, int] | None) -> bool:
-        """Where the candidate has the output of `mine`, the reference has that of `due`: find out why.
+        """Find out why the candidate has the output of `mine` and the reference that of `due` in its place.
 
         `reader` has the matching calls that read the two outputs; None for a record. Returns whether a cause is found.
         """

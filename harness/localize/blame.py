@@ -1,8 +1,8 @@
 """Find the call to blame for a differing record: walk back through both logs to the first call at which they part.
 
-The reference's call with the same origin is compared with each call on the way (`matching`, `walk`). The answer is the
-first call in the partial order of all ranks' calls: each rank has its own order, and a collective's launches come
-before its results (`joined_logs`). It is a candidate for a cause, which `exchange` then verifies.
+The reference's call with the same origin is compared with each call on the way (`matching`, `paired_walk`). The answer
+is the first call in the partial order of all ranks' calls: each rank has its own order, and a collective's launches
+come before its results (`joined_logs`). It is a candidate for a cause, which `exchange` then verifies.
 
 docs/explanation/causes.md describes the order, with examples.
 """
@@ -25,7 +25,7 @@ from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.idle_broadcasts import without_idle_broadcasts
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
-from bitproof.harness.localize.walk import Parting, Walk, ordered
+from bitproof.harness.localize.paired_walk import Parting, Walk, ordered
 
 Differing = Mapping[int, Iterable[Pair]]
 """For each rank, the digests of each tensor that differs."""

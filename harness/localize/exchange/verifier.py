@@ -144,7 +144,7 @@ class Cause:
 
 
 @dataclass
-class _Run:
+class ExchangedRun:
     """The result of a run with exchanged values: its calls, its records, and the outcome of each exchange.
 
     `ready` has these calls as `ready_logs` returns them, as soon as a search needs them.
@@ -187,7 +187,7 @@ class Verifier:
         The cause is `culprit`, or one of the `others` if that cannot be a cause, unless the exchange of a later call
         makes the step right by itself.
         """
-        causes, reason, run = list[Cause](), "", _Run(self.logs["candidate"], self.recordings["candidate"], {})
+        causes, reason, run = list[Cause](), "", ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {})
         try:
             causes, reason, run = self._search([culprit, *others])
             if not self._wrong(run.recording):
@@ -207,14 +207,14 @@ class Verifier:
             found = replace(found, explains=culprit.explains, chain=())
         return found, told
 
-    def _search(self, culprits: Sequence[Culprit]) -> tuple[list[Cause], str, _Run]:
+    def _search(self, culprits: Sequence[Culprit]) -> tuple[list[Cause], str, ExchangedRun]:
         """Exchange cause after cause. Returns the causes, the reason for an early end, and the last valid run.
 
         If a call of `culprits` cannot be a cause, the next one is tried. The reason is empty if the step is right in
         the end.
         """
         causes, refused, blocked = list[Cause](), "", set[ValueSite]()
-        run = _Run(self.logs["candidate"], self.recordings["candidate"], {}, self.ready)
+        run = ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {}, self.ready)
         pending = [*culprits]
         while pending:
             if self._runs == MAX_ROUNDS:
@@ -270,13 +270,15 @@ class Verifier:
         rank = next(iter(pairs), None)
         return [] if rank is None else culprits_in(logs, pairs, (rank, pairs[rank][0]))[:MAX_CULPRITS]
 
-    def _told_twice(self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], run: _Run) -> str:
+    def _told_twice(self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], run: ExchangedRun) -> str:
         """The problem if all planned values were exchanged already; empty if some of the values are new."""
         leads = [swap.site for group in planned.groups if group.is_lead for swap in group.candidate]
         is_done = bool(leads) and all(site in run.made and run.made[site].done for site in leads)
         return f"{culprit.call} is still wrong, though its values were exchanged" if is_done else ""
 
-    def _trouble(self, planned: ExchangePlan, before: _Run, after: _Run, causes: Sequence[Cause]) -> str:
+    def _trouble(
+        self, planned: ExchangePlan, before: ExchangedRun, after: ExchangedRun, causes: Sequence[Cause]
+    ) -> str:
         """The reason why a run is invalid: an exchange failed, or an earlier call did not repeat. Else empty."""
         leads = [swap for group in planned.groups if group.is_lead for swap in group.candidate]
         failed = [made for swap in leads if not (made := after.made[swap.site]).done]
@@ -323,7 +325,7 @@ class Verifier:
         values = (calls[index].inputs if is_input else calls[index].outputs) if index < len(calls) else ()
         return swap._replace(found="", wanted=values[position]) if position < len(values) else None
 
-    def _told(self, causes: Sequence[Cause], run: _Run, reason: str, reverse: bool | None) -> Verification:
+    def _told(self, causes: Sequence[Cause], run: ExchangedRun, reason: str, reverse: bool | None) -> Verification:
         remaining, before = len(self._wrong(run.recording)), len(self._wrong(self.recordings["candidate"]))
         accounts = causes[0].accounts if causes else 0
         if not remaining and reverse is False:
@@ -345,7 +347,7 @@ class Verifier:
             runs=self._runs,
         )
 
-    def _exchanged(self, role: Role, swaps: Sequence[Swap]) -> _Run:
+    def _exchanged(self, role: Role, swaps: Sequence[Swap]) -> ExchangedRun:
         """Run a side's step with values of the other side."""
         other: Role = "reference" if role == "candidate" else "candidate"
         self._fetch(other, [swap.value for swap in swaps])
@@ -357,7 +359,7 @@ class Verifier:
         calls = [read_log(archive_of(folder, rank)) for rank in ranks]
         records = {key: row for rank in ranks for key, row in read_records(archive_of(folder, rank)).items()}
         made = {each.site: each for rank in ranks for each in read_exchanged(archive_of(folder, rank))}
-        return _Run(calls, Recording(self.recordings[role].manifest, records), made)
+        return ExchangedRun(calls, Recording(self.recordings[role].manifest, records), made)
 
     def _planned(self, other: Role, swaps: Sequence[Swap]) -> tuple[ValueExchange, ...]:
         places = self._values[other]
@@ -559,7 +561,7 @@ def _swaps(causes: Sequence[Cause], role: Role) -> list[Swap]:
     return list(found.values())
 
 
-def _where(made: Exchanged, run: _Run) -> str:
+def _where(made: Exchanged, run: ExchangedRun) -> str:
     rank, index, position, is_input = made.site
     calls = run.calls[rank]
     call = f"{calls[index]}" if index < len(calls) else f"call {index}"

@@ -139,7 +139,7 @@ DEFECTS = [
     Defect("other_activation", other_activation, EXPERTS, FORWARD, ("relu",)),
     Defect("other_epsilon", other_epsilon, "layers.0.ffn_norm", FORWARD, ("add",)),
     Defect("chunks_joined_in_reverse", chunks_joined_in_reverse, "layers.1", FORWARD, ("cat",)),
-    Defect("second_half_is_the_first", second_half_is_the_first, "layers.0", FORWARD, ("split",)),
+    Defect("second_half_is_the_first", second_half_is_the_first, "layers.0", FORWARD, ("slice",)),
     Defect("chunk_1_counts_no_tokens", chunk_1_counts_no_tokens, "layers.1.moe", FORWARD, ("add_",)),
     Defect("rows_arrive_in_reverse_on_one_rank", rows_arrive_in_reverse_on_one_rank, EXPERTS, FORWARD, ("flip",)),
     Defect("reduced_gradient_rounded", reduced_gradient_rounded, "layers.1.attention.wo", BACKWARD, ("_to_copy",)),

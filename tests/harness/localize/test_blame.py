@@ -942,3 +942,15 @@ def test_a_path_of_very_many_calls_is_walked_to_its_end() -> None:
     candidate += [each._replace(inputs=(f"V{i}",), outputs=(f"V{i + 1}",)) for i, each in enumerate(reference) if i]
     culprit = find_culprit([reference], [candidate], {0: [("v5000", "V5000")]})
     assert culprit is not None and (culprit.how, culprit.candidate) == ("computes", 0)
+
+
+def test_a_slice_of_the_wrong_half_is_blamed_at_the_place_of_the_split_that_it_replaces() -> None:
+    near = Place("layers.0.norm", "forward")
+    reference = [call("split a -> b c")._replace(view=True), call("exp c -> d", near)._replace(producers=(0,))]
+    candidate = [call("slice a -> b", near)._replace(view=True), call("exp b -> D", near)._replace(producers=(0,))]
+    reference, candidate = (
+        [each._replace(producers=each.producers or (None,)) for each in log] for log in (reference, candidate)
+    )
+    culprit = blamed(reference, candidate, "D")
+    assert culprit is not None and (culprit.how, culprit.candidate, culprit.call.place) == ("adds", 0, FORWARD)
+    assert culprit.instead_of == "split"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.exchange.exchange_plan import Swap
-from bitproof.harness.localize.exchange.verifier import Verifier, _Run
+from bitproof.harness.localize.exchange.verifier import ExchangedRun, Verifier
 from bitproof.harness.localize.logs.calls import gives_what_it_reads
 from bitproof.harness.localize.logs.exchanges import OTHER_INPUTS, OTHER_TYPE, UNSTEADY
 from bitproof.harness.localize.logs.replay import Exchanged, ValueSite
@@ -121,10 +121,10 @@ class ProgramVerifier(Verifier):
         absent = {site: Exchanged(site, False, "the call did not come again") for site in machine.swaps}
         return trace, absent | machine.made
 
-    def _exchanged(self, role: Role, swaps: Sequence[Swap]) -> _Run:
+    def _exchanged(self, role: Role, swaps: Sequence[Swap]) -> ExchangedRun:
         self._runs += 1
         trace, made = self.ran(role, swaps)
-        return _Run(trace.calls, recording_of(role, trace), made)
+        return ExchangedRun(trace.calls, recording_of(role, trace), made)
 
 
 def recording_of(role: Role, trace: Trace) -> Recording:

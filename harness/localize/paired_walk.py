@@ -1,8 +1,7 @@
 """Walk back from a differing record through both logs at once, to the calls at which they part.
 
 A pair of matching calls has the same origin (see `matching`). The walk goes from a pair to the producers of each input
-that differs. Where the producers match, it goes on; where they do not, or where nothing is left that differs, a cause
-is found:
+that differs. It goes on if the producers match. If they do not, or if nothing is left that differs, a cause is found:
 
     reference    mm x w -> a    silu a -> b    sum b -> l
     candidate    mm x w -> a    silu a -> B    sum B -> L    from L to sum, and to silu, whose inputs are equal
@@ -94,7 +93,9 @@ class Walk:
             call = self.logs[rank].log[mine]
             if not call.inputs or (how == "adds" and (name_of(call) in CONSTANTS or self.logs[rank].packs(mine))):
                 weight = 3
-        parting = Parting(rank, mine, due, how)
+        return self._found(Parting(rank, mine, due, how), weight)
+
+    def _found(self, parting: Parting, weight: int) -> bool:
         self.found[parting] = min(weight, self.found.get(parting, weight))
         return True
 
@@ -105,7 +106,7 @@ class Walk:
         return known
 
     def _joint(self, rank: int, mine: int, due: int | None, reader: tuple[int, int] | None) -> bool:
-        """Where the candidate has the output of `mine`, the reference has that of `due`: find out why.
+        """Find out why the candidate has the output of `mine` and the reference that of `due` in its place.
 
         `reader` has the matching calls that read the two outputs; None for a record. Returns whether a cause is found.
         """
@@ -131,8 +132,11 @@ class Walk:
         if due == other or here == mine or log.reference.log[other][1:4] == log.reference.log[due][1:4]:
             if self._call(rank, mine):
                 return True
-            is_other_part = due is not None and log.log[mine].operator != log.reference.log[due].operator
-            return is_other_part and log.log[mine].view and self._add(rank, mine, None, "adds")
+            # A view by another operator, as a `slice` for half of a `split`, takes another part of the same value.
+            if not log.log[mine].view or log.log[mine].operator == log.reference.log[due].operator:
+                return False
+            self.replaced[rank, mine] = due
+            return self._found(Parting(rank, mine, None, "adds"), 0)
         if log.differs(mine) and self._call(rank, mine):
             return True
         if here is None and log.lacks(due) and not _is_for_its_reader(log.reference.log[due]):

@@ -185,6 +185,19 @@ class Case:
         """The gradient that backward starts from: the weight of a micro-batch's mean loss on one rank."""
         return 1 / (self.parallelism.data_ranks * self.micro_batches)
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of the token ids in a micro-batch: (sequences, tokens of each), or (tokens,) if the model is
+        folded."""
+        rows, seq_len = self.batch.sequences // self.micro_batches, self.batch.seq_len
+        return (rows * seq_len,) if self.model.folded else (rows, seq_len)
+
+    @property
+    def chunk_dim(self) -> int:
+        """The dim of activations that chunks are cut along. A folded model has all tokens in dim 0."""
+        assert self.chunking is not None
+        return 0 if self.chunking.dim == "batch" or self.model.folded else 1
+
     def of(self, role: str) -> Case:
         """The case as one side runs it: the reference may have its own parallelism."""
         if role != "reference" or self.reference_parallelism is None:
@@ -232,7 +245,9 @@ class Case:
             return
         field_name = "sequences" if self.chunking.dim == "batch" else "seq_len"
         extent = getattr(self.batch, field_name)
-        if extent % 2:
+        if self.model.folded:
+            self._check_folded_chunks()
+        elif extent % 2:
             raise CaseError(
                 f"case {self.name} cannot be split in two along {self.chunking.dim}",
                 expected=f"an even batch.{field_name}",
@@ -240,10 +255,37 @@ class Case:
                 fix=f"choose {extent + 1}",
             )
 
+    def _check_folded_chunks(self) -> None:
+        """Refuse a number of tokens that has no half, and along batch a half that ends inside a sequence."""
+        assert self.chunking is not None
+        (tokens,), seq_len = self.input_shape, self.batch.seq_len
+        if tokens % 2:
+            raise CaseError(
+                f"case {self.name} cannot be split in two along its tokens",
+                expected="an even number of tokens: batch.sequences times batch.seq_len",
+                found=f"batch.sequences={self.batch.sequences}, batch.seq_len={seq_len}",
+                fix="choose an even number of sequences, or of tokens in a sequence",
+            )
+        if self.chunking.dim == "batch" and tokens // 2 % seq_len:
+            raise CaseError(
+                f"case {self.name} cannot be split in two between its sequences",
+                expected=f"an even batch.sequences, so that chunk 1 begins with a sequence of {seq_len} tokens",
+                found=f"batch.sequences={self.batch.sequences}: chunk 1 would begin with token {tokens // 2}, inside a "
+                "sequence",
+                fix="choose an even number of sequences, or dim='seq' for modules that treat each token alone",
+            )
+
     def _check_sequence(self) -> None:
         """Refuse a sequence that tensor ranks cannot divide, and `sequence` with a plan, whose whole layers cannot
         divide it."""
         parallelism = self.parallelism
+        if parallelism.sequence and self.model.folded:
+            raise CaseError(
+                f"case {self.name} divides a sequence dim over ranks that its folded model does not have",
+                expected="model.folded=False with parallelism.sequence=True",
+                found="model.folded=True",
+                fix="leave one of them out",
+            )
         if parallelism.sequence and (self.batch.seq_len % parallelism.tp or self.autoplace is not None):
             raise CaseError(
                 f"case {self.name} cannot divide its sequence over the ranks of a tensor group",

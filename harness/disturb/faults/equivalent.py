@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitproof.harness.disturb.entry import BFLOAT16, CHUNKED, EXPERTS, MICRO_BATCHES, PIPELINED, Site, ranks, row
+from bitproof.harness.disturb.entry import (
+    BFLOAT16,
+    CHUNKED,
+    EXPERTS,
+    FOLDED,
+    MICRO_BATCHES,
+    PIPELINED,
+    Site,
+    ranks,
+    row,
+)
 from bitproof.harness.disturb.faults.micro_batches import SHARED
 
 if TYPE_CHECKING:
@@ -50,6 +60,13 @@ def factors_exchanged(g: GraphEditor) -> list[Site]:
     for node in [*g.all("mul", direction="backward"), *g.all("mul")]:
         if len(node.all_input_nodes) == 2 and g.is_floating(node):
             node.args = (node.args[1], node.args[0])
+    return []
+
+
+@row("ours: documents are told apart by any number of their own", needs=(FOLDED,))
+def documents_counted_from_elsewhere(g: GraphEditor) -> list[Site]:
+    """the offsets of folded documents are counted from 7 tokens before the first."""
+    g.after(g.find("sub", "", where=lambda node: not g.is_floating(node)), "aten.add.Tensor", 7)
     return []
 
 

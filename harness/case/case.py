@@ -256,23 +256,22 @@ class Case:
             )
 
     def _check_folded_chunks(self) -> None:
-        """Refuse a number of tokens that has no half, and along batch a half that ends inside a sequence."""
+        """Refuse along batch a half that ends inside a sequence, and along seq a number of tokens that has no half."""
         assert self.chunking is not None
-        (tokens,), seq_len = self.input_shape, self.batch.seq_len
-        if tokens % 2:
-            raise CaseError(
-                f"case {self.name} cannot be split in two along its tokens",
-                expected="an even number of tokens: batch.sequences times batch.seq_len",
-                found=f"batch.sequences={self.batch.sequences}, batch.seq_len={seq_len}",
-                fix="choose an even number of sequences, or of tokens in a sequence",
-            )
-        if self.chunking.dim == "batch" and tokens // 2 % seq_len:
+        sequences, seq_len, (tokens,) = self.batch.sequences, self.batch.seq_len, self.input_shape
+        if self.chunking.dim == "batch" and sequences % 2:
             raise CaseError(
                 f"case {self.name} cannot be split in two between its sequences",
                 expected=f"an even batch.sequences, so that chunk 1 begins with a sequence of {seq_len} tokens",
-                found=f"batch.sequences={self.batch.sequences}: chunk 1 would begin with token {tokens // 2}, inside a "
-                "sequence",
-                fix="choose an even number of sequences, or dim='seq' for modules that treat each token alone",
+                found=f"batch.sequences={sequences}: chunk 1 would begin inside a sequence, and inside a document",
+                fix=f"choose {sequences + 1}, or dim='seq' for modules that treat each token alone",
+            )
+        if self.chunking.dim == "seq" and tokens % 2:
+            raise CaseError(
+                f"case {self.name} cannot be split in two along its tokens",
+                expected="an even number of tokens" + (" in a micro-batch" if self.schedule else ""),
+                found=f"{tokens}: batch.sequences={sequences}, batch.seq_len={seq_len}",
+                fix="choose an even number of sequences, or of tokens in a sequence",
             )
 
     def _check_sequence(self) -> None:

@@ -18,6 +18,7 @@ from bitproof.builtin_cases import (
     captured,
     chunking,
     debug,
+    folded,
     joint,
     models,
     pipelines,
@@ -149,6 +150,17 @@ def test_flex_cases_are_their_plain_namesakes_with_documents_a_line_long():
     ):
         assert (case.model.attention, case.batch.data, case.steps) == ("flex", "pydoc_lines", 5)
         assert (case.chunking, case.reference, case.expected) == (plain.chunking, plain.reference, "EQUAL")
+
+
+def test_folded_cases_are_the_plain_ones_with_all_tokens_in_one_dim():
+    *plain, tp, overlap = folded.CASES
+    for case, base in zip(plain, chunking.PLAIN, strict=True):
+        assert (case.model.folded, case.batch.data, case.steps) == (True, "pydoc_lines", 5)
+        assert (case.chunking, case.reference, case.expected) == (base.chunking, base.reference, "EQUAL")
+    blocks, _, seq, _ = plain
+    assert (seq.input_shape, seq.batch.seq_len) == ((96,), 32), "chunk 1 begins with token 48, inside a sequence"
+    assert tp == replace(blocks, name="folded_tp", steps=2, parallelism=Parallelism(tp=2, ep=4))
+    assert overlap == replace(blocks, name="folded_overlap", steps=2, pipeline=Pipeline(bucket=True, overlap=True))
 
 
 def test_cases_that_must_differ_say_in_what():

@@ -63,7 +63,7 @@ def factors_exchanged(g: GraphEditor) -> list[Site]:
     return []
 
 
-@row("ours: documents are told apart by any number of their own", needs=(FOLDED,))
+@row("ours: a document may have any number that is its own", needs=(FOLDED,))
 def documents_counted_from_elsewhere(g: GraphEditor) -> list[Site]:
     """the offsets of folded documents are counted from 7 tokens before the first."""
     g.after(g.find("sub", "", where=lambda node: not g.is_floating(node)), "aten.add.Tensor", 7)

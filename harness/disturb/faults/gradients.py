@@ -213,7 +213,8 @@ def embedding_gradient_by_frequency(g: GraphEditor) -> list[Site]:
 @row("unsloth and transformers #34191: means of means in gradient accumulation", kinds=("grad",))
 def gradient_averaged_over_rows(g: GraphEditor) -> list[Site]:
     """a norm's weight gradient is a mean over rows instead of a sum."""
-    node = g.find("sum", r".*norm", direction="backward", where=lambda node: len(node.args[1]) == 2)
+    rank = len(g.case.input_shape)
+    node = g.find("sum", r".*norm", direction="backward", where=lambda node: len(node.args[1]) == rank)
     sites = g.sites(node, "mean")
     g.instead(node, "aten.mean.dim", *node.args)
     return sites

@@ -55,6 +55,9 @@ def mean_loss(model: nn.Module, form: Model, inputs: StepInputs) -> Tensor:
         masks = document_offsets(inputs.positions_BS)
     elif form.attention == "flex":
         masks = document_mask(inputs.tokens_BS == DOCUMENT_START)
+    if form.loss_pieces > 1:
+        loss: Tensor = model(inputs.tokens_BS, inputs.positions_BS, masks, inputs.labels_BS, form.loss_pieces)
+        return loss
     return cross_entropy(model(inputs.tokens_BS, inputs.positions_BS, masks), inputs.labels_BS)
 
 

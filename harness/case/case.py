@@ -160,6 +160,7 @@ class Case:
                 found="chunking=None",
             )
         self._check_chunks()
+        self._check_loss_pieces()
         self._check_sequence()
         check_traced(self)
         check_observed(self)
@@ -253,6 +254,17 @@ class Case:
                 expected=f"an even batch.{field_name}",
                 found=f"batch.{field_name}={extent}",
                 fix=f"choose {extent + 1}",
+            )
+
+    def _check_loss_pieces(self) -> None:
+        tokens, pieces = math.prod(self.input_shape), self.model.loss_pieces
+        if tokens % pieces:
+            raise CaseError(
+                f"case {self.name} cannot take its loss in pieces of equal size",
+                expected=f"a multiple of model.loss_pieces={pieces} as the number of tokens"
+                + (" in a micro-batch" if self.schedule else ""),
+                found=f"{tokens} tokens",
+                fix="choose a number of pieces that divides them",
             )
 
     def _check_folded_chunks(self) -> None:

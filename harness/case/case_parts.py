@@ -9,6 +9,7 @@ from bitproof.harness.case.bounds import (
     BETA,
     CAPACITY,
     GIB,
+    LOSS_PIECES,
     RANKS,
     RATE,
     SEQUENCES,
@@ -38,6 +39,9 @@ class Model:
     (sequences, seq_len, dim). Positions begin at 0 in each document and in each sequence, and attention takes the
     documents by the offsets of their first tokens. For example, 4 sequences of 32 tokens are 128 tokens. It needs
     attention "flex".
+
+    `loss_pieces`: the projection to the vocabulary and the cross entropy, with both their gradients, take the tokens in
+    so many equal pieces, one after another. So only one piece's logits exist at a time.
     """
 
     __pydantic_config__ = STRICT
@@ -53,10 +57,12 @@ class Model:
     heads: int | None = None
     capacity: float | None = None
     folded: bool = False
+    loss_pieces: int = 1
 
     def __post_init__(self) -> None:
         if self.capacity is not None:
             CAPACITY.check("model.capacity", self.capacity)
+        LOSS_PIECES.check("model.loss_pieces", self.loss_pieces)
         if self.folded and self.attention != "flex":
             raise CaseError(
                 "a folded model has the tokens of all sequences in one dim, and only a mask keeps them apart",

@@ -80,6 +80,7 @@ BUCKETS = Need(lambda case: case.pipeline.bucket, "a case that buckets its colle
 RECOMPUTES = Need(lambda case: case.memory.policy != "none", "a memory policy that recomputes")
 OFFLOADS = Need(lambda case: case.memory.policy == "offload", "the memory policy offload")
 SDPA = Need(lambda case: case.model.attention == "sdpa", "attention by SDPA")
+PIECES = Need(lambda case: case.model.loss_pieces > 1, "a loss in pieces")
 FOLDED = Need(lambda case: case.model.folded, "a folded model")
 POSITIONS = Need(
     lambda case: case.batch.data == "adversarial" or case.model.folded, "rows or documents with positions of their own"

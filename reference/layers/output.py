@@ -3,8 +3,8 @@
 In pieces, a step never holds the logits of all its tokens. Each piece of tokens goes through projection, cross entropy
 and both gradients before the next piece begins, so that only one piece's logits exist at a time:
 
-    for each piece      logits = x W^T;  loss = cross entropy / pieces;  gradients of x and W
-    loss                ((0 + piece 0) + piece 1) + ...
+    for each piece      logits = x W^T;  loss = mean cross entropy / P;  gradients of x and W
+    loss                (piece 0 + piece 1) + piece 2 ...
     gradient of W       the same sum, in float32, rounded once to W's dtype
     gradient of x       the pieces' gradients, one after another
 
@@ -20,8 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from bitproof.reference.loss import cross_entropy
 
 
 class Output(nn.Linear):
@@ -44,7 +42,7 @@ class _LossInPieces(torch.autograd.Function):
         x_PtD, labels_Pt = (x.unflatten(0, (pieces, -1)).unbind(0) for x in (x_TD, labels_T))
         loss, grad_VD, grads_PtD = None, None, []
         for x_tD, labels_t in zip(x_PtD, labels_Pt, strict=True):
-            own, (grad_tD, own_VD) = _loss_and_gradients(x_tD, weight_VD, labels_t, pieces)
+            own, grad_tD, own_VD = _loss_and_gradients(x_tD, weight_VD, labels_t, pieces)
             loss = own if loss is None else loss + own
             grad_VD = own_VD.float() if grad_VD is None else grad_VD + own_VD.float()
             grads_PtD.append(grad_tD)
@@ -62,9 +60,12 @@ class _LossInPieces(torch.autograd.Function):
 
 def _loss_and_gradients(
     x_tD: Tensor, weight_VD: Tensor, labels_t: Tensor, pieces: int
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """A piece's part of the mean loss, and its gradients of x and W."""
-    x_tD, weight_VD = x_tD.detach().requires_grad_(), weight_VD.detach().requires_grad_()
-    with torch.enable_grad():
-        loss = cross_entropy(functional.linear(x_tD, weight_VD), labels_t) / pieces
-    return loss.detach(), torch.autograd.grad(loss, (x_tD, weight_VD))
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A piece's part of the mean loss, and its gradients of x and W.
+
+    The gradient of a token's logits is its probabilities, less 1 at its label. It is rounded to x's dtype.
+    """
+    logs_tV = functional.linear(x_tD, weight_VD).float().log_softmax(-1)
+    labelled_tV = torch.zeros_like(logs_tV).scatter(1, labels_t.unsqueeze(1), 1.0)
+    grad_tV = ((logs_tV.exp() - labelled_tV) / labels_t.shape[0] / pieces).to(x_tD.dtype)
+    return functional.nll_loss(logs_tV, labels_t) / pieces, grad_tV @ weight_VD, grad_tV.t() @ x_tD

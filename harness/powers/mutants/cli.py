@@ -32,6 +32,7 @@ DEFAULT_CASES = (
     "pipeline_shared",
     "experts_seq_world4",
     "blocks_batch_folded",
+    "blocks_batch_pieces",
     "fsdp_observed",
     "hsdp_observed",
     "ep_observed",

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from bitproof.builtin_cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked, variant
 from bitproof.builtin_cases.folded import blocks_batch_folded
-from bitproof.harness.case import Case, Memory, Model, Parallelism, Pipeline
+from bitproof.harness.case import PRECOMPILED, Case, Memory, Model, Parallelism, Pipeline
 
 FAMILY = "loss_pieces"
 
@@ -45,6 +45,9 @@ pieces_nightly = replace(
 # Ranks divide the sequence between layers, and gather it for the loss.
 pieces_sp = replace(blocks_batch_pieces, name="pieces_sp", steps=2, parallelism=Parallelism(tp=2, ep=4, sequence=True))
 
+# Traced and rewritten by one process before any rank starts.
+pieces_precompiled = replace(blocks_batch_pieces, name="pieces_precompiled", candidate=PRECOMPILED, steps=2)
+
 CASES = (
     blocks_batch_pieces,
     experts_batch_pieces,
@@ -53,4 +56,5 @@ CASES = (
     pieces_folded,
     pieces_nightly,
     pieces_sp,
+    pieces_precompiled,
 )

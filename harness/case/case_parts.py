@@ -35,13 +35,13 @@ class Model:
     rounded up. Rows above that are dropped: the expert adds nothing to their tokens. Then data decide no sizes. For
     example, 8 rows for 4 experts are an even share of 2; with capacity 1.5 an expert receives at most 3.
 
-    With `folded` the tokens of all sequences are in one dim, so that activations are (tokens, dim) in place of
+    With `folded` the tokens of all sequences share a dim, so that activations are (tokens, dim) in place of
     (sequences, seq_len, dim). Positions begin at 0 in each document and in each sequence, and attention takes the
     documents by the offsets of their first tokens. For example, 4 sequences of 32 tokens are 128 tokens. It needs
     attention "flex".
 
     `loss_pieces`: the projection to the vocabulary and the cross entropy, with both their gradients, take the tokens in
-    so many equal pieces, one after another. So only one piece's logits exist at a time.
+    so many equal pieces in order. So only the logits of a single piece exist at a time.
     """
 
     __pydantic_config__ = STRICT
@@ -65,7 +65,7 @@ class Model:
         LOSS_PIECES.check("model.loss_pieces", self.loss_pieces)
         if self.folded and self.attention != "flex":
             raise CaseError(
-                "a folded model has the tokens of all sequences in one dim, and only a mask keeps them apart",
+                "a folded model has the tokens of all sequences in a single dim, and only a mask keeps them apart",
                 expected="model.attention='flex' with model.folded=True",
                 found=f"model.attention={self.attention!r}",
             )

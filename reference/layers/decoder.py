@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from bitproof.reference.layers.feed_forward import FeedForward
 from bitproof.reference.layers.moe import MoE
-from bitproof.reference.layers.output import Output
 from bitproof.reference.layers.rms_norm import RMSNorm
+from bitproof.reference.layers.vocabulary import Output
 
 
 class Block(nn.Module):

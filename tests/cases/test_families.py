@@ -20,6 +20,7 @@ from bitproof.builtin_cases import (
     debug,
     folded,
     joint,
+    loss_pieces,
     models,
     pipelines,
     published,
@@ -31,8 +32,9 @@ from bitproof.builtin_cases import (
 )
 from bitproof.builtin_cases.layouts import context_parallel, optimizers, two_layouts
 from bitproof.builtin_cases.passes import bucketing, process_groups
-from bitproof.harness.case import Case, Parallelism, Pipeline, pattern_of
+from bitproof.harness.case import Case, Model, Parallelism, Pipeline, pattern_of
 from bitproof.harness.case.select import select
+from bitproof.harness.case.traced import OPTIONAL_PASSES
 from bitproof.harness.errors import CaseError, UsageError
 from bitproof.reference.data import TextStream, text_source
 from bitproof.reference.init import initial_values, spread_biases
@@ -161,6 +163,18 @@ def test_folded_cases_are_the_plain_ones_with_all_tokens_in_one_dim():
     assert (seq.input_shape, seq.batch.seq_len) == ((96,), 32), "chunk 1 begins with token 48, inside a sequence"
     assert tp == replace(blocks, name="folded_tp", steps=2, parallelism=Parallelism(tp=2, ep=4))
     assert overlap == replace(blocks, name="folded_overlap", steps=2, pipeline=Pipeline(bucket=True, overlap=True))
+
+
+def test_cases_with_the_loss_in_pieces_differ_from_the_plain_ones_in_that():
+    *plain, over_folded, nightly, sp, precompiled_step = loss_pieces.CASES
+    for case, base in zip(plain, chunking.PLAIN, strict=True):
+        model = Model(loss_pieces=8 if base is chunking.moe_seq else 4)
+        assert case == replace(base, name=case.name, family="loss_pieces", steps=5, model=model)
+    blocks = plain[0]
+    assert over_folded.model == replace(folded.blocks_batch_folded.model, loss_pieces=16)
+    assert all(getattr(nightly.pipeline, name) for name in OPTIONAL_PASSES) and nightly.memory.policy == "offload"
+    assert sp == replace(blocks, name="pieces_sp", steps=2, parallelism=Parallelism(tp=2, ep=4, sequence=True))
+    assert precompiled_step == replace(blocks, name="pieces_precompiled", candidate="precompiled", steps=2)
 
 
 def test_cases_that_must_differ_say_in_what():

@@ -51,6 +51,16 @@ def test_a_folded_model_gets_the_offset_of_each_tokens_document():
     assert model.given[0].tolist() == [0, 1, 1, 1]
 
 
+def test_a_model_with_its_loss_in_pieces_gets_the_labels_and_their_number_and_returns_the_loss():
+    class Losing(nn.Module):
+        def forward(self, tokens_BS, positions_BS, attention_masks, labels_BS, loss_pieces):
+            return labels_BS.sum() * loss_pieces
+
+    inputs = Step(torch.zeros(1, 4), torch.arange(4), torch.zeros(1, 4))
+    assert mean_loss(Losing(), Model(loss_pieces=2), inputs) == 12
+    assert mean_loss(Taking(), Model(loss_pieces=1), inputs._replace(tokens_BS=torch.zeros(1, 4).long())).dim() == 0
+
+
 @pytest.mark.ranks
 def test_a_step_is_observed_in_the_order_it_is_computed():
     def body(mesh):

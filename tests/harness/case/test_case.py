@@ -130,7 +130,7 @@ def test_an_even_number_of_folded_tokens_can_be_chunked_and_an_odd_one_is_refuse
 
 def test_a_folded_model_needs_a_mask_of_documents():
     assert refusal(lambda: Model(folded=True)) == (
-        "CaseError: a folded model has the tokens of all sequences in one dim, and only a mask keeps them apart\n"
+        "CaseError: a folded model has the tokens of all sequences in a single dim, and only a mask keeps them apart\n"
         "  expected: model.attention='flex' with model.folded=True\n"
         "  found: model.attention='sdpa'"
     )
@@ -144,6 +144,40 @@ def test_folded_tokens_may_be_on_tensor_ranks_but_not_divided_along_a_sequence()
         "  found: model.folded=True\n"
         "  fix: leave one of them out"
     )
+
+
+def in_pieces(pieces, **changes):
+    batch = Batch(sequences=4, seq_len=6)
+    return Case(name="a", family="t", chunking=BATCH, batch=batch, model=Model(loss_pieces=pieces), **changes)
+
+
+def test_a_loss_is_taken_in_equal_pieces_and_pieces_that_do_not_divide_the_tokens_are_refused():
+    in_pieces(8)
+    assert refusal(lambda: in_pieces(16)) == (
+        "CaseError: case a cannot take its loss in pieces of equal size\n"
+        "  expected: a multiple of model.loss_pieces=16 as the number of tokens\n"
+        "  found: 24 tokens\n"
+        "  fix: choose a number of pieces that divides them"
+    )
+
+
+def test_pieces_are_of_the_tokens_of_a_micro_batch():
+    in_pieces(12, schedule=Schedule(micro_batches=2))
+    assert "number of tokens in a micro-batch\n  found: 12 tokens" in refusal(
+        lambda: in_pieces(24, schedule=Schedule(micro_batches=2))
+    )
+
+
+def test_a_loss_in_pieces_is_refused_in_the_stages_of_a_pipeline():
+    staged = {"schedule": Schedule(micro_batches=2), "parallelism": Parallelism(pp=2)}
+    in_pieces(1, **staged)
+    assert "found: model.loss_pieces" in refusal(lambda: in_pieces(4, **staged))
+
+
+@pytest.mark.parametrize("pieces", [0, -1, 4097, 2.0, True])
+def test_a_number_of_pieces_out_of_range_is_refused(pieces):
+    Model(loss_pieces=4096)
+    assert "CaseError: model.loss_pieces is out of range" in refusal(lambda: Model(loss_pieces=pieces))
 
 
 def test_a_case_that_expects_a_difference_must_say_which():

@@ -2,17 +2,20 @@
 
 The graph pass must return exactly these numbers, so this code does as little as possible:
 
-    split the activation, and positions and attention masks with it, along batch or sequence
+    split the activation, and positions and attention masks with it, along batch or sequence, or along folded tokens
     call the module's own forward on the first half, then on the second
     concatenate the two outputs along the same dim
 
 For example, a batch of 4 sequences becomes two calls with sequences 0, 1 and 2, 3.
 
+Folded activations (T, D) have the tokens of all sequences in dim 0. Then both chunkings cut dim 0: "batch" between two
+sequences, so that each chunk has whole documents, and "seq" anywhere, in modules that treat each token alone.
+
 Anything that does not fit this contract is an error with the expected and the found value. So is a chosen module that
 never runs: if the trainer calls only its children, the step would silently run unchunked.
 """
 
-# B batch, S sequence, D model dim
+# B batch, S sequence, T folded tokens, D model dim
 
 from __future__ import annotations
 
@@ -29,12 +32,11 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from bitproof.harness.case import Chunking, pattern_of
 from bitproof.harness.errors import ChunkError
+from bitproof.harness.torch_compat import FakeTensor, disable_current_modes
 from bitproof.reference.layers.document_mask import mask_mod_of
 from bitproof.reference.layers.moe import MoE
 
 Inspect = Callable[[str, nn.Module, Callable[..., Any], Mapping[str, Any]], None]
-
-DIM_INDEX = {"batch": 0, "seq": 1}
 
 _running_chunk: ContextVar[int | None] = ContextVar("running_chunk", default=None)
 
@@ -47,7 +49,9 @@ def running_chunk() -> int | None:
 class ChunkedModules:
     """The modules that run in chunks, by their `names`. It checks that each step runs all of them, equally often."""
 
-    def __init__(self, model: nn.Module, chunking: Chunking, names: list[str], inspect_module: Inspect | None) -> None:
+    def __init__(
+        self, model: nn.Module, chunking: Chunking, names: list[str], inspect_module: Inspect | None, folded: bool
+    ) -> None:
         self.names = names
         self._chunking = chunking
         self._num_calls: Counter[str] = Counter()
@@ -61,7 +65,7 @@ class ChunkedModules:
         """Note which modules run in the first step, so that an error can list them. `end_step` removes them."""
         for name in names:
             module = model.get_submodule(name)
-            module.forward = _ChunkedForward(name, module.forward, chunking.dim, self._count)
+            module.forward = _ChunkedForward(name, module.forward, chunking.dim, self._count, folded)
             if inspect_module is not None:
                 module.forward.inspect = partial(inspect_module, name, module)
 
@@ -97,13 +101,13 @@ class ChunkedModules:
         self._num_calls[name] += 1
 
 
-def check_chunking(model: nn.Module, chunking: Chunking) -> None:
+def check_chunking(model: nn.Module, chunking: Chunking, *, folded: bool = False) -> None:
     """Refuse chunking that no step of this model can do, without running a step; `model` may have no values.
 
     Raises ChunkError when nothing matches, when a sequence is to be split through a module that mixes its positions,
     and for modules within a mixture of experts, which receive rows of tokens: they have no batch and no sequence.
     """
-    for name in chunk_modules(model, chunking).names:
+    for name in chunk_modules(model, chunking, folded=folded).names:
         parents = [name.rpartition(".")[0]]
         while parents[-1]:
             parents.append(parents[-1].rpartition(".")[0])
@@ -111,7 +115,7 @@ def check_chunking(model: nn.Module, chunking: Chunking) -> None:
         if experts is not None:
             raise ChunkError(
                 f"cannot chunk {name}: {experts} gives it rows of tokens",
-                expected="a module that takes a floating-point tensor of rank 3 (batch, sequence, model dim)",
+                expected=f"a module that takes {_activation(folded)}",
                 found=f"the pattern {chunking.modules!r}",
                 fix=f"choose {pattern_of(experts)}, or a module around it",
             )
@@ -143,9 +147,12 @@ def _refuse_statistics(name: str, module: nn.Module, chunking: Chunking) -> None
             )
 
 
-def chunk_modules(model: nn.Module, chunking: Chunking, inspect_module: Inspect | None = None) -> ChunkedModules:
+def chunk_modules(
+    model: nn.Module, chunking: Chunking, inspect_module: Inspect | None = None, *, folded: bool = False
+) -> ChunkedModules:
     """Make every module of `model` that matches `chunking.modules` run in two chunks.
 
+    With `folded` activations are (T, D): the tokens of all sequences are in one dim.
     `inspect_module`, if given, is called for each module before its first chunk runs, with its name, the module, its
     own forward, and the arguments by name. It may raise. Raises ChunkError when nothing matches, and when a sequence is
     to be split through a module that mixes its positions.
@@ -166,17 +173,20 @@ def chunk_modules(model: nn.Module, chunking: Chunking, inspect_module: Inspect 
             found=f"only={chunking.only}",
             fix="correct `only` in the case's Chunking",
         )
-    return ChunkedModules(model, chunking, names, inspect_module)
+    return ChunkedModules(model, chunking, names, inspect_module, folded)
 
 
 class _ChunkedForward:
     """A module's forward, run once per chunk. Calls `on_call` with the module's name after both chunks."""
 
-    def __init__(self, name: str, forward: Callable[..., Any], dim: str, on_call: Callable[[str], None]) -> None:
+    def __init__(
+        self, name: str, forward: Callable[..., Any], dim: str, on_call: Callable[[str], None], folded: bool
+    ) -> None:
         self.name = name
         self.forward = forward
         self.on_call = on_call
-        self.dim = DIM_INDEX[dim]
+        self.folded = folded
+        self.dim = 0 if dim == "batch" or folded else 1
         self.inspect: Callable[..., None] | None = None
         self.signature = inspect.signature(forward)
         self.activation, *others = self.signature.parameters
@@ -217,10 +227,10 @@ class _ChunkedForward:
 
     def _checked_extent(self, x: Any) -> int:
         """The activation's size along the chunked dim, which must be even."""
-        if not isinstance(x, Tensor) or x.dim() != 3 or not x.is_floating_point():
+        if not isinstance(x, Tensor) or x.dim() != (2 if self.folded else 3) or not x.is_floating_point():
             raise ChunkError(
                 f"cannot split `{self.activation}` of {self.name}",
-                expected="a floating-point tensor of rank 3 (batch, sequence, model dim)",
+                expected=_activation(self.folded),
                 found=_describe(x),
             )
         extent = x.shape[self.dim]
@@ -229,13 +239,16 @@ class _ChunkedForward:
                 f"cannot split `{self.activation}` of {self.name} in two along dim {self.dim}",
                 expected="an even extent",
                 found=f"{extent}, in {_describe(x)}",
-                fix="choose an even number of sequences (batch) or sequence length (seq) in the case",
+                fix="choose an even number of tokens in the case"
+                if self.folded
+                else "choose an even number of sequences (batch) or sequence length (seq) in the case",
             )
         return extent
 
     def _halves(self, name: str, value: Any, extent: int) -> tuple[Any, Any]:
         if name == self.activation or _role(name) == "positions":
-            if isinstance(value, Tensor) and value.dim() >= 2 and value.shape[self.dim] == extent:
+            least = 1 if self.folded else 2
+            if isinstance(value, Tensor) and value.dim() >= least and value.shape[self.dim] == extent:
                 return _halves_of(value, self.dim)
         elif _role(name) == "masks":
             return self._mask_halves(name, value, extent)
@@ -254,6 +267,8 @@ class _ChunkedForward:
             pairs = {key: self._mask_halves(f"{name}[{key!r}]", item, extent) for key, item in mask.items()}
             first, second = ({key: pair[i] for key, pair in pairs.items()} for i in (0, 1))
             return first, second
+        if self.folded:
+            return self._offset_halves(name, mask, extent)
         if isinstance(mask, BlockMask) and mask.kv_num_blocks.shape[0] in (1, extent):
             return _block_mask_half(mask, 0, extent), _block_mask_half(mask, extent // 2, extent)
         raise ChunkError(
@@ -261,6 +276,31 @@ class _ChunkedForward:
             expected=f"None, a BlockMask of batch 1 or {extent}, or a dict of them",
             found=_describe(mask),
         )
+
+    def _offset_halves(self, name: str, offsets: Any, extent: int) -> tuple[Tensor, Tensor]:
+        """The halves of the offsets of folded tokens' documents. No document may be in both."""
+        if not isinstance(offsets, Tensor) or offsets.shape != (extent,) or offsets.is_floating_point():
+            raise ChunkError(
+                f"cannot split attention mask `{name}` of {self.name}",
+                expected=f"None, the offset of each token's document as integers of shape ({extent},), or a dict of "
+                "them",
+                found=_describe(offsets),
+            )
+        if not isinstance(offsets, FakeTensor):  # a trace has no values
+            self._refuse_cut_document(offsets, extent // 2)
+        return _halves_of(offsets, 0)
+
+    def _refuse_cut_document(self, offsets: Tensor, half: int) -> None:
+        # These calls are not part of the step's log.
+        with disable_current_modes():
+            last, first = offsets[half - 1 : half + 1].tolist()
+        if last == first:
+            raise ChunkError(
+                f"cannot cut {self.name} into chunks inside a document, whose tokens attend to each other",
+                expected=f"a document that begins with token {half}, the first of chunk 1",
+                found=f"tokens {half - 1} and {half} in the document with offset {first}",
+                fix="end documents with their sequences, or choose modules that treat each token alone",
+            )
 
     def _join(self, first: Any, second: Any, half: int) -> Any:
         if isinstance(first, Tensor) and isinstance(second, Tensor):
@@ -275,6 +315,13 @@ class _ChunkedForward:
             expected=f"tensors of extent {half} along dim {self.dim}, or tuples and lists of them",
             found=f"{_describe(first)} and {_describe(second)}",
         )
+
+
+def _activation(folded: bool) -> str:
+    """The activation that a chosen module must take, in words."""
+    return "a floating-point tensor of rank " + (
+        "2 (tokens, model dim)" if folded else "3 (batch, sequence, model dim)"
+    )
 
 
 def _role(argument: str) -> str | None:

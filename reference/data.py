@@ -1,6 +1,6 @@
 """Real text, as bytes: each rank reads its own documents in order and starts over at the end.
 
-B batch, S sequence, N tokens in a rank's stream
+B batch, S sequence, T tokens of a step (B * S), N tokens in a rank's stream
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ LARGEST_TEXT = 1 << 32
 
 
 class Step(NamedTuple):
-    """A rank's input for a step: int64 tensors of shape (B, S). Each label is the next token."""
+    """A rank's input for a step: int64 tensors of shape (B, S), or (T,) for a folded model. Each label is the next
+    token."""
 
     tokens_BS: Tensor
     labels_BS: Tensor
@@ -88,11 +89,17 @@ class TextStream:
     Step n reads the B * S tokens after those of step n - 1, wrapping around at the end; each row of a batch follows the
     row before. Positions start at 0 in every row; in adversarial text they start at 0 in every document, even within a
     row. Raises UsageError when the rank's documents do not fill a step.
+
+    With `folded` the rows of a batch are one row of T tokens, and positions start at 0 in every document and in every
+    sequence, so that documents end with their sequence.
     """
 
-    def __init__(self, documents: Sequence[bytes], batch: Batch, *, rank: int, world_size: int) -> None:
+    def __init__(
+        self, documents: Sequence[bytes], batch: Batch, *, rank: int, world_size: int, folded: bool = False
+    ) -> None:
         assert 0 <= rank < world_size
         self.batch = batch
+        self.folded = folded
         own = documents[rank::world_size]
         needed = batch.sequences * batch.seq_len + 1
         found = sum(len(document) + 1 for document in own)
@@ -115,6 +122,8 @@ class TextStream:
         # One token more than the input has: each label is the next token.
         where = (step * size + torch.arange(size + 1)) % len(self.tokens_N)
         window = self.tokens_N[where]
+        if self.folded:
+            return Step(window[:-1], window[1:], _folded_positions(window[:-1], seq_len))
         positions_BS = torch.arange(seq_len).repeat(rows, 1)
         if self.positions_N is not None:
             positions_BS = self.positions_N[where[:-1]].view(rows, seq_len)
@@ -130,6 +139,13 @@ def _tokens_of(documents: Sequence[bytes]) -> Tensor:
     lengths = torch.tensor([0, *(len(document) + 1 for document in documents[:-1])])
     tokens_N[lengths.cumsum(0)] = DOCUMENT_START
     return tokens_N
+
+
+def _folded_positions(tokens_T: Tensor, seq_len: int) -> Tensor:
+    """Each token's index in its part of a document; a part begins at a DOCUMENT_START or with a sequence: (T,)."""
+    index_T = torch.arange(len(tokens_T))
+    is_first_T = (tokens_T == DOCUMENT_START) | (index_T % seq_len == 0)
+    return index_T - torch.where(is_first_T, index_T, 0).cummax(0).values
 
 
 def _positions_within(documents: Sequence[bytes]) -> Tensor:

@@ -6,22 +6,24 @@ autograd here, a compiled graph elsewhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from torch.overrides import TorchFunctionMode
 
-from bitproof.harness.case import ADVERSARIAL, Case, Kind
+from bitproof.harness.case import ADVERSARIAL, Case, Kind, Model
 from bitproof.harness.errors import CaseError
 from bitproof.reference.chunking import ChunkedModules, Inspect, chunk_modules, running_chunk
 from bitproof.reference.data import DOCUMENT_START, TextStream, text_source
 from bitproof.reference.data import Step as StepInputs
 from bitproof.reference.gradient_norm import gradient_norm
 from bitproof.reference.init import spread_biases
-from bitproof.reference.layers.document_mask import document_mask
+from bitproof.reference.layers.document_mask import document_mask, document_offsets
 from bitproof.reference.layers.moe import MoE
 from bitproof.reference.loss import cross_entropy
 from bitproof.reference.models import build_model
@@ -43,16 +45,25 @@ WrapGradients = Callable[[GradientFunction], GradientFunction]
 ShownTo = Callable[[Observe], AbstractContextManager[None]]
 
 
-def mean_loss(model: nn.Module, attention: str, inputs: StepInputs) -> Tensor:
-    """This rank's mean loss, including the attention mask (see `case.Model`): eager runs this function, and graphs
-    trace it."""
-    masks = document_mask(inputs.tokens_BS == DOCUMENT_START) if attention == "flex" else None
+def mean_loss(model: nn.Module, form: Model, inputs: StepInputs) -> Tensor:
+    """This rank's mean loss, including the attention mask. `form` is the case's description of the model.
+
+    Eager runs this function, and graphs trace it.
+    """
+    masks: BlockMask | Tensor | None = None
+    if form.folded:
+        masks = document_offsets(inputs.positions_BS)
+    elif form.attention == "flex":
+        masks = document_mask(inputs.tokens_BS == DOCUMENT_START)
+    if form.loss_pieces > 1:
+        loss: Tensor = model(inputs.tokens_BS, inputs.positions_BS, masks, inputs.labels_BS, form.loss_pieces)
+        return loss
     return cross_entropy(model(inputs.tokens_BS, inputs.positions_BS, masks), inputs.labels_BS)
 
 
 def loss_and_gradients(
     model: nn.Module,
-    attention: str,
+    form: Model,
     inputs: StepInputs,
     gradient_seed: float,
     parameters: Mapping[str, nn.Parameter] | None = None,
@@ -65,7 +76,7 @@ def loss_and_gradients(
     sums its gradient over the ranks that read different data.
     """
     parameters = dict(model.named_parameters()) if parameters is None else parameters
-    loss = mean_loss(model, attention, inputs)
+    loss = mean_loss(model, form, inputs)
     seed = torch.full_like(loss, gradient_seed)
     gradients = torch.autograd.grad(loss, list(parameters.values()), seed)
     return loss, dict(zip(parameters, gradients, strict=True))
@@ -93,7 +104,7 @@ def build_sharded_model(
             )
     spread = case.batch.data == ADVERSARIAL
     # The tokens in a call of a layer: those of a micro-batch, or of a chunk.
-    num_tokens = case.batch.sequences // case.micro_batches * case.batch.seq_len // (2 if case.chunking else 1)
+    num_tokens = math.prod(case.input_shape) // (2 if case.chunking else 1)
     plan = case.autoplace.plan if case.autoplace else None
     if case.autoplace and plan is None:
         raise CaseError(
@@ -175,7 +186,9 @@ class Trainer:
         self.layers_with_experts = layers_with_experts(self.model)
         documents, self.data_sha256 = text_source(case.batch.data)
         data_ranks = mesh.parallelism.data_ranks
-        self.data = TextStream(documents, case.batch, rank=mesh.coordinate(FSDP), world_size=data_ranks)
+        self.data = TextStream(
+            documents, case.batch, rank=mesh.coordinate(FSDP), world_size=data_ranks, folded=case.model.folded
+        )
         self.gradients: GradientFunction = self.eager_gradients
         self.activations_shown_to: ShownTo = Activations(self.model, case.observe).shown_to
         self.join_tied: Join = JoinTied(case, mesh, self.parameters, int(self.model.num_layers), is_cut)  # type: ignore[arg-type]
@@ -196,12 +209,12 @@ class Trainer:
 
     def eager_gradients(self, inputs: StepInputs) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Loss and gradients by eager autograd; gradients of micro-batches are added in order."""
-        attention, seed = self.case.model.attention, self.case.gradient_seed
+        form, seed = self.case.model, self.case.gradient_seed
         if self.case.schedule is None:
-            return loss_and_gradients(self.model, attention, inputs, seed, self.parameters)
+            return loss_and_gradients(self.model, form, inputs, seed, self.parameters)
         losses, totals = [], dict[str, Tensor]()
         for part in micro_batches_of(inputs, self.case.micro_batches):
-            loss, gradients = loss_and_gradients(self.model, attention, part, seed, self.parameters)
+            loss, gradients = loss_and_gradients(self.model, form, part, seed, self.parameters)
             losses.append(loss.detach())
             totals = {name: totals[name] + x if name in totals else x for name, x in gradients.items()}
         return mean_of_losses(losses), totals
@@ -259,7 +272,7 @@ def make_eager(
     trainer = Trainer(case, mesh, device)
     if chunked:
         assert case.chunking is not None, "Case refuses eager_chunked without chunking"
-        trainer.chunks = chunk_modules(trainer.model, case.chunking, inspect_module)
+        trainer.chunks = chunk_modules(trainer.model, case.chunking, inspect_module, folded=case.model.folded)
     if case.parallelism.pp > 1:
         trainer.gradients = StagedGradients(trainer.model, case, mesh)
     trainer.gradients = wrap(trainer.gradients)

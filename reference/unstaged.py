@@ -53,5 +53,5 @@ def eager_chunked(case: Case, mesh: Mesh) -> Unstaged:
             found="chunking=None",
         )
     trainer = Unstaged(case, mesh)
-    trainer.chunks = chunk_modules(trainer.model, case.chunking)
+    trainer.chunks = chunk_modules(trainer.model, case.chunking, folded=case.model.folded)
     return trainer

@@ -52,6 +52,7 @@ MIB = Bounds(0.0, 1e9)
 RATE = Bounds(0.0, FLOAT32_MAX)
 """Rates multiply float32 values or are added to them: a larger rate would be infinity."""
 CAPACITY = Bounds(0.001, 1000.0)
+LOSS_PIECES = Bounds(1, 4096)
 BETA = Bounds(0.0, 1.0, is_open=True)
 
 SIZES = {

@@ -160,6 +160,7 @@ class Case:
                 found="chunking=None",
             )
         self._check_chunks()
+        self._check_loss_pieces()
         self._check_sequence()
         check_traced(self)
         check_observed(self)
@@ -184,6 +185,19 @@ class Case:
     def gradient_seed(self) -> float:
         """The gradient that backward starts from: the weight of a micro-batch's mean loss on one rank."""
         return 1 / (self.parallelism.data_ranks * self.micro_batches)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of the token ids in a micro-batch: (sequences, tokens of each), or (tokens,) if the model is
+        folded."""
+        rows, seq_len = self.batch.sequences // self.micro_batches, self.batch.seq_len
+        return (rows * seq_len,) if self.model.folded else (rows, seq_len)
+
+    @property
+    def chunk_dim(self) -> int:
+        """The dim of activations that chunks are cut along. A folded model has all tokens in dim 0."""
+        assert self.chunking is not None
+        return 0 if self.chunking.dim == "batch" or self.model.folded else 1
 
     def of(self, role: str) -> Case:
         """The case as the system of this role runs it: the reference may have its own parallelism."""
@@ -230,7 +244,9 @@ class Case:
             return
         field_name = "sequences" if self.chunking.dim == "batch" else "seq_len"
         extent = getattr(self.batch, field_name)
-        if extent % 2:
+        if self.model.folded:
+            self._check_folded_chunks()
+        elif extent % 2:
             raise CaseError(
                 f"case {self.name} cannot be split in two along {self.chunking.dim}",
                 expected=f"an even batch.{field_name}",
@@ -238,8 +254,45 @@ class Case:
                 fix=f"choose {extent + 1}",
             )
 
+    def _check_loss_pieces(self) -> None:
+        tokens, pieces = math.prod(self.input_shape), self.model.loss_pieces
+        if tokens % pieces:
+            raise CaseError(
+                f"case {self.name} cannot take its loss in pieces of equal size",
+                expected=f"a multiple of model.loss_pieces={pieces} as the number of tokens"
+                + (" in a micro-batch" if self.schedule else ""),
+                found=f"{tokens} tokens",
+                fix="choose a number of pieces that divides them",
+            )
+
+    def _check_folded_chunks(self) -> None:
+        """Refuse along batch a half that ends inside a sequence, and along seq a number of tokens that has no half."""
+        assert self.chunking is not None
+        sequences, seq_len, (tokens,) = self.batch.sequences, self.batch.seq_len, self.input_shape
+        if self.chunking.dim == "batch" and sequences % 2:
+            raise CaseError(
+                f"case {self.name} cannot be split in two between its sequences",
+                expected=f"an even batch.sequences, so that chunk 1 begins with a sequence of {seq_len} tokens",
+                found=f"batch.sequences={sequences}: chunk 1 would begin inside a sequence, and inside a document",
+                fix=f"choose {sequences + 1}, or dim='seq' for modules that treat each token alone",
+            )
+        if self.chunking.dim == "seq" and tokens % 2:
+            raise CaseError(
+                f"case {self.name} cannot be split in two along its tokens",
+                expected="an even number of tokens" + (" in a micro-batch" if self.schedule else ""),
+                found=f"{tokens}: batch.sequences={sequences}, batch.seq_len={seq_len}",
+                fix="choose an even number of sequences, or of tokens in a sequence",
+            )
+
     def _check_sequence(self) -> None:
         parallelism = self.parallelism
+        if parallelism.sequence and self.model.folded:
+            raise CaseError(
+                f"case {self.name} divides a sequence dim over ranks that its folded model does not have",
+                expected="model.folded=False with parallelism.sequence=True",
+                found="model.folded=True",
+                fix="leave one of them out",
+            )
         # A plan may keep layers whole, and these cannot divide the sequence.
         if parallelism.sequence and (self.batch.seq_len % parallelism.tp or self.autoplace is not None):
             raise CaseError(

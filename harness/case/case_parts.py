@@ -9,6 +9,7 @@ from bitproof.harness.case.bounds import (
     BETA,
     CAPACITY,
     GIB,
+    LOSS_PIECES,
     RANKS,
     RATE,
     SEQUENCES,
@@ -33,6 +34,14 @@ class Model:
     With `capacity` an expert receives, from each rank's rows in a call, at most `capacity` times its even share,
     rounded up. Rows above that are dropped: the expert adds nothing to their tokens. Then data decide no sizes. For
     example, 8 rows for 4 experts are an even share of 2; with capacity 1.5 an expert receives at most 3.
+
+    With `folded` the tokens of all sequences share a dim, so that activations are (tokens, dim) in place of
+    (sequences, seq_len, dim). Positions begin at 0 in each document and in each sequence, and attention takes the
+    documents by the offsets of their first tokens. For example, 4 sequences of 32 tokens are 128 tokens. It needs
+    attention "flex".
+
+    `loss_pieces`: the projection to the vocabulary and the cross entropy, with both their gradients, take the tokens in
+    so many equal pieces in order. So only the logits of a single piece exist at a time.
     """
 
     __pydantic_config__ = STRICT
@@ -47,10 +56,19 @@ class Model:
     dim: int | None = None
     heads: int | None = None
     capacity: float | None = None
+    folded: bool = False
+    loss_pieces: int = 1
 
     def __post_init__(self) -> None:
         if self.capacity is not None:
             CAPACITY.check("model.capacity", self.capacity)
+        LOSS_PIECES.check("model.loss_pieces", self.loss_pieces)
+        if self.folded and self.attention != "flex":
+            raise CaseError(
+                "a folded model has the tokens of all sequences in a single dim, and only a mask keeps them apart",
+                expected="model.attention='flex' with model.folded=True",
+                found=f"model.attention={self.attention!r}",
+            )
         for name, size in self.sizes.items():
             SIZES[name].check(f"model.{name}", size)
         if self.dim is not None and self.dim % DIM_MULTIPLE:

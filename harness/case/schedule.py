@@ -109,13 +109,14 @@ def _check_systems(case: Case) -> None:
         "pipeline.backend": case.pipeline.compiles or case.pipeline.captures,
         "grad_norm": case.grad_norm and case.parallelism.pp > 1,
         "model.attention='flex'": case.model.attention == "flex" and case.parallelism.pp > 1,
+        "model.loss_pieces": case.model.loss_pieces > 1 and case.parallelism.pp > 1,
         "resume_at": case.resume_at is not None,
     }
     if found := [name for name, is_set in refused.items() if is_set]:
         raise CaseError(
             f"case {case.name} asks a step in micro-batches for what it does not do",
             expected="the systems eager, eager_chunked and graph, its backend fx; no observed activations; in a "
-            "pipeline neither the norm of all gradients nor masks of documents",
+            "pipeline neither the norm of all gradients nor masks of documents, and the loss in one piece",
             found=", ".join(found),
             fix="leave it out",
         )

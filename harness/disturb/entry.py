@@ -80,7 +80,11 @@ BUCKETS = Need(lambda case: case.pipeline.bucket, "a case that buckets its colle
 RECOMPUTES = Need(lambda case: case.memory.policy != "none", "a memory policy that recomputes")
 OFFLOADS = Need(lambda case: case.memory.policy == "offload", "the memory policy offload")
 SDPA = Need(lambda case: case.model.attention == "sdpa", "attention by SDPA")
-POSITIONS = Need(lambda case: case.batch.data == "adversarial", "rows with positions of their own")
+PIECES = Need(lambda case: case.model.loss_pieces > 1, "a loss in pieces")
+FOLDED = Need(lambda case: case.model.folded, "a folded model")
+POSITIONS = Need(
+    lambda case: case.batch.data == "adversarial" or case.model.folded, "rows or documents with positions of their own"
+)
 FLOAT32 = Need(lambda case: case.precision.compute == "float32", "a step computed in float32")
 BFLOAT16 = Need(lambda case: case.precision.compute == "bfloat16", "a step computed in bfloat16")
 

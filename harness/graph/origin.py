@@ -44,11 +44,12 @@ _PART_ANNOTATION = "EP"
 _PARTS = frozenset(get_args(Part))
 
 KEEPS_ROWS = {"keeps rows": True}
-"""An annotation, as by `annotate(KEEPS_ROWS)`, of code that limits how many rows it takes in a call.
+"""An annotation, as by `annotate(KEEPS_ROWS)`, of code that computes with the rows of a call together, by a rule that
+holds for each call alone.
 
-Such code returns a row for each row that it was given, in their order, though which of them it uses depends on all
-rows of the call. A model that declares it states its limit per call, so a chunk has a limit of its own. An example are
-experts with a capacity.
+Such code returns a row for each row that it was given, in their order, though what it is computed from depends on all
+rows of the call. Examples are experts with a capacity, since a chunk has a limit of its own; and attention among folded
+tokens of one document, since a chunk has whole documents.
 """
 
 META_KEY = "origin"

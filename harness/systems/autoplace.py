@@ -142,15 +142,14 @@ def trace_placements(case: Case) -> Traced:
     layers, parameters = _layers_and_parameters(model, mesh, size, num_tokens)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(compute)
-    shape = (case.batch.sequences, case.batch.seq_len)
 
     def loss(*tensors: Tensor) -> Tensor:
-        return mean_loss(model, case.model.attention, StepInputs(*tensors))
+        return mean_loss(model, case.model, StepInputs(*tensors))
 
     step = trace_fixed_step(
         model,
         loss,
-        StepInputs(*(torch.empty(shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields)),
+        StepInputs(*(torch.empty(case.input_shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields)),
         gradient_seed=case.gradient_seed,
         device=torch.device("cpu"),
     )

@@ -46,7 +46,6 @@ from bitproof.harness.machine.determinism import keeping_switches
 from bitproof.harness.records import Artifact, PassReport
 from bitproof.harness.systems.graph_key import placed_case, step_part
 from bitproof.harness.torch_operators import below_autograd
-from bitproof.reference.chunking import DIM_INDEX
 from bitproof.reference.data import Step as StepInputs
 from bitproof.reference.parallel.mesh import EXPERT, GROUP_NAMES, TENSOR, Mesh, ensure_group
 from bitproof.reference.step import Trainer, WrapGradients, build_sharded_model, mean_loss
@@ -167,11 +166,11 @@ def trace(
     start = time.perf_counter()
     mesh = Mesh(rank, case.parallelism)
     model = build_sharded_model(case, mesh, torch.device("meta"), shares=True)
-    shape = (case.batch.sequences // case.micro_batches, case.batch.seq_len)
+    shape = case.input_shape
     inputs = StepInputs(*(torch.empty(shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields))
 
     def loss_function(*tensors: Tensor) -> Tensor:
-        return mean_loss(model, case.model.attention, StepInputs(*tensors))
+        return mean_loss(model, case.model, StepInputs(*tensors))
 
     seed = case.gradient_seed
     if system == JOINT:
@@ -179,8 +178,8 @@ def trace(
 
         joint = export_joint_step(model, loss_function, inputs, gradient_seed=seed, device=device)
     else:
-        whole = "batch" if shape[0] > 1 else "seq"  # a symbolic dim is assumed to have more than one row
-        dim = DIM_INDEX[case.chunking.dim if case.chunking else whole]
+        whole = 0 if shape[0] > 1 else len(shape) - 1  # a symbolic dim is assumed to have more than one row
+        dim = case.chunk_dim if case.chunking else whole
         joint = trace_joint_step(
             model,
             loss_function,

@@ -48,12 +48,11 @@ def step_graph(
     model = build_sharded_model(case, mesh, torch.device("meta"), shares=True)
     if system == "eager_chunked":
         assert case.chunking is not None, "Case refuses eager_chunked without chunking"
-        chunk_modules(model, case.chunking)
-    shape = (case.batch.sequences // case.micro_batches, case.batch.seq_len)
+        chunk_modules(model, case.chunking, folded=case.model.folded)
     graph = trace_fixed_step(
         model,
-        lambda *tensors: mean_loss(model, case.model.attention, StepInputs(*tensors)),
-        StepInputs(*(torch.empty(shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields)),
+        lambda *tensors: mean_loss(model, case.model, StepInputs(*tensors)),
+        StepInputs(*(torch.empty(case.input_shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields)),
         gradient_seed=case.gradient_seed,
         device=device,
     )
@@ -73,9 +72,10 @@ def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
     With micro-batches, these are the inputs of the first micro-batch.
     """
     documents, _ = text_source(case.batch.data)
+    folded = case.model.folded
     ranks = [Mesh(rank, case.parallelism).coordinate(FSDP) for rank in range(case.parallelism.world_size)]
     size = case.parallelism.data_ranks
-    steps = [TextStream(documents, case.batch, rank=r, world_size=size).step(step) for r in ranks]
+    steps = [TextStream(documents, case.batch, rank=r, world_size=size, folded=folded).step(step) for r in ranks]
     return [micro_batches_of(inputs, case.micro_batches)[0]._asdict() for inputs in steps]
 
 

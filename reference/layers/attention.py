@@ -3,8 +3,8 @@
 Keys and values are computed from a small latent per token. Separate rotated dims carry the position; all heads share
 the key's rotated dims.
 
-B batch, S sequence, D model dim, H heads, C latent dim (query or key/value), N head dim without position, R head dim
-with position, Q query and key head dim (N + R), V value head dim
+B batch, S sequence, T folded tokens, D model dim, H heads, C latent dim (query or key/value), N head dim without
+position, R head dim with position, Q query and key head dim (N + R), V value head dim
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.fx.traceback import annotate
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask
 
 from bitproof.harness.errors import CaseError
-from bitproof.reference.layers.document_mask import mask_mod_of
+from bitproof.reference.layers.document_mask import mask_mod_of, mask_of
+from bitproof.reference.layers.experts import KEEPS_ROWS
 from bitproof.reference.layers.rms_norm import RMSNorm
 from bitproof.reference.layers.rope import RopeConfig, RotaryEmbedding
 
@@ -83,11 +85,11 @@ class LatentAttention(nn.Module):
         self.attend = attend
 
     def forward(self, x_BSD: Tensor, positions_BS: Tensor, attention_masks: object | None = None) -> Tensor:
-        """Attend within each row of the batch. Returns (B, S, D) in x's dtype."""
+        """Attend within each row of the batch, or each document of folded tokens. Returns x's shape and dtype."""
         q_BSHQ = self._queries(x_BSD, positions_BS)
         k_BSHQ, v_BSHV = self._keys_and_values(x_BSD, positions_BS)
         y_BSHV = self.attend(q_BSHQ, k_BSHQ, v_BSHV, scale=self.config.softmax_scale, attention_masks=attention_masks)
-        y_BSD: Tensor = self.wo(y_BSHV.flatten(2))
+        y_BSD: Tensor = self.wo(y_BSHV.flatten(-2))
         return y_BSD
 
     def _queries(self, x_BSD: Tensor, positions_BS: Tensor) -> Tensor:
@@ -103,16 +105,20 @@ class LatentAttention(nn.Module):
         kv = self.wkv_b(self.kv_norm(latent_BSC))
         kv_BSH = kv.unflatten(-1, (-1, config.qk_nope_head_dim + config.v_head_dim))
         k_BSHN, v_BSHV = kv_BSH.split([config.qk_nope_head_dim, config.v_head_dim], dim=-1)
-        k_BS1R = self.rope(k_BSR.unsqueeze(2), positions_BS)
-        return torch.cat((k_BSHN, k_BS1R.expand(-1, -1, k_BSHN.shape[2], -1)), dim=-1), v_BSHV
+        k_BS1R = self.rope(k_BSR.unsqueeze(-2), positions_BS)
+        as_they_are = [-1] * (k_BSR.dim() - 1)
+        return torch.cat((k_BSHN, k_BS1R.expand(*as_they_are, k_BSHN.shape[-2], -1)), dim=-1), v_BSHV
 
 
 def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, attention_masks: object | None) -> Tensor:
     """softmax(q k^T * scale) v over a query's own and earlier positions, or over those that a BlockMask allows.
 
-    The only place that chooses an attention kernel: FlexAttention with a mask, else SDPA. Returns (B, S, H, V). Raises
-    CaseError for a mask of another type.
+    The only place that chooses an attention kernel: FlexAttention with a mask, else SDPA. Returns (B, S, H, V), or
+    (T, H, V) for folded tokens, whose mask is the offset of each token's document: (T,). Raises CaseError for a mask of
+    another type, and for folded tokens without offsets.
     """
+    if q_BSHQ.dim() == 3:
+        return _attend_folded(q_BSHQ, k_BSHQ, v_BSHV, scale, attention_masks)
     q_BHSQ, k_BHSQ, v_BHSV = (x.transpose(1, 2) for x in (q_BSHQ, k_BSHQ, v_BSHV))
     if attention_masks is None:
         y_BHSV = functional.scaled_dot_product_attention(q_BHSQ, k_BHSQ, v_BHSV, is_causal=True, scale=scale)
@@ -125,6 +131,25 @@ def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, atte
             found=type(attention_masks).__name__,
         )
     return y_BHSV.transpose(1, 2)
+
+
+def _attend_folded(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor, scale: float, offsets_T: object | None) -> Tensor:
+    """FlexAttention over folded tokens, under the mask of their documents. Returns (T, H, V).
+
+    It declares that it keeps rows: a chunk that ends with a sequence has whole documents.
+    """
+    if not isinstance(offsets_T, Tensor):
+        raise CaseError(
+            "only the offsets of documents keep folded tokens apart",
+            expected="attention_masks: a tensor with the offset of each token's document",
+            found=type(offsets_T).__name__,
+        )
+    with annotate(KEEPS_ROWS):
+        # Row-major copies: only for them is the stride of a dim of one element certain, which a proof needs.
+        copies = (x.transpose(0, 1).clone(memory_format=torch.contiguous_format) for x in (q_THQ, k_THQ, v_THV))
+        q_1HTQ, k_1HTQ, v_1HTV = (x_HT.unsqueeze(0) for x_HT in copies)
+        mask = mask_of(offsets_T.unsqueeze(0))
+        return _flex_attention(q_1HTQ, k_1HTQ, v_1HTV, scale, mask).squeeze(0).transpose(0, 1)
 
 
 def _flex_attention(q_BHSQ: Tensor, k_BHSQ: Tensor, v_BHSV: Tensor, scale: float, mask: BlockMask) -> Tensor:

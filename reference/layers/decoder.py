@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bitproof.reference.layers.feed_forward import FeedForward
 from bitproof.reference.layers.moe import MoE
 from bitproof.reference.layers.rms_norm import RMSNorm
+from bitproof.reference.layers.vocabulary import Output
 
 
 class Block(nn.Module):
@@ -38,7 +39,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token and position ids in, logits out, in the parameters' dtype."""
+    """Token and position ids in, logits out, in the parameters' dtype; or the loss, if it is computed in pieces."""
 
     def __init__(self, vocab_size: int, dim: int, blocks: Iterable[Block], *, norm_eps: float) -> None:
         super().__init__()
@@ -46,12 +47,22 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(blocks)
         self.num_layers = len(self.layers)
         self.norm = RMSNorm(dim, eps=norm_eps)
-        self.output = nn.Linear(dim, vocab_size, bias=False)
+        self.output = Output(dim, vocab_size, bias=False)
 
-    def forward(self, tokens_BS: Tensor, positions_BS: Tensor, attention_masks: object | None = None) -> Tensor:
-        """Returns logits_BSV."""
+    def forward(
+        self,
+        tokens_BS: Tensor,
+        positions_BS: Tensor,
+        attention_masks: object | None = None,
+        labels_BS: Tensor | None = None,
+        loss_pieces: int = 1,
+    ) -> Tensor:
+        """Returns logits_BSV; with labels, the mean loss, computed in pieces (see `Output`)."""
         x_BSD = self.tok_embeddings(tokens_BS)
         for block in self.layers:
             x_BSD = block(x_BSD, positions_BS, attention_masks)
+        if labels_BS is not None:
+            loss: Tensor = self.output(self.norm(x_BSD), labels_BS, loss_pieces)
+            return loss
         logits_BSV: Tensor = self.output(self.norm(x_BSD))
         return logits_BSV

@@ -1,6 +1,7 @@
 """The attention mask for documents packed into rows: a token sees itself and earlier tokens of its document.
 
-B batch, S sequence, N blocks of queries, M blocks of keys, X positions in a block, P positions in all blocks
+B batch, S sequence, T folded tokens, N blocks of queries, M blocks of keys, X positions in a block, P positions in all
+blocks
 """
 
 from __future__ import annotations
@@ -52,15 +53,28 @@ def document_mask(starts_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
 
     `starts_BS` is true at the first token of each document. Tokens before a row's first start belong to a document that
     began in an earlier row; they see only the part in this row.
+    """
+    return mask_of(starts_BS.cumsum(1), block_size)
+
+
+def document_offsets(positions_T: Tensor) -> Tensor:
+    """The offset of each token's document: the index of the document's first token. int64, (T,).
+
+    `positions_T` are 0 at the first token of each document. For example, 0 1 2 0 1 has the offsets 0 0 0 3 3.
+    """
+    return torch.arange(positions_T.shape[0], device=positions_T.device) - positions_T
+
+
+def mask_of(documents_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
+    """The mask of `document_mask` for documents that are known by a number: tokens of one document have the same.
 
     The result equals that of `create_block_mask`, tensor for tensor. That function uses `vmap` over the batch, which
     cannot be traced with a symbolic batch size.
     """
-    rows, length = starts_BS.shape
-    documents_BS = starts_BS.cumsum(1)
+    rows, length = documents_BS.shape
     num_blocks = (length + block_size - 1) // block_size
-    row_B = torch.arange(rows, device=starts_BS.device)
-    padded_P = torch.arange(num_blocks * block_size, device=starts_BS.device)
+    row_B = torch.arange(rows, device=documents_BS.device)
+    padded_P = torch.arange(num_blocks * block_size, device=documents_BS.device)
     position_P, exists_P = padded_P.clamp(max=length - 1), padded_P < length
 
     sees_BPP = _causal_within_document(row_B[:, None, None], None, position_P[:, None], position_P, documents_BS)

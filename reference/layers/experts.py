@@ -19,8 +19,8 @@ DISPATCH, COMPUTE, COMBINE = {"EP": "dispatch"}, {"EP": "compute"}, {"EP": "comb
 
 
 KEEPS_ROWS = {"keeps rows": True}
-"""A declaration to graphs, in the same way: a row is returned for each row that was given, in their order, though which
-of them are used depends on all rows of the call."""
+"""A declaration to graphs, in the same way: a row is returned for each row that was given, in their order, though what
+it is computed from depends on all rows of the call."""
 
 
 class Exchange(Protocol):

@@ -56,7 +56,7 @@ class GroupedQueryAttention(nn.Module):
         self.attend = attend
 
     def forward(self, x_BSD: Tensor, positions_BS: Tensor, attention_masks: object | None = None) -> Tensor:
-        """Attend within each row of the batch. Returns (B, S, D) in x's dtype."""
+        """Attend within each row of the batch, or each document of folded tokens. Returns x's shape and dtype."""
         q_BSHQ, k_BSKQ, v_BSKQ = (self._heads(projection(x_BSD)) for projection in (self.wq, self.wk, self.wv))
         if self.config.qk_norm:
             q_BSHQ, k_BSKQ = self.q_norm(q_BSHQ), self.k_norm(k_BSKQ)
@@ -68,7 +68,7 @@ class GroupedQueryAttention(nn.Module):
             scale=self.config.head_dim**-0.5,
             attention_masks=attention_masks,
         )
-        y_BSD: Tensor = self.wo(y_BSHQ.flatten(2))
+        y_BSD: Tensor = self.wo(y_BSHQ.flatten(-2))
         return y_BSD
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -77,4 +77,5 @@ class GroupedQueryAttention(nn.Module):
     def _shared(self, x_BSKQ: Tensor) -> Tensor:
         """Repeat each key/value head for every query head that reads it: (B, S, H, Q)."""
         group = self.config.num_heads // self.config.num_kv_heads
-        return x_BSKQ.unsqueeze(3).expand(-1, -1, -1, group, -1).flatten(2, 3)
+        as_they_are = [-1] * (x_BSKQ.dim() - 1)
+        return x_BSKQ.unsqueeze(-2).expand(*as_they_are, group, -1).flatten(-3, -2)

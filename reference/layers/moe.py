@@ -58,9 +58,10 @@ class MoE(nn.Module):
         self.register_buffer("tokens_per_expert", torch.zeros(num_experts, dtype=torch.float32))
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        """Returns (B, S, D) in x's dtype: the routed sum first, the shared experts' output added to it."""
+        """Returns (B, S, D) in x's dtype, (T, D) for a folded x: the routed sum first, the shared experts' output added
+        to it."""
         with annotate(COMPUTE):
-            x_TD = x_BSD.flatten(0, 1)
+            x_TD = x_BSD.flatten(0, -2)
             routing = self.router(x_TD, self.expert_bias)
             with torch.no_grad():
                 # In place: a tracer records add_ but silently drops `self.tokens_per_expert = ... + ...`.

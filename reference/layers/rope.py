@@ -129,9 +129,9 @@ class RotaryEmbedding(nn.Module):
         self.sin_LP.copy_(angles_LP.sin())
 
     def forward(self, x_BSHR: Tensor, positions_BS: Tensor) -> Tensor:
-        """Rotate in float32; returns x's dtype. Positions are integers below L."""
-        cos_BS1P = self.cos_LP[positions_BS].unsqueeze(2)
-        sin_BS1P = self.sin_LP[positions_BS].unsqueeze(2)
+        """Rotate in float32; returns x's dtype. Positions are integers below L. Batch and sequence may be one dim."""
+        cos_BS1P = self.cos_LP[positions_BS].unsqueeze(-2)
+        sin_BS1P = self.sin_LP[positions_BS].unsqueeze(-2)
         wide = self.wide
         wide_BSHR = wide["x"](x_BSHR.float())
         even_BSHP, odd_BSHP = wide_BSHR.view(*x_BSHR.shape[:-1], self.dim // 2, 2).unbind(-1)

@@ -225,9 +225,9 @@ def _gathering_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
     """A subclass that takes this rank's part of the sequence, and computes with all parts."""
 
     @functools.wraps(cls.forward)
-    def forward(self: nn.Module, x: Tensor) -> Tensor:
+    def forward(self: nn.Module, x: Tensor, *others: Any) -> Tensor:
         whole = GatherWhole.apply(x, self.get_buffer("tensor_coordinate"), size, TENSOR)  # type: ignore[no-untyped-call]
-        return cls.forward(self, whole)
+        return cls.forward(self, whole, *others)
 
     return type(f"Gathering{cls.__name__}", (cls,), {"forward": forward})
 

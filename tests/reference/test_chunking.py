@@ -33,8 +33,8 @@ def model_of(block):
     return model
 
 
-def chunked(block, dim="batch"):
-    assert chunk_modules(model_of(block), Chunking(dim=dim, modules="layers.*")).names == ["layers.0"]
+def chunked(block, dim="batch", folded=False):
+    assert chunk_modules(model_of(block), Chunking(dim=dim, modules="layers.*"), folded=folded).names == ["layers.0"]
     return block
 
 
@@ -339,3 +339,62 @@ def test_a_batch_norm_in_another_module_is_not_refused():
     model = model_of(TokenWise())
     model.norm = nn.BatchNorm1d(4)
     check_chunking(model, Chunking(dim="batch", modules="layers.*"))
+
+
+def test_folded_tokens_are_split_in_two_with_their_positions_and_their_documents_offsets():
+    block, x = chunked(Block(), folded=True), torch.randn(8, 3)
+    positions, offsets = torch.tensor([0, 1, 0, 1, 0, 1, 2, 3]), torch.tensor([0, 0, 2, 2, 4, 4, 4, 4])
+    assert torch.equal(block(x, positions_BS=positions, attention_masks={"causal": offsets, "none": None}), x * 2)
+    for index, half in enumerate((slice(0, 4), slice(4, 8))):
+        seen, own, masks = block.calls[index]
+        assert torch.equal(seen, x[half]) and torch.equal(own, positions[half])
+        assert torch.equal(masks["causal"], offsets[half]) and masks["none"] is None
+
+
+def test_both_dims_cut_folded_tokens_alike_in_a_module_that_treats_each_token_alone():
+    x = torch.randn(6, 3)
+    for dim in ("batch", "seq"):
+        block = chunked(TokenWise(), dim, folded=True)
+        assert torch.equal(block(x), x * 2) and torch.equal(block.calls[1][0], x[3:])
+
+
+def test_a_folded_activation_has_rank_2_and_any_other_is_refused():
+    chunked(Block(), folded=True)(torch.randn(4, 3))
+    assert refusal(lambda: chunked(Block(), folded=True)(torch.randn(2, 2, 3))) == (
+        "ChunkError: cannot split `x_BSD` of layers.0\n"
+        "  expected: a floating-point tensor of rank 2 (tokens, model dim)\n"
+        "  found: torch.float32 tensor of shape (2, 2, 3)"
+    )
+
+
+def test_an_odd_number_of_folded_tokens_is_refused():
+    chunked(Block(), folded=True)(torch.randn(6, 3))
+    assert refusal(lambda: chunked(Block(), folded=True)(torch.randn(7, 3))) == (
+        "ChunkError: cannot split `x_BSD` of layers.0 in two along dim 0\n"
+        "  expected: an even extent\n"
+        "  found: 7, in torch.float32 tensor of shape (7, 3)\n"
+        "  fix: choose an even number of tokens in the case"
+    )
+
+
+def test_a_cut_between_two_documents_is_accepted_and_one_inside_a_document_is_refused():
+    x = torch.randn(6, 3)
+    chunked(Block(), folded=True)(x, attention_masks=torch.tensor([0, 0, 0, 3, 3, 3]))
+    assert refusal(lambda: chunked(Block(), folded=True)(x, attention_masks=torch.tensor([0, 0, 2, 2, 4, 4]))) == (
+        "ChunkError: cannot cut layers.0 into chunks inside a document, whose tokens attend to each other\n"
+        "  expected: a document that begins with token 3, the first of chunk 1\n"
+        "  found: tokens 2 and 3 in the document with offset 2\n"
+        "  fix: end documents with their sequences, or choose modules that treat each token alone"
+    )
+
+
+@pytest.mark.parametrize("mask", [torch.zeros(4, dtype=torch.int64), torch.zeros(6), "causal"])
+def test_folded_tokens_take_no_mask_but_the_offsets_of_all_their_documents(mask):
+    text = refusal(lambda: chunked(Block(), folded=True)(torch.randn(6, 3), attention_masks=mask))
+    assert "expected: None, the offset of each token's document as integers of shape (6,), or a dict of them" in text
+
+
+def test_folded_attention_along_seq_is_refused():
+    assert "cannot chunk layers.0 along the sequence: it takes positions_BS, attention_masks, so it mixes" in refusal(
+        lambda: chunked(Block(), "seq", folded=True)
+    )

@@ -136,3 +136,26 @@ def test_few_bytes_of_adversarial_text_are_frequent_and_most_are_rare():
     counts = torch.bincount(torch.tensor([byte for document in documents for byte in document]), minlength=256)
     assert counts.max() > 20 * counts.float().median() and counts.min() > 0
     assert {len(document) for document in documents} > {1, 2, 3, 100}
+
+
+def test_folded_tokens_are_the_rows_of_a_batch_one_after_another() -> None:
+    rows, folded = (TextStream(DOCUMENTS, SMALL, rank=0, world_size=1, folded=each).step(1) for each in (False, True))
+    for whole, flat in zip(rows[:2], folded[:2], strict=True):
+        assert flat.shape == (6,) and torch.equal(flat, whole.flatten())
+
+
+def test_folded_positions_start_at_0_in_every_document_and_in_every_sequence() -> None:
+    batch = Batch(sequences=2, seq_len=6)
+    step = TextStream([b"ab", b"cdefg", b"hijk"], batch, rank=0, world_size=1, folded=True).step(0)
+    # A document of 3 tokens with its start, and one of 6 that goes on in the second sequence, before the third.
+    starts = (step.tokens_BS == DOCUMENT_START).nonzero().flatten().tolist()
+    assert starts == [0, 3, 9]
+    assert step.positions_BS.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2]
+
+
+def test_no_folded_document_reaches_from_one_sequence_into_the_next() -> None:
+    batch = Batch(sequences=4, seq_len=32, data="pydoc_lines")
+    stream = TextStream(text_source("pydoc_lines")[0], batch, rank=0, world_size=8, folded=True)
+    for step in range(5):
+        offsets_T = torch.arange(128) - stream.step(step).positions_BS
+        assert torch.equal(offsets_T // 32, torch.arange(128) // 32)

@@ -21,21 +21,44 @@ CASE = Case(
 CPU = torch.device("cpu")
 
 
+class Taking(nn.Module):
+    """Notes the masks that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.given = []
+
+    def forward(self, tokens_BS, positions_BS, attention_masks=None):
+        self.given.append(attention_masks)
+        return torch.zeros(*tokens_BS.shape, 300)
+
+
 def test_a_model_that_attends_with_flex_gets_a_mask_that_keeps_documents_apart():
-    given = []
-
-    class Model(torch.nn.Module):
-        def forward(self, tokens_BS, positions_BS, attention_masks=None):
-            given.append(attention_masks)
-            return torch.zeros(*tokens_BS.shape, 300)
-
+    model = Taking()
     tokens_BS = torch.tensor([[7, DOCUMENT_START, 8, 9], [DOCUMENT_START, 7, 7, DOCUMENT_START]])
     inputs = Step(tokens_BS, tokens_BS, tokens_BS)
-    assert mean_loss(Model(), "sdpa", inputs) == mean_loss(Model(), "flex", inputs)
-    assert given[0] is None
-    [documents_BS] = given[1].mask_mod.captured
+    assert mean_loss(model, Model(), inputs) == mean_loss(model, Model(attention="flex"), inputs)
+    assert model.given[0] is None
+    [documents_BS] = model.given[1].mask_mod.captured
     assert documents_BS.tolist() == [[0, 1, 1, 1], [1, 1, 1, 2]]
-    assert given[1].shape == (2, 1, 4, 4)
+    assert model.given[1].shape == (2, 1, 4, 4)
+
+
+def test_a_folded_model_gets_the_offset_of_each_tokens_document():
+    model, tokens_T = Taking(), torch.tensor([7, DOCUMENT_START, 8, 9])
+    loss = mean_loss(model, Model(attention="flex", folded=True), Step(tokens_T, tokens_T, torch.tensor([0, 0, 1, 2])))
+    assert loss == torch.tensor(300.0).log()
+    assert model.given[0].tolist() == [0, 1, 1, 1]
+
+
+def test_a_model_with_its_loss_in_pieces_gets_the_labels_and_their_number_and_returns_the_loss():
+    class Losing(nn.Module):
+        def forward(self, tokens_BS, positions_BS, attention_masks, labels_BS, loss_pieces):
+            return labels_BS.sum() * loss_pieces
+
+    inputs = Step(torch.zeros(1, 4), torch.arange(4), torch.zeros(1, 4))
+    assert mean_loss(Losing(), Model(loss_pieces=2), inputs) == 12
+    assert mean_loss(Taking(), Model(loss_pieces=1), inputs._replace(tokens_BS=torch.zeros(1, 4).long())).dim() == 0
 
 
 @pytest.mark.ranks
@@ -131,6 +154,6 @@ def test_gradients_start_from_one_over_the_ranks_that_read_different_text():
         def forward(self, tokens_BS, positions_BS, attention_masks):
             return self.table(tokens_BS)
 
-    _, whole = loss_and_gradients(Scores(), "sdpa", inputs, 1)
-    _, quarter = loss_and_gradients(Scores(), "sdpa", inputs, 1 / 4)
+    _, whole = loss_and_gradients(Scores(), Model(), inputs, 1)
+    _, quarter = loss_and_gradients(Scores(), Model(), inputs, 1 / 4)
     assert torch.equal(quarter["table.weight"], whole["table.weight"] / 4)

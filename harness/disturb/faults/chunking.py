@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.entry import BLOCKS, CHUNKED, POSITIONS, SDPA, Need, Site, row
+from bitproof.harness.disturb.entry import BLOCKS, CHUNKED, FOLDED, POSITIONS, SDPA, Need, Site, row
 
 if TYPE_CHECKING:
     from bitproof.harness.disturb.graph_editor import GraphEditor
@@ -81,6 +81,29 @@ def chunk_1_uses_chunk_0s_positions(g: GraphEditor) -> list[Site]:
     x, dim, start, _ = node.args
     node.args = (x, dim, 0, start)
     return [*g.sites(node, "split"), *g.chunk_root(node, "split", "slice"), *g.readers(node)]
+
+
+@row("ours: a mask that is given to both chunks, as one row for all is", needs=(BLOCKS, FOLDED))
+def chunk_1_masked_by_chunk_0s_documents(g: GraphEditor) -> list[Site]:
+    """chunk 1 attends under the mask of chunk 0's documents."""
+    found = [
+        node
+        for node in g.all("slice", r"layers\.\d+\.attention", chunk=1)
+        if node.all_input_nodes[0].op != "placeholder" and not g.is_floating(node)
+    ]
+    node = g.require(found, "offsets that are split")
+    x, dim, start, _ = node.args
+    node.args = (x, dim, 0, start)
+    return [*g.sites(node, "split"), *g.chunk_root(node, "split", "slice"), *g.readers(node)]
+
+
+@row("ours: sequences are joined, and their mask is forgotten", needs=(FOLDED,))
+def folded_documents_forgotten(g: GraphEditor) -> list[Site]:
+    """a token attends to every earlier token, also of other documents."""
+    node = g.find("sub", "", where=lambda node: not g.is_floating(node))
+    sites = [*g.sites(node), *g.readers(node)]
+    g.after(node, "aten.zeros_like.default")
+    return [*sites, *g.sites(node, "zeros_like")]
 
 
 @row(CHUNK_PASS, needs=(BLOCKS,))

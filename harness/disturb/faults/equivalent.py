@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitproof.harness.disturb.entry import BFLOAT16, CHUNKED, EXPERTS, MICRO_BATCHES, PIPELINED, Site, ranks, row
+from bitproof.harness.disturb.entry import (
+    BFLOAT16,
+    CHUNKED,
+    EXPERTS,
+    FOLDED,
+    MICRO_BATCHES,
+    PIECES,
+    PIPELINED,
+    Site,
+    ranks,
+    row,
+)
 from bitproof.harness.disturb.faults.micro_batches import SHARED
 
 if TYPE_CHECKING:
@@ -50,6 +61,29 @@ def factors_exchanged(g: GraphEditor) -> list[Site]:
     for node in [*g.all("mul", direction="backward"), *g.all("mul")]:
         if len(node.all_input_nodes) == 2 and g.is_floating(node):
             node.args = (node.args[1], node.args[0])
+    return []
+
+
+@row("ours: a document may have any number that is its own", needs=(FOLDED,))
+def documents_counted_from_elsewhere(g: GraphEditor) -> list[Site]:
+    """the offsets of folded documents are counted from 7 tokens before the first."""
+    g.after(g.find("sub", "", where=lambda node: not g.is_floating(node)), "aten.add.Tensor", 7)
+    return []
+
+
+@row("ours: an accumulator that begins with zero; no loss is -0.0", needs=(PIECES,))
+def losses_of_pieces_added_to_zero(g: GraphEditor) -> list[Site]:
+    """the sum over the loss's pieces begins with zero."""
+    first = g.find("add", "output", where=lambda node: g.is_floating(node) and g.value(node).dim() == 0)
+    g.before(first, first.args[0], "aten.add.Tensor", 0.0)
+    return []
+
+
+@row("ours: the projection's gradients of two pieces", needs=(PIECES,))
+def pieces_projection_gradients_exchanged(g: GraphEditor) -> list[Site]:
+    """the first two pieces' gradients of the vocabulary projection change places in their sum."""
+    first = g.find("add", "output", where=lambda node: g.is_floating(node) and g.value(node).dim() == 2)
+    first.args = (first.args[1], first.args[0])
     return []
 
 

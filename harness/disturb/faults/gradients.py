@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.entry import CHUNKED, EXPERTS, Need, Site, ranks, row, steps
+from bitproof.harness.disturb.entry import CHUNKED, EXPERTS, PIECES, Need, Site, ranks, row, steps
 
 if TYPE_CHECKING:
     from bitproof.harness.disturb.graph_editor import Call, GraphEditor
@@ -35,6 +35,18 @@ def _not_averaged(g: GraphEditor) -> list[Site]:
     node = g.find("full_like", direction="backward")
     node.args = (node.args[0], 1.0)
     return g.sites(node)
+
+
+def _last_sum_of_pieces(g: GraphEditor, rank: int) -> Call:
+    """The last addition over the loss's pieces of values with so many dims: 0 for the loss, 2 for a gradient."""
+    return g.all("add", "output", where=lambda node: g.is_floating(node) and g.value(node).dim() == rank)[-1]
+
+
+def _without_last_piece(g: GraphEditor, rank: int) -> list[Site]:
+    node = _last_sum_of_pieces(g, rank)
+    sites = [*g.sites(node), *g.readers(node)]
+    g.bypass(node, node.args[0])
+    return sites
 
 
 def _gradient_of(g: GraphEditor, at: str = ".*") -> Call:
@@ -213,7 +225,48 @@ def embedding_gradient_by_frequency(g: GraphEditor) -> list[Site]:
 @row("unsloth and transformers #34191: means of means in gradient accumulation", kinds=("grad",))
 def gradient_averaged_over_rows(g: GraphEditor) -> list[Site]:
     """a norm's weight gradient is a mean over rows instead of a sum."""
-    node = g.find("sum", r".*norm", direction="backward", where=lambda node: len(node.args[1]) == 2)
+    rank = len(g.case.input_shape)
+    node = g.find("sum", r".*norm", direction="backward", where=lambda node: len(node.args[1]) == rank)
     sites = g.sites(node, "mean")
     g.instead(node, "aten.mean.dim", *node.args)
+    return sites
+
+
+@row("ours: a loop over pieces that ends a piece early", needs=(PIECES,), kinds=("loss",))
+def last_piece_of_the_loss_forgotten(g: GraphEditor) -> list[Site]:
+    """the loss of the last piece of tokens is not added."""
+    return _without_last_piece(g, 0)
+
+
+@row("ours: an accumulator that a piece does not reach", needs=(PIECES,), kinds=("grad",))
+def last_piece_of_the_projection_forgotten(g: GraphEditor) -> list[Site]:
+    """the vocabulary projection's gradient lacks the last piece of tokens."""
+    return _without_last_piece(g, 2)
+
+
+@row("ours: pieces that backward visits from the last to the first", needs=(PIECES,), kinds=("grad",))
+def pieces_gradients_joined_in_reverse(g: GraphEditor) -> list[Site]:
+    """the gradients of the pieces' hidden states are joined from the last piece to the first."""
+    node = g.find("cat", "output")
+    node.args = (list(reversed(node.args[0])), *node.args[1:])
+    return g.sites(node)
+
+
+@row("unsloth and transformers #34191: means of means", needs=(PIECES,))
+def pieces_of_the_loss_not_averaged(g: GraphEditor) -> list[Site]:
+    """the pieces' mean losses are added, and their sum is not divided by the number of pieces."""
+    sites = []
+    for node in g.all("div", "output", where=lambda node: node.args[1] == g.case.model.loss_pieces):
+        sites += [*g.sites(node), *g.readers(node)]
+        g.bypass(node, node.args[0])
+    return sites
+
+
+@row("ours: labels that are not moved on with the tokens", needs=(PIECES,))
+def second_piece_has_the_firsts_labels(g: GraphEditor) -> list[Site]:
+    """the second piece of tokens is compared with the labels of the first."""
+    first, second = (node.args[1] for node in g.all("nll_loss_forward", "output")[:2])
+    sites = [*g.sites(second), *g.readers(second), g.site(second, "scatter")]
+    for reader in list(second.users):
+        reader.replace_input_with(second, first)
     return sites

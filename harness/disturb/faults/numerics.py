@@ -206,7 +206,8 @@ def embedding_scaled(g: GraphEditor) -> list[Site]:
 @row("ours: another order of a reduction", sees=(FLOAT32,), kinds=("grad",))
 def weight_gradient_summed_backwards(g: GraphEditor) -> list[Site]:
     """a norm's weight gradient is summed from the last row to the first."""
-    node = g.find("sum", NORM, direction="backward", where=lambda node: len(node.args[1]) == 2)
+    rank = len(g.case.input_shape)
+    node = g.find("sum", NORM, direction="backward", where=lambda node: len(node.args[1]) == rank)
     sites = g.sites(node, "flip")
     g.instead(node, g.kernel("summed_backwards"), *node.args)
     return sites

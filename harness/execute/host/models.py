@@ -58,5 +58,5 @@ def _bytes_of_parameters(case: Case, chunking: Chunking | None) -> int:
 
     model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"), shares=True)
     if chunking is not None:
-        check_chunking(model, chunking)
+        check_chunking(model, chunking, folded=case.model.folded)
     return sum(parameter.nbytes for parameter in model.parameters())

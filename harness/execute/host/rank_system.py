@@ -156,7 +156,6 @@ def checks_mixing(job: Job, rank: int) -> bool:
 
 def _mixing_check(case: Case) -> Any:
     from bitproof.harness.graph.analysis.mixing import MixingCheck
-    from bitproof.reference.chunking import DIM_INDEX
 
     assert case.chunking is not None, "Case refuses eager_chunked without chunking"
-    return MixingCheck(case.chunking.dim, DIM_INDEX[case.chunking.dim])
+    return MixingCheck(case.chunking.dim, case.chunk_dim)

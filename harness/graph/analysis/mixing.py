@@ -150,17 +150,17 @@ class _Follower:
     def _from_outside(self, node: Node) -> State:
         """The rows of a value for readers outside the code that computes it.
 
-        They differ if that code declares that it keeps rows. It was given one tensor of rows, and this value must have
-        as many; otherwise the declaration is not about it.
+        They differ where that code declares that it keeps rows. All tensors of rows that it was given must have the
+        same rows, and this value must have as many; otherwise the declaration is not about it.
         """
         state, given = self.states[node], self.given.get(calls_of(node), {})
-        if not isinstance(state, Mixed) or KEEPS_ROWS_KEY not in node.meta or len(given) != 1:
+        if not isinstance(state, Mixed) or KEEPS_ROWS_KEY not in node.meta or len(set(given.values())) != 1:
             return state
-        # Compare the numbers of rows: in this value, and in the tensor that the code was given.
-        [(source, rows)] = given.items()
-        numbers = [[symbols.expression(size) for size in x.meta["val"].shape] for x in (node, source)]
-        is_kept = numbers[0][rows.dim : rows.dim + 1] == numbers[1][rows.dim : rows.dim + 1]
-        return rows if is_kept else state
+        # Compare the numbers of rows: in this value, and in each tensor that the code was given.
+        rows = next(iter(given.values()))
+        numbers = [[symbols.expression(size) for size in x.meta["val"].shape] for x in (node, *given)]
+        is_kept = all(own[rows.dim : rows.dim + 1] == numbers[0][rows.dim : rows.dim + 1] for own in numbers)
+        return rows if is_kept and numbers[0][rows.dim :] else state
 
     def _result(self, node: Node) -> State:
         name = operators.operator_name(node)

@@ -18,7 +18,16 @@ from torch.fx import Node
 
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.analysis.mixing_rows import Rows, RuleCall, rank_of, sizes_of
-from bitproof.harness.graph.analysis.mixing_shares import copied_into, cut, is_summand, joined, selected, summed, whole
+from bitproof.harness.graph.analysis.mixing_shares import (
+    copied_into,
+    cut,
+    exact,
+    is_summand,
+    joined,
+    selected,
+    summed,
+    whole,
+)
 from bitproof.harness.operators import RowFlow, named
 
 Answer = Rows | tuple[Rows | None, ...] | None
@@ -52,6 +61,8 @@ def _view(call: RuleCall) -> Answer:
     before, after = sizes_of(call.first), sizes_of(call.node)
     if rows.share and rows.share.form.startswith("cut"):
         return joined(rows, before, after)
+    if rows.share:
+        before, after = list(map(exact, before)), list(map(exact, after))
     # Rearranged rows may not be flattened with other dims or apart: their dim must stay a dim of its own, with the same
     # size and as many elements before it.
     if rows.outer is None or rows.order:
@@ -68,9 +79,11 @@ def _view(call: RuleCall) -> Answer:
     (dim,) = carrying
     outer = sympy.sympify(left) / math.prod(after[:dim])
     inner = sympy.sympify(after[dim]) / call.symbol / outer
-    if not (outer.is_Integer and inner.is_Integer):
+    # A rank's range of n rows may have n / 2, so that `inner` is 1 / 2; then a view must keep whole rows of the range.
+    is_whole = inner.is_Integer or (rows.share and (inner * rows.share.count / rows.share.inner).is_Integer)
+    if not (outer.is_Integer and is_whole):
         return cut(call, before, after, dim)
-    return replace(rows, dim=dim, outer=int(outer), inner=int(inner))
+    return replace(rows, dim=dim, outer=int(outer), inner=inner)
 
 
 def _permute(call: RuleCall) -> Answer:

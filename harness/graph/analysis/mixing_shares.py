@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 import sympy
+from torch.utils._sympy.functions import FloorDiv
 
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.analysis.mixing_rows import Rows, RuleCall, SharedRows, rank_of, sizes_of
@@ -35,14 +36,23 @@ def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows |
     and the dim before it numbers the ranges.
     """
     rows = call.rows[call.first]
-    is_cut = dim > 0 and after[dim - 1] * after[dim] == before[rows.dim]
+    # The view holds all rows, so the division of a range's size is exact: n rows in 2 ranges are n / 2 each.
+    size = exact(after[dim])
+    is_cut = dim > 0 and after[dim - 1] * size == before[rows.dim]
     # Only the number of a range's rows is known.
-    inner = sympy.sympify(after[dim]) / call.symbol
-    is_even = inner.is_Integer and math.prod(after[: dim - 1]) == math.prod(before[: rows.dim])
+    inner = sympy.sympify(size) / call.symbol
+    is_even = inner.is_Rational and math.prod(after[: dim - 1]) == math.prod(before[: rows.dim])
     if rows.share or not is_cut or not is_even:
         return None
     share = SharedRows("cut", after[dim - 1], rows.outer, rows.inner)
-    return replace(rows, dim=dim, outer=1, inner=int(inner), share=share)
+    return replace(rows, dim=dim, outer=1, inner=inner, share=share)
+
+
+def exact(size: Any) -> Any:
+    """A size with each division in it exact: (n // 2) * 3 as 3 n / 2."""
+    if not isinstance(size, sympy.Basic):
+        return size
+    return size.replace(lambda part: isinstance(part, FloorDiv), lambda part: part.args[0] / part.args[1])
 
 
 def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
@@ -52,7 +62,8 @@ def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
     """
     share, dim = rows.share, rows.dim - 1
     assert share is not None
-    if after != [*before[:dim], before[dim] * before[dim + 1], *before[dim + 2 :]]:
+    whole = [*before[:dim], before[dim] * before[dim + 1], *before[dim + 2 :]]
+    if list(map(exact, after)) != list(map(exact, whole)):
         return None
     left = None if share.index is None else replace(share, form="summand")
     return replace(rows, dim=dim, outer=share.outer, inner=share.inner, share=left)

@@ -31,6 +31,8 @@ DEFAULT_CASES = (
     "pipeline_1f1b",
     "pipeline_shared",
     "experts_seq_world4",
+    "blocks_batch_folded",
+    "blocks_batch_pieces",
     "fsdp_observed",
     "hsdp_observed",
     "ep_observed",

@@ -1,10 +1,11 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from bitproof.builtin_cases import all_cases
-from bitproof.harness.case import Batch, Case, Chunking, Parallelism, Pipeline, Precision
+from bitproof.harness.case import Batch, Case, Chunking, Model, Parallelism, Pipeline, Precision, Schedule
 from bitproof.harness.errors import CaseError
 
 BATCH = Chunking(dim="batch", modules="layers.*")
@@ -78,6 +79,105 @@ def test_an_odd_sequence_is_refused_only_where_it_is_chunked():
     assert "found: batch.seq_len=33" in refusal(
         lambda: Case(name="odd", family="test", chunking=by_sequence, batch=odd)
     )
+
+
+FOLDED = Model(attention="flex", folded=True)
+
+
+def folded(dim, sequences, seq_len=32, **changes):
+    chunking = Chunking(dim=dim, modules="layers.*.moe")
+    batch = Batch(sequences=sequences, seq_len=seq_len)
+    return Case(name="folded", family="test", model=FOLDED, chunking=chunking, batch=batch, **changes)
+
+
+def test_folded_tokens_are_in_one_dim_which_both_chunkings_cut():
+    whole = replace(folded("batch", 4), model=Model())
+    assert (whole.input_shape, whole.chunk_dim) == ((4, 32), 0)
+    assert replace(whole, chunking=Chunking(dim="seq", modules="layers.*.moe")).chunk_dim == 1
+    for dim in ("batch", "seq"):
+        assert (folded(dim, 4).input_shape, folded(dim, 4).chunk_dim) == ((128,), 0)
+
+
+def test_a_micro_batch_has_its_part_of_the_folded_tokens_and_its_parts_are_chunks():
+    in_two = Schedule(micro_batches=2)
+    assert folded("batch", 4, schedule=in_two).input_shape == (64,)
+    assert "batch.sequences a multiple of 4" in refusal(lambda: folded("batch", 6, schedule=in_two))
+
+
+def test_folded_tokens_are_cut_between_sequences_and_inside_one_only_along_seq():
+    folded("batch", 4)
+    assert refusal(lambda: folded("batch", 3)) == (
+        "CaseError: case folded cannot be split in two between its sequences\n"
+        "  expected: an even batch.sequences, so that chunk 1 begins with a sequence of 32 tokens\n"
+        "  found: batch.sequences=3: chunk 1 would begin inside a sequence, and inside a document\n"
+        "  fix: choose 4, or dim='seq' for modules that treat each token alone"
+    )
+    folded("seq", 3)
+
+
+def test_an_even_number_of_folded_tokens_can_be_chunked_and_an_odd_one_is_refused():
+    folded("seq", 4, seq_len=33)
+    assert refusal(lambda: folded("seq", 3, seq_len=33)) == (
+        "CaseError: case folded cannot be split in two along its tokens\n"
+        "  expected: an even number of tokens\n"
+        "  found: 99: batch.sequences=3, batch.seq_len=33\n"
+        "  fix: choose an even number of sequences, or of tokens in a sequence"
+    )
+    assert "expected: an even number of tokens in a micro-batch\n  found: 33: " in refusal(
+        lambda: folded("seq", 4, seq_len=33, schedule=Schedule(micro_batches=4))
+    )
+
+
+def test_a_folded_model_needs_a_mask_of_documents():
+    assert refusal(lambda: Model(folded=True)) == (
+        "CaseError: a folded model has the tokens of all sequences in a single dim, and only a mask keeps them apart\n"
+        "  expected: model.attention='flex' with model.folded=True\n"
+        "  found: model.attention='sdpa'"
+    )
+
+
+def test_folded_tokens_may_be_on_tensor_ranks_but_not_divided_along_a_sequence():
+    folded("batch", 4, parallelism=Parallelism(tp=2))
+    assert refusal(lambda: folded("batch", 4, parallelism=Parallelism(tp=2, sequence=True))) == (
+        "CaseError: case folded divides a sequence dim over ranks that its folded model does not have\n"
+        "  expected: model.folded=False with parallelism.sequence=True\n"
+        "  found: model.folded=True\n"
+        "  fix: leave one of them out"
+    )
+
+
+def in_pieces(pieces, **changes):
+    batch = Batch(sequences=4, seq_len=6)
+    return Case(name="a", family="t", chunking=BATCH, batch=batch, model=Model(loss_pieces=pieces), **changes)
+
+
+def test_a_loss_is_taken_in_equal_pieces_and_pieces_that_do_not_divide_the_tokens_are_refused():
+    in_pieces(8)
+    assert refusal(lambda: in_pieces(16)) == (
+        "CaseError: case a cannot take its loss in pieces of equal size\n"
+        "  expected: a multiple of model.loss_pieces=16 as the number of tokens\n"
+        "  found: 24 tokens\n"
+        "  fix: choose a number of pieces that divides them"
+    )
+
+
+def test_pieces_are_of_the_tokens_of_a_micro_batch():
+    in_pieces(12, schedule=Schedule(micro_batches=2))
+    assert "number of tokens in a micro-batch\n  found: 12 tokens" in refusal(
+        lambda: in_pieces(24, schedule=Schedule(micro_batches=2))
+    )
+
+
+def test_a_loss_in_pieces_is_refused_in_the_stages_of_a_pipeline():
+    staged = {"schedule": Schedule(micro_batches=2), "parallelism": Parallelism(pp=2)}
+    in_pieces(1, **staged)
+    assert "found: model.loss_pieces" in refusal(lambda: in_pieces(4, **staged))
+
+
+@pytest.mark.parametrize("pieces", [0, -1, 4097, 2.0, True])
+def test_a_number_of_pieces_out_of_range_is_refused(pieces):
+    Model(loss_pieces=4096)
+    assert "CaseError: model.loss_pieces is out of range" in refusal(lambda: Model(loss_pieces=pieces))
 
 
 def test_a_case_that_expects_a_difference_must_say_which():

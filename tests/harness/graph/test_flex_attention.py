@@ -92,11 +92,11 @@ class Model(nn.Module):
         return x_BSD
 
 
-def run_eager(model: nn.Module, x: Tensor, modules: str | None, dim: Any) -> Step:
+def run_eager(model: nn.Module, x: Tensor, modules: str | None, dim: Any, *, folded: bool = False) -> Step:
     """One step of eager, in chunks by the reference's own wrapper."""
     model = copy.deepcopy(model)
     if modules:
-        chunk_modules(model, Chunking(dim=dim, modules=modules))
+        chunk_modules(model, Chunking(dim=dim, modules=modules), folded=folded)
     parameters = dict(model.named_parameters())
     loss = mean_square(model)(x)
     gradients = torch.autograd.grad(loss, list(parameters.values()), torch.full_like(loss, SEED))
@@ -121,6 +121,50 @@ def test_the_graph_has_eagers_bits(
     module = chunked(joint, modules, dim)
     assert not differing(run_graph(module, joint, model, x), run_eager(model, x, modules, dim))
     assert not symbols_left(module, joint.chunk_symbol.symbol)
+
+
+class FoldedModel(Model):
+    """The same over folded tokens: x is (T, D), and a document ends with a sequence of S tokens."""
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        index_T = torch.arange(x_BSD.shape[0])
+        offsets_T = torch.where(x_BSD[:, 0] > 0.5, index_T, index_T - index_T % S).cummax(0).values
+        for layer in self.layers:
+            x_BSD = layer(x_BSD, offsets_T)
+        return x_BSD
+
+
+class FoldedLayer(Layer):
+    def forward(self, x_BSD: Tensor, attention_masks: object | None = None) -> Tensor:
+        x_THQ = (x_BSD @ self.w).unflatten(-1, (2, D // 2))
+        return attend(x_THQ, x_THQ, x_THQ, scale=0.5, attention_masks=attention_masks).flatten(1)
+
+
+def folded_batch() -> Tensor:
+    return batch().flatten(0, 1)
+
+
+@pytest.mark.parametrize("modules", [None, "layers.*"])
+def test_the_graph_of_folded_tokens_has_eagers_bits(modules: str | None) -> None:
+    model, x = FoldedModel(FoldedLayer(), FoldedLayer()), folded_batch()
+    joint = trace(model, x)
+    module = chunked(joint, modules)
+    assert not differing(run_graph(module, joint, model, x), run_eager(model, x, modules, "batch", folded=True))
+    assert not symbols_left(module, joint.chunk_symbol.symbol)
+
+
+def test_each_chunk_of_folded_tokens_has_the_mask_of_its_own_half_of_the_offsets() -> None:
+    module = chunked(trace(FoldedModel(FoldedLayer()), folded_batch()), "layers.*")
+    for index, node in enumerate(calls(module, "flex_attention")):
+        documents = operands(node)["documents"]
+        [half] = documents.all_input_nodes
+        assert half.args[1:] == (0, index * B * S // 2, (index + 1) * B * S // 2)
+        assert documents.meta["val"].shape == (1, B * S // 2)
+
+
+def test_folded_attention_along_seq_is_refused_in_the_graph_too() -> None:
+    with pytest.raises(ChunkError, match="cannot chunk attention `flex_attention` along the sequence"):
+        chunked(trace(FoldedModel(FoldedLayer()), folded_batch()), "layers.*", "seq")
 
 
 @functools.cache

@@ -148,6 +148,44 @@ def test_half_a_mask_over_half_a_batch_has_the_bits_of_the_halfs_own_mask() -> N
         assert torch.equal(bits(whole[rows]), bits(alone))
 
 
+# -- folded tokens ------------------------------------------------------------------------------------
+
+OFFSETS = torch.tensor([0] * 5 + [5] * 20 + [25] * 7)
+
+
+def folded() -> list[Tensor]:
+    """Queries, keys and values of one row, (T, H, Q)."""
+    return [x[0].detach().requires_grad_() for x in queries_keys_and_values(torch.float64)]
+
+
+def test_folded_attention_is_causal_attention_within_each_document() -> None:
+    q, k, v = folded()
+    found = attend(q, k, v, scale=0.3, attention_masks=OFFSETS)
+    assert found.shape == (S, H, V)
+    for tokens in (slice(0, 5), slice(5, 25), slice(25, 32)):
+        alone = attend(*(x[tokens].unsqueeze(0) for x in (q, k, v)), scale=0.3, attention_masks=None)
+        torch.testing.assert_close(found[tokens], alone[0])
+
+
+def test_another_folded_document_changes_no_bit() -> None:
+    q, k, v = folded()
+    before = attend(q, k, v, scale=0.3, attention_masks=OFFSETS)
+    with torch.no_grad():
+        k[3], v[3] = 7.0, 7.0
+    after = attend(q, k, v, scale=0.3, attention_masks=OFFSETS)
+    assert torch.equal(before[5:], after[5:]) and not torch.equal(before[3:5], after[3:5])
+
+
+def test_folded_attention_without_offsets_is_refused() -> None:
+    with pytest.raises(CaseError) as refused:
+        attend(*folded(), scale=0.3, attention_masks=None)
+    assert str(refused.value) == (
+        "CaseError: only the offsets of documents keep folded tokens apart\n"
+        "  expected: attention_masks: a tensor with the offset of each token's document\n"
+        "  found: NoneType"
+    )
+
+
 class Attending(nn.Module):
     """Attention of x with itself."""
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
-from bitproof.reference.layers.document_mask import MaskMod, document_mask, mask_mod_of
+from bitproof.reference.layers.document_mask import MaskMod, document_mask, document_offsets, mask_mod_of, mask_of
 
 
 def sees(starts: str) -> list[str]:
@@ -96,3 +96,17 @@ def test_a_function_that_is_no_mask_mod_captures_nothing() -> None:
 
     mask = create_block_mask(causal, None, None, 16, 16, device="cpu", BLOCK_SIZE=16)
     assert mask_mod_of(mask) == MaskMod(causal, ())
+
+
+def test_an_offset_is_the_index_of_a_documents_first_token() -> None:
+    assert document_offsets(torch.tensor([0, 1, 2, 0, 1, 0])).tolist() == [0, 0, 0, 3, 3, 5]
+
+
+def test_any_number_of_its_own_tells_a_document_apart() -> None:
+    starts_T, offsets_T = torch.tensor([1, 0, 0, 1, 0, 1]).bool(), torch.tensor([0, 0, 0, 3, 3, 5])
+    expected = document_mask(starts_T.unsqueeze(0), 4).to_dense()
+    for documents_T in (offsets_T, offsets_T + 7, -offsets_T):
+        assert torch.equal(mask_of(documents_T.unsqueeze(0), 4).to_dense(), expected)
+    assert not torch.equal(
+        mask_of(torch.zeros(1, 6, dtype=torch.int64), 2).to_dense(), document_mask(starts_T.unsqueeze(0), 2).to_dense()
+    )

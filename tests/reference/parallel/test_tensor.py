@@ -276,7 +276,7 @@ def whole_step(case: Case) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]
     counts = []
     for rank in range(size):
         inputs = TextStream(documents, case.batch, rank=rank, world_size=size).step(0)
-        (mean_loss(model, "sdpa", inputs) / size).backward()
+        (mean_loss(model, case.model, inputs) / size).backward()
         counts.append(counter.clone())
         counter.zero_()
     return {name: p.grad for name, p in model.named_parameters()}, counts

@@ -139,3 +139,30 @@ def test_nothing_is_computed_over_the_runs_into_which_rows_are_cut(dim: int) -> 
         return x.flatten(0, 1).unflatten(0, (2, -1)).cumsum(dim).flatten(0, 1).view(x.shape)
 
     assert mixes(over_runs, "batch")
+
+
+class SharingFolded(Sharing):
+    """The same for folded tokens: a rank's run is half of the open dim, and each of its tokens has three rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = x.unflatten(0, (2, -1)).index_select(0, self.get_buffer("mine")).flatten(0, 1)
+        rows = own.unsqueeze(1).expand(-1, 3, -1).flatten(0, 1)
+        y_tD = self.computes(rows).view(own.shape[0], 3, own.shape[1]).sum(1)
+        rest = y_tD.new_zeros(2, *y_tD.shape)
+        return over_ranks(rest.index_copy(0, self.get_buffer(self.at), y_tD.unsqueeze(0)).flatten(0, 1))
+
+
+def test_half_of_the_folded_tokens_are_a_ranks_run_and_are_whole_again_once_summed() -> None:
+    judge(SharingFolded(torch.sin, lambda y, x: y), "batch", torch.randn(8, 4))
+
+
+def pairs_mixed(rows: Tensor) -> Tensor:
+    """Each pair of rows gets its mean."""
+    means = rows.view(rows.shape[0] // 2, 2, rows.shape[1]).mean(1, keepdim=True)
+    return means.expand(-1, 2, -1).reshape(rows.shape)
+
+
+@pytest.mark.parametrize("mixes", [pairs_mixed, lambda rows: rows.cumsum(0)])
+def test_a_rank_that_mixes_its_folded_tokens_is_refused(mixes: Function) -> None:
+    with pytest.raises(ChunkError):
+        judge(SharingFolded(mixes, lambda y, x: y), "batch", torch.randn(8, 4))

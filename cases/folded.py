@@ -1,0 +1,45 @@
+"""The three chunkings of folded models: the tokens of all sequences are in one dim, and documents are known by offsets.
+
+Both dims of chunking cut the same dim, in other places: "batch" between two sequences, "seq" in the middle of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bitproof.builtin_cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked, variant
+from bitproof.harness.case import Batch, Case, Model, Parallelism, Pipeline
+
+FAMILY = "folded"
+
+
+def _folded(base: Case, suffix: str = "folded", sequences: int = 4) -> Case:
+    """The case with folded tokens, where each line of text is a document: 4 sequences of 32 tokens have 8 or more."""
+    batch = Batch(sequences=sequences, data="pydoc_lines")
+    return variant(base, suffix, FAMILY, model=Model(attention="flex", folded=True), batch=batch)
+
+
+blocks_batch_folded = _folded(transformer_batch)
+experts_batch_folded = _folded(moe_batch)
+
+# Three sequences of 32 tokens: chunk 1 begins with token 48, inside the second sequence.
+experts_seq_folded = _folded(moe_seq, sequences=3)
+
+whole_folded = _folded(unchunked)
+
+# Four texts, each on two ranks, which also divide the tokens of each chunk.
+folded_tp = replace(blocks_batch_folded, name="folded_tp", steps=2, parallelism=Parallelism(tp=2, ep=4))
+
+# With the optional passes that join and hide collectives.
+folded_overlap = replace(
+    blocks_batch_folded, name="folded_overlap", steps=2, pipeline=Pipeline(bucket=True, overlap=True)
+)
+
+CASES = (
+    blocks_batch_folded,
+    experts_batch_folded,
+    experts_seq_folded,
+    whole_folded,
+    folded_tp,
+    folded_overlap,
+)

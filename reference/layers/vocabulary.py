@@ -1,0 +1,71 @@
+"""The projection to the vocabulary, and the loss over it in pieces.
+
+In pieces, a step never holds the logits of all its tokens. Each piece of tokens goes through projection, cross entropy
+and both gradients before the next piece begins, so that only one piece's logits exist at a time:
+
+    for each piece      logits = x W^T;  loss = mean cross entropy / P;  gradients of x and W
+    loss                (piece 0 + piece 1) + piece 2 ...
+    gradient of W       the same sum, in float32, rounded once to W's dtype
+    gradient of x       the pieces' gradients, one after another
+
+Backward only multiplies these gradients by that of the loss.
+
+T tokens, P pieces, t tokens of a piece (T / P), D model dim, V vocabulary
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Output(nn.Linear):
+    """Hidden states in, logits out; with labels and more than one piece, the mean cross entropy instead."""
+
+    def forward(self, x_BSD: Tensor, labels_BS: Tensor | None = None, pieces: int = 1) -> Tensor:
+        """Returns logits_BSV, or the loss in `pieces` equal pieces of adjacent tokens: a float32 scalar."""
+        if labels_BS is None:
+            return functional.linear(x_BSD, self.weight)
+        loss: Tensor = _LossInPieces.apply(x_BSD.flatten(0, -2), self.weight, labels_BS.flatten(), pieces)  # type: ignore[no-untyped-call]
+        return loss
+
+
+class _LossInPieces(torch.autograd.Function):
+    """Mean cross entropy over all tokens, in pieces; forward computes the gradients, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, pieces: int) -> Tensor:
+        """The loss: a float32 scalar."""
+        x_PtD, labels_Pt = (x.unflatten(0, (pieces, -1)).unbind(0) for x in (x_TD, labels_T))
+        loss, grad_VD, grads_PtD = None, None, []
+        for x_tD, labels_t in zip(x_PtD, labels_Pt, strict=True):
+            own, grad_tD, own_VD = _loss_and_gradients(x_tD, weight_VD, labels_t, pieces)
+            loss = own if loss is None else loss + own
+            grad_VD = own_VD.float() if grad_VD is None else grad_VD + own_VD.float()
+            grads_PtD.append(grad_tD)
+        assert loss is not None and grad_VD is not None
+        # A trace with an open size writes P pieces of it as P * (T // P), and has to read T.
+        ctx.save_for_backward(torch.cat(grads_PtD).expand(x_TD.shape), grad_VD.to(weight_VD.dtype))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """The gradients that forward computed, times `grad`."""
+        grad_TD, grad_VD = ctx.saved_tensors
+        return grad_TD * grad, grad_VD * grad, None, None
+
+
+def _loss_and_gradients(
+    x_tD: Tensor, weight_VD: Tensor, labels_t: Tensor, pieces: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A piece's part of the mean loss, and its gradients of x and W.
+
+    The gradient of a token's logits is its probabilities, less 1 at its label. It is rounded to x's dtype.
+    """
+    logs_tV = functional.linear(x_tD, weight_VD).float().log_softmax(-1)
+    labelled_tV = torch.zeros_like(logs_tV).scatter(1, labels_t.unsqueeze(1), 1.0)
+    grad_tV = ((logs_tV.exp() - labelled_tV) / labels_t.shape[0] / pieces).to(x_tD.dtype)
+    return functional.nll_loss(logs_tV, labels_t) / pieces, grad_tV @ weight_VD, grad_tV.t() @ x_tD

@@ -286,6 +286,8 @@ class Walk:
         if not is_between and due is not None and here is None and is_right and log.lacks(due):
             return self._missing(rank, due)
         leads_on = any(not log.differs(index) and not log.packs(index) for index, _ in log.readers(mine))
+        if reader is not None and not is_between and log.makes_right_values(mine):
+            return self._reads(rank, reader)
         if reader is not None and leads_on and not (is_between or call.view or name_of(call) in CONSTANTS):
             return self._reads(rank, reader)
         return self._add(rank, mine, None, "adds")

@@ -429,6 +429,8 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
     mine = log.log[culprit.candidate]
     if told := _wrong_number(culprit, log):
         return told
+    if culprit.how == "adds" and log.makes_right_values(culprit.candidate):
+        return f"what {mine} gives is right: the reference has it, too"
     theirs = log.reference.log[culprit.reference].inputs if culprit.reference is not None else ()
     if mine.collective and (told := _wrong_peer(culprit, logs)):
         return told

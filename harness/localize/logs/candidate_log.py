@@ -8,7 +8,7 @@ from typing import Literal
 
 from bitproof.harness.localize.logs.calls import READS_OUT, Call, gives_what_it_reads, is_abandoned
 from bitproof.harness.localize.logs.matching import Matching
-from bitproof.harness.localize.logs.packing import PACKING, name_of
+from bitproof.harness.localize.logs.packing import CONSTANTS, PACKING, name_of
 from bitproof.harness.localize.logs.reference_log import IndexedLog, ReferenceLog
 
 
@@ -139,6 +139,23 @@ class CandidateLog(IndexedLog):
     def has(self, values: Iterable[str]) -> bool:
         """Whether the candidate has all of these values somewhere."""
         return self.values.issuperset(values)
+
+    def makes_right_values(self, index: int) -> bool:
+        """Whether the reference has all values of a call somewhere, or all values that are taken out of them.
+
+        Then a call that reads them is wrong, not this one. For example, an extra `clone` makes a right value, and `add`
+        reads the clone in place of another value; or an extra `all_reduce` sums a bucket of right gradients.
+
+        False for constants, since zeros are everywhere, and for a call in place, which also takes away the value that
+        was there.
+        """
+        call, name = self.log[index], name_of(self.log[index])
+        if name in CONSTANTS or name.endswith("_") or not call.outputs:
+            return False
+        missing = set(call.outputs) - self.reference.values
+        readers = [i for i, position in self.readers(index) if self.log[i].inputs[position] in missing]
+        takers = [i for i in readers if self.packs(i)]
+        return not missing or (bool(takers) and all(map(self.makes_right_values, takers)))
 
     def packs(self, index: int) -> bool:
         """Whether a call computes nothing: it joins values, takes them apart, or returns an input unchanged."""

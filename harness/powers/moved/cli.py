@@ -61,6 +61,9 @@ def moved_command(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Set a variable in the new environment. Repeatable."),
     ] = None,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="Replay an archive's calls on this device, such as cuda.")
+    ] = "cpu",
     steps: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Take N steps; by default 1, or as many as the case has.")
     ] = None,
@@ -111,6 +114,12 @@ def moved_command(
         raise typer.Exit(commands.record(Path(folder), runs, budget=budget * MEBIBYTE, seconds=timeout))
     if first == "replay" and len(rest) != 1:
         raise UsageError("replay takes an archive's folder", expected="replay DIR", found=" ".join(words))
+    if first != "replay" and device != "cpu":
+        raise UsageError(
+            "--device is for the calls of an archive; a program chooses its own device",
+            expected="replay DIR --device DEVICE",
+            found=f"{first} --device {device}",
+        )
     if first != "replay" and not elsewhere:
         raise UsageError(
             "moved compares this environment with another one",
@@ -126,6 +135,7 @@ def moved_command(
         budget=budget * MEBIBYTE,
         memory=memory * MEBIBYTE,
         seconds=timeout,
+        device=device,
         explains=not no_causes,
     )
     if first == "replay":

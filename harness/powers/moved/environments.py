@@ -79,7 +79,8 @@ def answer_or_refusal(found: dict[str, Any], what: str = "", python: str | None 
     if "error" not in found:
         return found
     if found["kind"] == "FailedProgramError":
-        raise RecordingError(f"the program failed ({what})", found=str(found["error"]), where=python)
+        title = "the calls cannot be replayed" if what == "replay" else f"the program failed ({what})"
+        raise RecordingError(title, found=str(found["error"]), where=python)
     if found["kind"] == "ProgramError":
         raise UsageError(str(found["error"]), expected="FILE.py, or FILE.py:FUNCTION")
     raise RecordingError(

@@ -44,6 +44,7 @@ class TwoEnvironments:
     budget: int
     memory: int
     seconds: float
+    device: str = "cpu"
     explains: bool = True
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -60,7 +61,7 @@ class TwoEnvironments:
         """Replay the archive in the new environment, without running the program. With `control`, also in the old one:
         a call that differs there is nondeterministic, and has not moved."""
         repeats = self._replay(self.old)["rows"] if control else {}
-        found = self._replay(self.new)
+        found = self._replay(self.new, device=self.device)
         for key, row in found["rows"].items():
             if key in repeats and repeats[key]["state"] != "equal":
                 row |= {"state": "nondeterministic", "detail": "it does not repeat in the old environment"}
@@ -77,8 +78,11 @@ class TwoEnvironments:
             uncollected=told["uncollected"],
         )
 
-    def _replay(self, environment: Environment, only: Sequence[str] | None = None) -> dict[str, Any]:
-        asked = {"folder": str(self.folder), "threads": environment.threads, "memory": self.memory, "only": only}
+    def _replay(
+        self, environment: Environment, only: Sequence[str] | None = None, device: str = "cpu"
+    ) -> dict[str, Any]:
+        threads, memory = environment.threads, self.memory
+        asked = {"folder": str(self.folder), "threads": threads, "memory": memory, "only": only, "device": device}
         return environment.ask("replay", asked, self.seconds)
 
     def verify(self) -> Verified:

@@ -40,11 +40,12 @@ def answer(what: str, asked: dict[str, Any]) -> Any:
     if what == "exchange":
         return {"runs": load("exchanging").run_each(**asked)}
     archive_of = load("call_archive").Archive
-    limit_memory(asked.pop("memory", None))
+    device = asked.pop("device", "cpu")
+    limit_memory(asked.pop("memory", None) if device == "cpu" else None)  # a context of CUDA maps all its memory
     archive = archive_of(asked.pop("folder"))
     only = asked.pop("only", None)
     if what == "replay":
-        return load("replaying").replay(archive, asked.get("threads"), None if only is None else set(only))
+        return load("replaying").replay(archive, asked.get("threads"), None if only is None else set(only), device)
     assert what == "probe"
     calls = [call for call in archive.calls if only is None or call["key"] in only]
     return {"probes": {call["key"]: load("order_probes").probe(archive, call) for call in calls}}

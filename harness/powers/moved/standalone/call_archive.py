@@ -212,9 +212,14 @@ def _hold_fields(value: Any, what: str, **wanted: Callable[[Any], bool]) -> None
         hold(fits(value.get(name)), f"{what} has a wrong {name}, or none")
 
 
-def arguments(call: dict[str, Any], bases: list[bytes], state: bytes | None) -> tuple[list[Any], dict[str, Any]]:
-    """Fresh arguments of a call, laid out and aligned as recorded. Raises RefusedArchiveError."""
-    storages = [memory(content, storage["align"]) for content, storage in zip(bases, call["storages"], strict=False)]
+def arguments(
+    call: dict[str, Any], bases: list[bytes], state: bytes | None, device: str = "cpu"
+) -> tuple[list[Any], dict[str, Any]]:
+    """Fresh arguments of a call on a device, laid out as recorded, on the CPU also aligned so. Raises
+    RefusedArchiveError."""
+    hold(state is None or device == "cpu", "it draws from the CPU's generator")
+    contents = zip(bases, call["storages"], strict=False)
+    storages = [memory(content, storage["align"]).to(device) for content, storage in contents]
     tensors = [
         strided(storages[t["storage"]], DTYPES[t["dtype"]], t["offset"], t["shape"], t["stride"])
         for t in call["tensors"]

@@ -195,7 +195,9 @@ def strided(base: Tensor, dtype: torch.dtype, offset: int, shape: Sequence[int],
     hold(offset >= 0 and offset % size == 0 and all(count >= 0 for count in shape), "a tensor has no such place")
     hold(len(shape) == len(stride) and all(step >= 0 for step in stride), "strides do not fit a shape")
     hold(offset + reach(shape, stride) * size <= base.numel(), "a tensor reaches outside of its memory")
-    return torch.empty(0, dtype=dtype).set_(base.untyped_storage(), offset // size, tuple(shape), tuple(stride))
+    return torch.empty(0, dtype=dtype, device=base.device).set_(
+        base.untyped_storage(), offset // size, tuple(shape), tuple(stride)
+    )
 
 
 # Inputs above the budget are drawn again. Integer arithmetic and single products and sums in float64 give the same

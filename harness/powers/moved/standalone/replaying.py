@@ -11,13 +11,14 @@ from torch import Tensor
 from .allowed_calls import MissingError, operator_named, outcome
 from .call_archive import Archive, arguments, is_drawn
 from .call_values import RefusedArchiveError, digest_of
+from .watched_program import FailedProgramError
 
 TIMES = 3
 
 
-def environment() -> dict[str, Any]:
-    """The facts that decide the bits of a CPU kernel: releases, processor, instruction set, threads."""
-    return {
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """The facts that decide the bits of a kernel: releases, processor, instruction set, threads, another device."""
+    found = {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -25,6 +26,9 @@ def environment() -> dict[str, Any]:
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
+    if device != "cpu":
+        found["device"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+    return found
 
 
 def _cpu() -> str:
@@ -45,22 +49,36 @@ def run_call(archive: Archive, call: dict[str, Any], threads: int | None = None)
     return run_loaded(call, archive.bases(call), archive.state(call), threads)
 
 
-def run_loaded(call: dict[str, Any], bases: list[bytes], state: bytes | None, threads: int | None = None) -> list[Any]:
+def run_loaded(
+    call: dict[str, Any], bases: list[bytes], state: bytes | None, threads: int | None = None, device: str = "cpu"
+) -> list[Any]:
     """Run a call on storages of this content; returns its results. `threads` replaces the recorded number."""
     operator = operator_named(call["op"])
-    args, kwargs = arguments(call, bases, state)
+    args, kwargs = arguments(call, bases, state, device)
+    if device != "cpu":
+        args, kwargs = _on(args, device), _on(kwargs, device)
     known = {each.name for each in operator._schema.arguments}
     if len(args) > len(operator._schema.arguments) or not known >= kwargs.keys():
         raise SignatureError(f"{operator._schema}")
     _set(call["settings"], threads)
     try:
         with torch.no_grad():
-            return outcome(operator, operator(*args, **kwargs), args, kwargs)
+            found = outcome(operator, operator(*args, **kwargs), args, kwargs)
+            return [value.cpu() if isinstance(value, Tensor) else value for value in found]
     except (TypeError, RuntimeError) as error:
         text = str(error)
         if "schema" in text.lower() or "expected at most" in text or "Expected a value of type" in text:
             raise SignatureError(text[:300]) from error
         raise
+
+
+def _on(value: Any, device: str) -> Any:
+    """An argument with another device in place of the CPU, for calls such as `full` that name one."""
+    if isinstance(value, list):
+        return [_on(each, device) for each in value]
+    if isinstance(value, dict):
+        return {name: _on(each, device) for name, each in value.items()}
+    return torch.device(device) if isinstance(value, torch.device) else value
 
 
 _current: dict[str, Any] = {}
@@ -78,9 +96,15 @@ def _set(asked: dict[str, Any], threads: int | None) -> None:
     _current.update(asked)
 
 
-def replay(archive: Archive, threads: int | None = None, only: set[str] | None = None) -> dict[str, Any]:
+def replay(
+    archive: Archive, threads: int | None = None, only: set[str] | None = None, device: str = "cpu"
+) -> dict[str, Any]:
     """Replay calls; returns a row per call, by key, and facts about the recording. A row has the call, its `state`
     ("equal", "moved", ...), and for moved calls how much."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise FailedProgramError(f"this torch cannot use {device}: {error}") from error
     rows = {}
     for call in archive.calls:
         if only is None or call["key"] in only:
@@ -89,20 +113,20 @@ def replay(archive: Archive, threads: int | None = None, only: set[str] | None =
                 "shapes": [tensor["shape"] for tensor in call["tensors"]],
                 "dtypes": sorted({tensor["dtype"] for tensor in call["tensors"]}),
                 "drawn": is_drawn(call),
-                **_row(archive, call, threads),
+                **_row(archive, call, threads, device),
             }
     recorded = {name: archive.head[name] for name in ("environment", "program", "steps", "uncollected")}
-    return {"environment": environment(), "rows": rows, "recorded": recorded}
+    return {"environment": environment(device), "rows": rows, "recorded": recorded}
 
 
-def _row(archive: Archive, call: dict[str, Any], threads: int | None) -> dict[str, Any]:
+def _row(archive: Archive, call: dict[str, Any], threads: int | None, device: str) -> dict[str, Any]:
     expected = [result["digest"] for result in call["results"]]
     found: list[list[str]] = []
     values: list[Any] = []
     try:
         bases, state = archive.bases(call), archive.state(call)
         for _ in range(TIMES):
-            values = run_loaded(call, bases, state, threads)
+            values = run_loaded(call, bases, state, threads, device)
             found.append([digest_of(value) for value in values])
     except MissingError as error:
         return {"state": "missing", "detail": str(error)}

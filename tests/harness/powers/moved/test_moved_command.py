@@ -140,6 +140,20 @@ def test_a_program_that_fails_in_the_new_environment_alone_is_shown_with_its_err
     assert "the program failed (exchange)" in told and "AssertionError: no such head" in told and sys.executable in told
 
 
+def test_calls_are_replayed_on_another_device_or_refused_where_there_is_none(program, capsys):
+    """No machine without a GPU has another device with values, but one on which every call says where it ran."""
+    assert main(["moved", "record", "calls", program]) == 0
+    capsys.readouterr()
+    status, found = moved(capsys, "replay", "calls", "--device", "meta")
+    assert (status, found["equal"], found["new"]["device"]) == (3, 0, "meta")
+    assert {row["state"] for row in found["rows"]} == {"failed", "not replayed"}
+    assert all("meta" in row["detail"] or "the CPU's generator" in row["detail"] for row in found["rows"])
+    assert main(["moved", "replay", "calls", "--device", "nowhere"]) == 3
+    assert "this torch cannot use nowhere" in capsys.readouterr().err
+    assert main(["moved", program, "--device", "cuda"]) == 2
+    assert "a program chooses its own device" in capsys.readouterr().err
+
+
 CACHES = """
 import os
 import torch

@@ -1291,7 +1291,7 @@ def _results(g: State, call: State, kind: str, op: str, args: dict[str, Json]) -
     several = [own] if is_tensor(own) else own["several"] if type(own) is dict else [own]
     if not results or not all(x is None or is_tensor(x) for x in several):
         raise UnknownError
-    arguments = [[name, _term_of(g, value, kind == "op")] for name, value in args.items()]
+    arguments = [[name, term_of(g, value, kind == "op")] for name, value in args.items()]
     if op == EXCHANGE:
         _bring_rows(g, results[0][2][0], *args["output_split_sizes"][1:])
     told = [x and [x["tensor"][0], opened(x["tensor"][2])] for x in several]
@@ -1302,7 +1302,7 @@ def _results(g: State, call: State, kind: str, op: str, args: dict[str, Json]) -
     return term if is_tensor(own) else [x and find(state, "out", term, k, *x) for k, x in enumerate(told)]
 
 
-def _term_of(g: State, value: Json, is_op: bool) -> Json:
+def term_of(g: State, value: Json, is_op: bool) -> Json:
     """An argument in the form used in terms."""
     if type(value) is not list:
         return value
@@ -1312,12 +1312,12 @@ def _term_of(g: State, value: Json, is_op: bool) -> Json:
         if not is_op:
             return ["value", t]
         dtype, device, shape, strides, offset, _ = own["tensor"]
-        # cuBLASLt is told addresses' alignments up to 256 bytes, and may choose another kernel by them.
+        # cuBLASLt gets the alignment of each address up to 256 bytes, and may choose another kernel by them.
         line = 256 if device.startswith("cuda") else 64
         lead = offset * BYTES.get(dtype, 1) % line if type(offset) is int else _size_of(g, offset)
         return ["tensor", t, dtype, device, _sizes_of(g, shape), _sizes_of(g, strides), lead]
     if value[:1] == ["list"]:
-        return ["list", *(_term_of(g, item, is_op) for item in value[1:])]
+        return ["list", *(term_of(g, item, is_op) for item in value[1:])]
     return _size_of(g, value) if value[:1] == ["size"] else value
 
 

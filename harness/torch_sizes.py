@@ -1,4 +1,4 @@
-"""Cache arithmetic on open sizes.
+"""Arithmetic on open sizes: cached, and with exact divisions.
 
 torch computes an open size's product with a number, or whether two are equal, with sympy, a dozen times for each
 tensor, and nearly always for the same operands.
@@ -14,9 +14,11 @@ import functools
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import sympy
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.functions import FloorDiv
 
 _KEPT = "bitproof_results"
 """The name of the attribute in which a ShapeEnv keeps its results, by key."""
@@ -79,3 +81,10 @@ def _told(node: Any) -> Hashable:
 def _version(shape_env: Any) -> Hashable:
     """A value that changes when a symbol is replaced; in 2.11 the version of all facts."""
     return getattr(shape_env, "_replacements_version_counter", shape_env._version_counter)
+
+
+def exact(size: Any) -> Any:
+    """A size with each division in it exact: (n // 2) * 3 as 3 n / 2."""
+    if not isinstance(size, sympy.Basic):
+        return size
+    return size.replace(lambda part: isinstance(part, FloorDiv), lambda part: part.args[0] / part.args[1])

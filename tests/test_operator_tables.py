@@ -36,7 +36,7 @@ ALLOWED = {
         2,
         "operators with effects and operators that overwrite, for a Python without bitproof",
     ),
-    "harness/powers/moved/standalone/order_probes.py": (8, "which probe asks which operator, for the same Python"),
+    "harness/powers/moved/standalone/order_probes.py": (9, "which probe asks which operator, for the same Python"),
     "harness/powers/proofs/prover/known_operators.py": (
         10,
         "operators that hand on a value, take one dtype, choose elements or may mix dtypes, as a test tries of each",

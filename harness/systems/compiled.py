@@ -181,7 +181,7 @@ class Capture:
             run = compile_graph()
         facts = {"backend": "inductor", "nodes_compiled": num_nodes}
         self._add(PassReport("backend", time.perf_counter() - began, num_nodes, num_nodes, facts=facts))
-        graph = _described(module, f"{len(self.codes) - 1:03d}-{direction}", direction)
+        graph = kernel_graph_of(module, f"{len(self.codes) - 1:03d}-{direction}", direction)
         return boxed(lambda inputs: self.call(graph, run, inputs))
 
     def _add(self, report: PassReport) -> None:
@@ -230,7 +230,8 @@ def _module_named(path: str, names: set[str]) -> str | None:
     return next((name for start in range(len(parts)) if (name := ".".join(parts[start:])) in names), None)
 
 
-def _described(module: GraphModule, label: str, direction: str) -> KernelGraph:
+def kernel_graph_of(module: GraphModule, label: str, direction: str) -> KernelGraph:
+    """Describe a graph before Inductor compiles it."""
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     paths = [(origin_of(node).module or "").split(".") for node in calls]
     alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))

@@ -21,6 +21,7 @@ from bitproof.builtin_cases import (
     autoplace,
     context_parallel,
     joint,
+    loss_pieces,
     optimizers,
     pipelines,
     precompiled,
@@ -78,6 +79,7 @@ def test_every_graph_case_is_every_case_whose_graph_runs_as_it_is():
         *("early_accumulation", "chunked_vs_unchunked", "inductor_dense", "inductor_moe", "regional_inductor"),
         *(case.name for case in (*joint.CASES, *regional.CASES, *precompiled.CASES, *autoplace.CASES, *trainers.CASES)),
         *(case.name for case in published.CASES if case.requires),
+        *(case.name for case in loss_pieces.CASES if case.candidate == "precompiled"),
         *(
             case.name
             for family in (two_layouts, resume, accumulation, optimizers, pipelines, context_parallel)

@@ -31,7 +31,7 @@ TORCH = (
 COMPAT = tuple(ROOT / "harness" / f"{name}.py" for name in TORCH)
 NAMES_IN_GRAPHS = ROOT / "harness" / "operators" / "rows.py"
 """It names what graphs of others call, and calls none of it."""
-STANDALONE = ROOT / "harness" / "localize" / "standalone" / "template.py"
+STANDALONE = ROOT / "harness" / "powers" / "shrink" / "standalone" / "template.py"
 """Copied into files that stand alone, so it imports nothing of ours."""
 WITHOUT_BITPROOF = ROOT / "harness" / "powers" / "moved" / "standalone"
 """Runs in a Python that may have any torch and no bitproof, so it imports nothing of ours."""

@@ -21,7 +21,6 @@ from bitproof.harness.graph.analysis.mixing_rows import Rows, RuleCall, rank_of,
 from bitproof.harness.graph.analysis.mixing_shares import (
     copied_into,
     cut,
-    exact,
     is_summand,
     joined,
     selected,
@@ -29,6 +28,7 @@ from bitproof.harness.graph.analysis.mixing_shares import (
     whole,
 )
 from bitproof.harness.operators import RowFlow, named
+from bitproof.harness.torch_sizes import exact
 
 Answer = Rows | tuple[Rows | None, ...] | None
 Rule = Callable[["RuleCall"], Answer]

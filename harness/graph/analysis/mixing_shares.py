@@ -20,11 +20,11 @@ from dataclasses import replace
 from typing import Any
 
 import sympy
-from torch.utils._sympy.functions import FloorDiv
 
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.analysis.mixing_rows import Rows, RuleCall, SharedRows, rank_of, sizes_of
 from bitproof.harness.operators import named
+from bitproof.harness.torch_sizes import exact
 
 _ADDS = frozenset({"add"})
 
@@ -46,13 +46,6 @@ def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows |
         return None
     share = SharedRows("cut", after[dim - 1], rows.outer, rows.inner)
     return replace(rows, dim=dim, outer=1, inner=inner, share=share)
-
-
-def exact(size: Any) -> Any:
-    """A size with each division in it exact: (n // 2) * 3 as 3 n / 2."""
-    if not isinstance(size, sympy.Basic):
-        return size
-    return size.replace(lambda part: isinstance(part, FloorDiv), lambda part: part.args[0] / part.args[1])
 
 
 def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:

@@ -107,7 +107,7 @@ FIRST_HOUR: dict[str, Planned] = {
     ),
     "sums by parts": _together(
         60,
-        "a sum of a large tensor, of which each rank adds a part, is in rank order",
+        "a sum of a large tensor, taken in parts by all ranks, is in rank order",
         "gradients of more than 64 MiB over all ranks cannot be trusted",
         "its line has the dtype and the size",
     ),

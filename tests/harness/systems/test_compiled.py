@@ -255,5 +255,5 @@ def test_a_compiled_graph_is_of_the_innermost_module_around_all_its_calls():
         node = graph.call_function(torch.ops.aten.relu.default, (node,))
         node.meta[META_KEY] = Origin(module, "forward")
     graph.output((node,))
-    described = compiled._described(torch.fx.GraphModule({}, graph), "000-forward", "forward")
+    described = compiled.kernel_graph_of(torch.fx.GraphModule({}, graph), "000-forward", "forward")
     assert described.module == "layers", "layers.attention is no module"

@@ -16,7 +16,7 @@ from bitproof.harness.powers.proofs.prover.windows import Window, row_major, who
 def line_of(device: str) -> int:
     """Return the alignment in bytes of memory that torch allocates; no kernel depends on a larger one.
 
-    cuBLASLt may choose a kernel by the alignment of its operands: torch tells it each one up to 256 bytes
+    cuBLASLt may choose a kernel by the alignment of its operands: torch passes it each one up to 256 bytes
     (`aten/src/ATen/cuda/CUDABlas.cpp`). So in memory of CUDA a bfloat16 matrix 64 elements into a bucket is another
     operand than one at its begin.
     """

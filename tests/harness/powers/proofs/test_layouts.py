@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from bitproof.harness.certificate_checker import _term_of
+from bitproof.harness.certificate_checker import term_of
 from bitproof.harness.powers.proofs.prover.layouts import alignment_of, overlaps, shows, windows_of
 from bitproof.harness.powers.proofs.prover.proof_data import Call, Tensor
 from tests.harness.powers.proofs.test_windows import numbered, shapes, shown, some_view
@@ -76,5 +76,5 @@ def test_memory_of_cuda_has_lines_of_256_bytes_for_the_prover_and_for_the_checke
     """cuBLASLt may take another kernel for a bfloat16 matrix that begins 64 elements, 128 bytes, into a bucket."""
     for offset, alignment in zip((64, 128, 65), found, strict=True):
         call = {"own": {"tensor": ["bfloat16", device, [2, 2], [2, 1], offset, 0]}}
-        term = _term_of({"calls": [call], "values": [0], "symbols": {}}, ["node", 0], True)
+        term = term_of({"calls": [call], "values": [0], "symbols": {}}, ["node", 0], True)
         assert (term[-1], alignment_of("bfloat16", offset, device)) == (alignment, alignment)

@@ -615,7 +615,7 @@ def view_of_cat(s: State, term: Json, pieces: Json, dim: int | None = None) -> i
 
 
 def cat_of_nothing(s: State, term: Json) -> int | None:
-    """Rule: parts of a cat without elements along its dim are left out; a single part is the whole."""
+    """Rule: a cat leaves out each part of size 0 along the cat's dim; a cat of a single part is that part."""
     _, parts, dim = term
     kept = [x for x in parts if shape_of(s, x)[dim]] or parts[:1]
     return kept[0] if len(kept) == 1 else find(s, "cat", kept, dim)
@@ -751,7 +751,7 @@ def gather_of_view(s: State, term: Json) -> int | None:
 
 
 def of_cat(s: State, term: Json) -> int | None:
-    """Rule: a gather of a cat is a cat of gathers; so is a reduction of a cat of columns, dim 1."""
+    """Rule: a gather of a cat is a cat of gathers; a reduction of a cat along dim 1 is a cat of reductions."""
     _, parts, dim = _inner(s, term, "cat")
     if term[0] == "reduce" and dim != 1:
         return None

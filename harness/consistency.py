@@ -7,17 +7,20 @@ A verdict that contradicts its own numbers is worse than none. The rules follow 
 - EQUAL and CLOSE have no error; EQUAL has equal losses and nothing that differs; CLOSE has values within the case's
   bound;
 - DIFFERENT has records that differ, of the kinds that it lists;
-- none of the three has a control, or a run under stress, that differs from its first run;
+- in an EQUAL, CLOSE or DIFFERENT case, no system differs from itself: neither its control (a plain second run) nor its
+  run under stress (with random sleeps) differs from its first run;
 - a baseline is EQUAL if records were compared and none differs, DRIFTED if some differ;
-- NONDETERMINISTIC has a control, or a run under stress, that differs;
+- in a NONDETERMINISTIC case, some control or run under stress differs from the first run of its system;
 - both systems have equally many losses, and as many losses were compared as rank 0 has, plus at least one for each
   other rank and step; for built-in systems all ranks have equally many records, and each parameter has a gradient;
 - the first divergence is within the case, of a kind that differs, and at most all its elements differ; DIFFERENT and
   CLOSE have such a divergence, and name the kinds; the list of differing keys has the same counts, kind by kind;
 - a case has a single result; NCCL joins GPUs only; no time is negative;
 - a verdict without a control has a remark with the reason, and the remarks that a run's options require are present;
-- each case that was not run requires something that a machine may lack;
-- a cause is verified only if nothing of the step differs any more, and the reverse exchange confirms it.
+- each case that is listed as not run requires a device or a package, since a machine may lack these;
+- a cause is "verified" only by two experiments: with the reference's values in place of the candidate's wrong values,
+  no record of the step differs any more; with the wrong values in the reference, the reference computes the
+  candidate's step.
 """
 
 from __future__ import annotations

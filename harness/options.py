@@ -50,12 +50,15 @@ class Stress:
 
 
 def check_seconds(value: float) -> str:
-    """The error about a number of seconds that is too large to wait for; "" if it is valid."""
+    """The error message for a number of seconds that is too large to wait for; "" for a valid number."""
     return "" if value <= MAX_SECONDS else f"{value} is not a number of seconds up to {MAX_SECONDS:g}."  # nor is NaN
 
 
 def check_jobs(value: int | str) -> str:
-    """The error about a number of cases that run at the same time; "" if it is valid."""
+    """The error message for a value of `-j`, the number of cases that may run at the same time; "" for a valid value.
+
+    Valid values are 1 to MAX_JOBS and "auto".
+    """
     text = str(value)
     fits = text == "auto" or (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_JOBS)
     return "" if fits else f"{text} is neither a number from 1 to {MAX_JOBS} nor auto."

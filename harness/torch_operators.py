@@ -108,7 +108,10 @@ def has_no_values(tensor: Tensor) -> bool:
 
 
 def is_backward_running() -> bool:
-    """Whether autograd's engine runs on this thread, in a node or in a callback at its end."""
+    """Whether autograd's engine now runs a backward pass on this thread.
+
+    True within autograd nodes, and within callbacks that were queued for the end of the backward pass.
+    """
     return int(torch._C._current_graph_task_id()) != -1
 
 

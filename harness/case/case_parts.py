@@ -27,21 +27,23 @@ DIM_MULTIPLE = 8
 class Model:
     """A model, its size, and its attention: "flex" is FlexAttention with a mask that separates documents.
 
-    The other fields make a flavor smaller or larger; None keeps the flavor's size. `dim` is the model dim, and hidden
-    dims follow it in proportion, as key/value heads follow `heads`. The first `dense_layers` of `layers` have no
-    experts: by default as many as in the flavor, limited by `layers`. A family refuses sizes that it lacks.
+    The other sizes make a flavor smaller or larger; None keeps the flavor's size. `dim` is the model dim. Hidden dims
+    scale with `dim`, and the number of key/value heads scales with `heads`. The first `dense_layers` of the `layers`
+    have no experts; the default is the flavor's number, but at most `layers`. A family refuses sizes that it lacks.
 
-    With `capacity` an expert receives, from each rank's rows in a call, at most `capacity` times its even share,
-    rounded up. Rows above that are dropped: the expert adds nothing to their tokens. Then data decide no sizes. For
-    example, 8 rows for 4 experts are an even share of 2; with capacity 1.5 an expert receives at most 3.
+    `capacity` limits the rows that an expert receives from a rank in a call: to `capacity` times an even share of the
+    rank's rows, rounded up. Rows above the limit are dropped: the expert adds nothing to their tokens. So no tensor's
+    size depends on the data. For example, 8 rows for 4 experts are an even share of 2 rows; with capacity 1.5, an
+    expert receives at most 3 rows.
 
-    With `folded` the tokens of all sequences share a dim, so that activations are (tokens, dim) in place of
-    (sequences, seq_len, dim). Positions begin at 0 in each document and in each sequence, and attention takes the
-    documents by the offsets of their first tokens. For example, 4 sequences of 32 tokens are 128 tokens. It needs
-    attention "flex".
+    `folded`: the tokens of all sequences share a dim, so activations have the shape (tokens, dim) in place of
+    (sequences, seq_len, dim). For example, 4 sequences of 32 tokens are 128 tokens. Positions begin at 0 in each
+    document and in each sequence. Attention gets the offset of each document's first token. `folded` needs attention
+    "flex".
 
-    `loss_pieces`: the projection to the vocabulary and the cross entropy, with both their gradients, take the tokens in
-    so many equal pieces in order. So only the logits of a single piece exist at a time.
+    `loss_pieces` is the number of equal pieces into which the tokens are cut for the projection to the vocabulary, the
+    cross entropy, and the gradients of both. The pieces are computed one after another, so only the logits of a single
+    piece exist at a time.
     """
 
     __pydantic_config__ = STRICT

@@ -177,8 +177,11 @@ def _ordered(tensor: Tensor) -> Tensor:
 
 
 def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield both tensors' bytes in slices of at most SLICE elements, uint8 of shape [elements, bytes per element], on
-    the reference's device, each with the index of its first element."""
+    """Yield the bytes of both tensors in slices of at most SLICE elements.
+
+    Yields the index of a slice's first element, and two slices: uint8 of shape [elements, bytes per element], both on
+    the reference's device.
+    """
     from bitproof.harness.capture.digest import octets
 
     size, rows = reference.element_size(), (octets(reference.detach()), octets(candidate.detach()))
@@ -189,7 +192,10 @@ def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor,
 
 
 def _typed_slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield the slices of `_slices`, but with the elements, of shape [elements], in place of their bytes."""
+    """Yield both tensors in slices of at most SLICE elements: the index of a slice's first element, and two slices.
+
+    A slice has the tensors' dtype and the shape [elements]. Both slices are on the reference's device.
+    """
     for start, left, right in _slices(reference, candidate):
         yield start, left.view(reference.dtype)[:, 0], right.view(reference.dtype)[:, 0]
 

@@ -136,7 +136,10 @@ class Evidence:
 
     @property
     def differing(self) -> list[Key]:
-        """The first MAX_DIFFERING records inside the case that differ, in the order of computation."""
+        """The keys of the differing records that were computed first, at most MAX_DIFFERING, in order of computation.
+
+        Records at steps or on ranks that the case does not compare are left out.
+        """
         return [found.key for found in sorted(self._differing)[:MAX_DIFFERING]]
 
     @property
@@ -236,7 +239,10 @@ class Evidence:
             self._keep(found)
 
     def _keep(self, found: DifferingPair) -> bool:
-        """Keep a differing record if it is among the first MAX_DIFFERING. False: neither it nor any later record is."""
+        """Keep a differing record if it is among the MAX_DIFFERING that were computed first.
+
+        Returns False if neither this record nor any record computed later is among them.
+        """
         if self.first is None or found < self.first:
             self.first = found
         if not is_inside(found.key, self.case):

@@ -96,7 +96,10 @@ def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> 
 
 
 def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayouts) -> bool:
-    """Whether a tensor is a gradient or a state, and only differs in layout because some ranks lack it."""
+    """Whether a tensor is a gradient or an optimizer state that some ranks lack, and has no other difference in layout.
+
+    So each rank that has the tensor in both systems has the same part of it in both.
+    """
     both = here.keys() & there
     left, right = ({rank: side[rank] for rank in both} for side in (here, there))
     return tensor.kind in ("grad", "optimizer") and not lies_otherwise(left, right, have_as_many=True)
@@ -286,8 +289,8 @@ def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> list[Cell] | None:
-    """The cells of a part, given as the text of its box, or of a whole plain tensor of this shape. None if both are
-    None, or if the cuts do not fit."""
+    """The cells of a part of a tensor. `box` is the text of the part's box; without it, the part is a whole plain
+    tensor of this shape. None if `box` and `shape` are None, or if the cuts do not fit the part."""
     # All steps and many ranks have the same parts, hence the cache.
     known = Box.parse(box) if box is not None else Box.whole(shape) if shape is not None else None
     cut = known.cut_by(cuts) if known is not None else None

@@ -181,7 +181,7 @@ def _tell_repeat(repeat: Repeat, system: str) -> str:
 
 
 def tell(what: str, details: Iterable[str]) -> str:
-    """A sentence, and a line for each of its first details."""
+    """The sentence `what`, followed by the first 20 `details`, one a line, and "and N more" if there are more."""
     return "\n".join([what, *(f"  {detail}" for detail in _first_few(details))])
 
 

@@ -1,6 +1,7 @@
 """Finds nodes of a finished graph and changes them, for the edits of the fault catalogue.
 
-Calls that an edit inserts have no known origin, like those of a wrong pass.
+Calls that an edit inserts have no known origin (module, direction, source line). A faulty pass would insert its calls
+without an origin, too.
 """
 
 from __future__ import annotations

@@ -31,17 +31,18 @@ def run_cases(
 ) -> Iterator[CaseResult]:
     """Run cases in order; yields each result as soon as its case is judged.
 
-    The host starts now, not with the first result. Closing the iterator, an interrupt or SIGTERM ends every process
-    that was started. With concurrent cases, results are in the order in which the cases are judged. `on_event` is
-    always called in the caller's thread. Under torchrun, rank 0 runs the cases on all ranks, and the other ranks yield
-    the results that rank 0 sends.
+    The call itself starts the host process, before the first result is requested. Closing the iterator, an interrupt
+    or SIGTERM ends every process that was started. With concurrent cases, results are in the order in which the cases
+    are judged. `on_event` is always called in the caller's thread. Under torchrun, rank 0 runs the cases on all ranks,
+    and the other ranks yield the results that rank 0 sends.
 
-    All errors are raised before any rank has started:
+    These errors are raised before any rank has started:
 
     - UsageError for a fault that cannot fire, for a missing system or extra pass, and for several jobs if cases must
       run one after another,
-    - CaseError for `names` with a built-in candidate, which uses the reference's names, and for a case that does not
-      fit the machine.
+    - CaseError if the option `names` is given and a case's candidate is built in: a built-in candidate has the
+      reference's names, so there is nothing to map,
+    - CaseError for a case that does not fit the machine.
     """
     cases = list(cases)
     if options.require_baseline and options.baseline_dir is None:

@@ -38,7 +38,7 @@ from bitproof.harness.localize.logs.replay import (
 from bitproof.harness.records import ROLES, Divergence, Key, Recording, Role, Sample, TensorDifference
 
 CompareBits = Callable[[Mapping[Role, Path], str], ComparedBits]
-"""Compare the values of a name in the archives of both sides."""
+"""Compares the two values that have this name: one in the archive of each system."""
 
 RunReplay = Callable[[Role, int, Path, Replay], str | None]
 """Runs the replay of a system that has this number, and writes its archives into a folder.
@@ -205,7 +205,10 @@ class Search:
             self.remarks.append(f"{told}: {error.what}")
 
     def _with_bits(self, first: Divergence) -> Divergence:
-        """`first`, with the differing bits of its tensor in the first replays."""
+        """`first`, with the bits in which the tensor differs between the first replay of each system.
+
+        Returns `first` unchanged if the two tensors differ in dtype or shape.
+        """
         bits, _ = self._bits(1, first.rank, RECORD)
         if bits is None:
             return first
@@ -250,9 +253,9 @@ class Search:
         return bits if tuple(digests) == output.digests else None
 
     def _bits(self, number: int, rank: int, name: str) -> tuple[TensorDifference | None, list[str]]:
-        """The difference between the values of a name in both sides' archives, and both digests.
+        """The difference between two values of the same name, one in each system's archive, and the digests of both.
 
-        The difference is None if dtypes or shapes differ.
+        `number` is the replay whose archives are read. The difference is None if dtypes or shapes differ.
         """
         answer = self.compare_bits({role: archive_of(self._archives(role, number), rank) for role in ROLES}, name)
         bits = answer.difference

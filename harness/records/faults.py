@@ -100,7 +100,9 @@ class Score:
 
     @property
     def is_clean(self) -> bool:
-        """Whether every fault was killed and no equivalent flagged."""
+        """Whether every fault was found ("killed"), and no equivalent (a rewrite that keeps every bit) was reported
+        ("flagged").
+        """
         return self.killed == self.faults and not self.flagged
 
     @property

@@ -22,11 +22,11 @@ Phase = Literal["forward", "backward", "clip", "update"]
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutRow:
-    """A tensor that differs at a step, its relative error and its bound. The bound is None if the tensor had to be
-    equal.
+    """A tensor that differs at a step, its relative error and its bound.
 
-    The error is None if it is not finite. `rank` is the candidate's first rank that differs. `apart`: the tensor
-    differs between ranks of one side that have the same part of it.
+    `bound` is None if the tensor had to be equal, or is `apart`. `error` is None if it is not finite. `rank` is the
+    candidate's first rank that differs. `apart`: in one of the two systems, several ranks have the same part of the
+    tensor, but not with the same bits.
     """
 
     __pydantic_config__ = GROWING

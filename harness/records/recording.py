@@ -157,16 +157,20 @@ class Accepted:
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """A collective of a step. `what` is "sum" if it adds over ranks, "exchange" if it sends rows from rank to rank.
+    """An entry of the list of a step's collectives, scalings and counts. `what` is the kind of the entry:
+
+    - "sum": a collective that adds over ranks. "exchange": a collective that sends rows from rank to rank.
+    - "scale": a multiplication or division that rounds the terms of a sum over ranks, or the sum itself.
+    - "backward": the number of a step's backward passes. "parts": a number of parts whose sum is a gradient.
 
     `phase` is "forward", "backward", "clip" (from backward to the first recorded gradient) or "update". `ranks` are the
-    ranks of the group, such as "0,1". `operator` is the operator's name, such as "allreduce_". `backwards` is the
-    number of a step's backward passes in which it ran. `elements` is the size of a sum over more than two ranks, since
-    the order of its terms depends on an element's index.
+    ranks of the collective's group, such as "0,1". For a collective, `operator` is its name, such as "allreduce_", and
+    `backwards` is the number of a step's backward passes in which it ran. For "backward" and "parts", `backwards` is
+    the number itself. `elements` is the size of a sum over more than two ranks: in such a sum, the order of the terms
+    depends on an element's index.
 
-    Two kinds of entries are no collectives. If `what` is "scale", `operator` is a factor that rounds each term "before"
-    a sum, or the sum "after" it. Powers of two round nothing and are left out, so a mean over 3 ranks is "after /1.5".
-    If `what` is "backward", the entry only counts backward passes.
+    For a scaling, `operator` has the factor, and whether it is applied "before" or "after" the sum. Powers of two round
+    nothing and are left out. For example, a mean over 3 ranks divides the sum by 3 = 2 * 1.5, so it is "after /1.5".
     """
 
     __pydantic_config__ = GROWING

@@ -12,8 +12,11 @@ from bitproof.harness.within_user_code import refusals_raised
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Run code of `what`, such as `system t.py:make`, within the block. At its end, raises the first error that
-    bitproof raised in it, even if the code caught it. `sys.exit` becomes a UsageError."""
+    """Context in which a user's code runs. `what` names the code in errors, such as `system t.py:make`.
+
+    While the user's code runs, bitproof's hooks run too, and may raise errors. The end of the block raises the first of
+    these errors, even if the user's code caught it. A call of `sys.exit` in the user's code becomes a UsageError.
+    """
     with refusals_raised():
         try:
             yield

@@ -56,7 +56,10 @@ GENERATORS = 0
 
 
 class _Inputs(NamedTuple):
-    """A call's inputs: their digests and producers, and the positions of those that no call wrote, as in `Call`."""
+    """A call's inputs: their digests, the calls that produced them, and the positions of inputs that no call wrote.
+
+    The fields are as in `Call`.
+    """
 
     digests: tuple[str, ...]
     producers: tuple[int | None, ...]
@@ -65,9 +68,12 @@ class _Inputs(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """The inputs of a call that is about to run, once for each of its `lanes`; its generator, and the state's digest.
+    """What is read of a call before the call runs, since the call may overwrite its inputs.
 
-    A call that is not split into lanes has 0 lanes, and its inputs once.
+    A call over lists of tensors is split into a call for each index: `lanes` is the number of indices, and `inputs` has
+    an entry for each. For a call that is not split, `lanes` is 0 and `inputs` has a single entry. `generator` is the
+    random generator from which the call may draw, and `state` the digest of the generator's state; both are None for a
+    call that is not random. For example, `_foreach_add_` of two lists of 3 tensors has 3 lanes and 3 entries.
     """
 
     lanes: int

@@ -161,7 +161,11 @@ class FaultRuns:
         return _checked(replace(outcome, first=at, call=first.call), entry, first, list(entry.sites), place_of(key))
 
     def _outcome_of_first_step(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome | None:
-        """The outcome of a fault that the first step shows; None if a whole run must judge the fault."""
+        """Run only the first step with a fault. Return the fault's outcome if the step differs from the reference's.
+
+        Returns None if the first step decides nothing, because it does not differ or failed. Then all steps must run.
+        `blank` is an outcome with the facts that are known before a run; the result is a copy with the findings.
+        """
         if not self._shows_nothing_where_nothing_is_wrong():
             return None
         run, folder = self._run_with(entry), self._folder / "first-step"
@@ -203,7 +207,11 @@ class FaultRuns:
         sites: list[Site],
         calls: list[list[Call]] | None = None,
     ) -> FaultOutcome:
-        """The outcome of a run; `calls` are those of its first differing step, if they were logged."""
+        """The outcome of a run with a fault: a copy of `blank` with the findings of `comparison`.
+
+        `sites` are the calls that the fault changed. `calls` are the calls of the run's first differing step, by rank;
+        None if they were not logged.
+        """
         first = comparison.first_divergence
         seen = comparison.verdict == Verdict.DIFFERENT
         # A run that cannot be compared, e.g. one with missing records, stays "unjudged".

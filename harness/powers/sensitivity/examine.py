@@ -51,7 +51,11 @@ class NotRepeatableError(Exception):
 
 
 class Examiner:
-    """Examines calls of a step whose values are `ranks[rank][slot]`. All random choices depend on `seed` only."""
+    """Examines the calls of one step of a program.
+
+    Each value that the program computes has a number, its slot: `ranks[rank][slot]` is the value in this step on a
+    rank. All random choices depend only on `seed`.
+    """
 
     def __init__(
         self, program: Program, ranks: Ranks, seed: str, isolate: Isolate, compared: Compared | None = None

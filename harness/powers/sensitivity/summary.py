@@ -16,7 +16,11 @@ NO_MODULE = "no module"
 
 
 def summed_up(program: Program, found: Mapping[int, CallFinding], at_once: set[int]) -> Sensitivity:
-    """Return a case's result, rows in program order. `at_once`: calls seen by their first error in the first step."""
+    """Return a case's result, with rows in program order.
+
+    `found` has the finding about each examined call, by the call's index. `at_once` has the indices of the calls whose
+    very first error was detected: the first changed element, in the first step that examined the call.
+    """
     rows: dict[tuple[str, str], Counter[str]] = {}
     unseen: list[UnseenCall] = []
     formulas: dict[tuple[str, str], Counter[str]] = {}

@@ -40,7 +40,8 @@ class Hello:
 class Welcome:
     """Rank 0's answer, once all ranks have connected.
 
-    It has rank 0's run folder, the folder for this machine's logs, and the rank's seat.
+    `run_dir` is rank 0's run folder. `own_dir` is the folder for the logs of the receiving rank's machine. `seat` has
+    the receiving rank's number on its machine, and its GPU.
     """
 
     run_dir: Path

@@ -81,7 +81,11 @@ class RecordingSession:
         self.events = Events(self.recorder)
 
     def end(self, records: list[Any], program: str, arguments: list[str], steps: int) -> dict[str, Any]:
-        """Write the archive of a run with these records; returns counts."""
+        """Write the archive of a run with these records.
+
+        Returns the number of distinct calls, `calls`; how many of these have drawn inputs, `drawn`; and the size of the
+        values, `bytes`.
+        """
         recorder, events = self.recorder, self.events
         recorder.values.file.flush()
         calls = [*recorder.calls.values()]
@@ -105,15 +109,18 @@ class RecordingSession:
 
 
 def record(folder: str, program: str, arguments: list[str], steps: int, budget: int) -> dict[str, Any]:
-    """Run a program and record its calls into a folder; returns counts."""
+    """Run a program and record its calls into a folder. Returns the counts of `RecordingSession.end`."""
     session = RecordingSession(folder, budget)
     records = run_program(program, arguments, steps, session.events)
     return session.end(records, program, arguments, steps)
 
 
 def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: int) -> dict[str, Any]:
-    """Merge the archives of ranks, in folders `0`, `1`, ..., into an archive of their distinct calls; returns counts.
-    Values are of the first rank that made a call. The log stays with each rank."""
+    """Merge the archives of ranks, in folders `0`, `1`, ..., into an archive of their distinct calls.
+
+    The values of a call are those of the first rank that made it. The log stays with each rank. Returns the counts of
+    `RecordingSession.end`.
+    """
     # Without a budget, as each rank's archive was within its own.
     values = ValuesFile(os.path.join(folder, "values.bin"), 1 << 62)
     calls: dict[str, dict[str, Any]] = {}
@@ -170,14 +177,21 @@ class KeepingSession:
         self.events = Events(self.keeper)
 
     def end(self) -> dict[str, Any]:
-        """Write the results; returns counts."""
+        """Write the results to `out`.
+
+        Returns the number of calls whose results were kept, `kept`, and of calls whose results exceeded the budget,
+        `lost`.
+        """
         self.keeper.values.file.close()
         write_json(os.path.join(self.out, "results.json"), {"kept": self.keeper.kept})
         return {"kept": len(self.keeper.kept), "lost": self.keeper.lost}
 
 
 def keep_results(folder: str, out: str, keys: set[str], inputs: set[str], budget: int) -> dict[str, Any]:
-    """Run the archive's program again and keep the results of some calls below `out`."""
+    """Run the archive's program again and keep the results of some calls below `out`.
+
+    Returns the counts of `KeepingSession.end`, and `repeats`: whether the run reproduced the archive's records.
+    """
     head = Archive(folder).head
     session = KeepingSession(out, keys, inputs, budget)
     records = run_program(head["program"], head["arguments"], head["steps"], session.events)

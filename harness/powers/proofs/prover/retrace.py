@@ -34,9 +34,12 @@ def check_retraced(
 ) -> None:
     """Raise RejectedError unless tracing the certificate's case here gives the graphs in the certificate.
 
-    `main` and `graphs` are the contents of its files. Other code, another torch or another kind of machine is rejected
-    too. `extra_passes` and `precompiled` come from the caller, as nothing that a certificate names may be run;
-    UsageError if the certificate names others.
+    `main` and `graphs` are the contents of the certificate's files. A certificate is also rejected if it was made with
+    other code of bitproof, with another torch, or on another kind of machine.
+
+    `extra_passes` and `precompiled` come from the caller: code that only the certificate names must never run. Raises
+    UsageError if the certificate was made with other extra passes, or with a precompiled step where the caller gives
+    none, or the reverse.
     """
     subject = main["subject"]
     if subject["extra_passes"] != [*extra_passes] or bool(subject["precompiled"]) != (precompiled is not None):

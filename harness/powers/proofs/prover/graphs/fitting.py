@@ -21,7 +21,12 @@ from bitproof.harness.powers.proofs.prover import known_operators as known
 
 
 def misfits(name: str, given: Mapping[str, Any]) -> bool:
-    """Return whether shapes mismatch that a call's operator does not check; `given` has fakes by argument."""
+    """Return whether the shapes of a call's arguments do not fit together, and the operator does not check this itself.
+
+    For `index` it returns whether the fake result may have a wrong layout. `given` maps the names of the call's
+    arguments to their values, with fake tensors. For example, `native_layer_norm_backward` needs a `grad_out` of the
+    shape of `input`.
+    """
     if not given:
         return False
     if names := known.SAME_SHAPE.get(name):

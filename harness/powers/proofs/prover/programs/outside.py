@@ -80,7 +80,12 @@ _watches: list[tuple[set[int], Callable[[str], bool]]] = []
 
 @contextmanager
 def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
-    """Context for a program's call. An effect outside raises RefusedError, even if the program catches errors."""
+    """Context in which a program runs: the program may only change objects that it can reach.
+
+    Before any other effect, such as a write to a file or the start of a process, RefusedError is raised. If the program
+    catches this error, the end of the block raises it again. `is_users_file` decides whether a file has a user's
+    code.
+    """
     _hook()
     others = {x.ident for x in threading.enumerate() if x.ident is not None} - {threading.get_ident()}
     watch = (others, is_users_file)

@@ -420,7 +420,10 @@ def _read_by(culprit: Culprit, log: CandidateLog) -> set[str]:
 
 
 def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
-    """The reason why an earlier call must be wrong: the blamed call reads a wrong value. Empty if it reads none."""
+    """The reason why another call must be wrong; empty if there is none.
+
+    The blamed call reads a wrong value, or it is extra and makes right values.
+    """
     log = logs[culprit.rank]
     if culprit.candidate is None:
         call = log.reference.log[culprit.index]

@@ -17,7 +17,7 @@ def lines_of(certificate: MovedCertificate) -> Iterator[str]:
     more = f", {others} not judged as equal or moved" if others else ""
     yield (
         f"{c.calls} distinct calls of {c.operators} operators of {one_line(c.program)}, replayed on "
-        f"{environment_text(c.new)}: {c.equal} equal, {moved} moved{more}"
+        f"{environment_text(c.new)}{_releases(c)}: {c.equal} equal, {moved} moved{more}"
     )
     for row in c.rows[:MOST_ROWS]:
         yield f"  {call_text(row)}   {amount_text(row)}"
@@ -84,6 +84,12 @@ def verified_lines(c: MovedCertificate) -> Iterator[str]:
 def environment_text(environment: dict[str, str | int]) -> str:
     """An environment in a few words: "torch 2.13.0 (AVX2)"."""
     return one_line(f"torch {environment.get('torch')} ({environment.get('capability')})")
+
+
+def _releases(c: MovedCertificate) -> str:
+    """Further packages of the new environment, such as `, transformers 5.2.0`."""
+    known = {*c.old, "device"}
+    return "".join(one_line(f", {name} {value}") for name, value in c.new.items() if name not in known)
 
 
 def markdown_of(certificate: MovedCertificate) -> str:

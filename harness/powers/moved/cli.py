@@ -90,7 +90,7 @@ def moved_command(
 ) -> None:
     """Find the operator calls whose bits change between two environments, and whether they are all that changed."""
     from bitproof.harness.powers.moved import command as commands
-    from bitproof.harness.powers.moved.environments import Environment, installed
+    from bitproof.harness.powers.moved.environments import Environment, installed, package_of
     from bitproof.harness.powers.moved.two_environments import TwoEnvironments
 
     variables = dict(_variable(text) for text in env or ())
@@ -126,7 +126,8 @@ def moved_command(
             expected=f"{FORMS}; a program with --python, --to or --env",
             found=" ".join(words),
         )
-    new = Environment(python=installed(to) if to else str(python) if python else sys.executable, variables=variables)
+    interpreter = installed(to) if to else str(python) if python else sys.executable
+    new = Environment(python=interpreter, variables=variables, package=package_of(to or ""))
     comparison = TwoEnvironments(
         old=Environment(),
         new=new,

@@ -31,6 +31,8 @@ class Environment:
 
     python: str = sys.executable
     variables: Mapping[str, str] = field(default_factory=dict)
+    package: str = ""
+    """A package whose release is a fact of this environment, beside torch."""
 
     @property
     def threads(self) -> int | None:
@@ -121,12 +123,18 @@ def installed(requirement: str) -> str:
         # this Python's torch if it shall install another one: it would take it for the environment's own.
         (own,) = folder.glob("lib/python*/site-packages")
         shared, text = own / "shared.pth", f"import site; site.addsitedir({rest!r})\n"
-        if named[1] != "torch":
+        if named[1].lower() != "torch":
             shared.write_text(text)
         _run_install(requirement, [str(python), "-m", "pip", "install", "--quiet", requirement])
         shared.write_text(text)
         (folder / "ready").touch()
     return str(python)
+
+
+def package_of(requirement: str) -> str:
+    """Return the name of a requirement's package, such as `transformers`; empty for torch, which is always a fact."""
+    named = _REQUIREMENT.fullmatch(requirement)
+    return "" if named is None or named[1].lower() == "torch" else named[1]
 
 
 def _run_install(requirement: str, command: Sequence[str]) -> None:

@@ -83,6 +83,7 @@ class TwoEnvironments:
     ) -> dict[str, Any]:
         threads, memory = environment.threads, self.memory
         asked = {"folder": str(self.folder), "threads": threads, "memory": memory, "only": only, "device": device}
+        asked["package"] = environment.package
         return environment.ask("replay", asked, self.seconds)
 
     def verify(self) -> Verified:

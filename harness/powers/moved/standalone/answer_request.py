@@ -45,7 +45,9 @@ def answer(what: str, asked: dict[str, Any]) -> Any:
     archive = archive_of(asked.pop("folder"))
     only = asked.pop("only", None)
     if what == "replay":
-        return load("replaying").replay(archive, asked.get("threads"), None if only is None else set(only), device)
+        return load("replaying").replay(
+            archive, asked.get("threads"), None if only is None else set(only), device, asked.get("package", "")
+        )
     assert what == "probe"
     calls = [call for call in archive.calls if only is None or call["key"] in only]
     return {"probes": {call["key"]: load("order_probes").probe(archive, call) for call in calls}}

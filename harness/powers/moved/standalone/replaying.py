@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import platform
 from typing import Any
 
@@ -29,6 +30,11 @@ def environment(device: str = "cpu") -> dict[str, Any]:
     if device != "cpu":
         found["device"] = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
     return found
+
+
+def _release(package: str) -> dict[str, str]:
+    """The release of a package as this Python imports it, such as {"transformers": "5.2.0"}; empty without a name."""
+    return {package: importlib.metadata.version(package)} if package else {}
 
 
 def _cpu() -> str:
@@ -97,7 +103,11 @@ def _set(asked: dict[str, Any], threads: int | None) -> None:
 
 
 def replay(
-    archive: Archive, threads: int | None = None, only: set[str] | None = None, device: str = "cpu"
+    archive: Archive,
+    threads: int | None = None,
+    only: set[str] | None = None,
+    device: str = "cpu",
+    package: str = "",
 ) -> dict[str, Any]:
     """Replay calls; returns a row per call, by key, and facts about the recording. A row has the call, its `state`
     ("equal", "moved", ...), and for moved calls how much."""
@@ -116,7 +126,7 @@ def replay(
                 **_row(archive, call, threads, device),
             }
     recorded = {name: archive.head[name] for name in ("environment", "program", "steps", "uncollected")}
-    return {"environment": environment(device), "rows": rows, "recorded": recorded}
+    return {"environment": environment(device) | _release(package), "rows": rows, "recorded": recorded}
 
 
 def _row(archive: Archive, call: dict[str, Any], threads: int | None, device: str) -> dict[str, Any]:

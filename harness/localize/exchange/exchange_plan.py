@@ -33,7 +33,7 @@ from bitproof.harness.localize.logs.calls import OPAQUE, Call, maker_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from bitproof.harness.localize.logs.packing import name_of
-from bitproof.harness.localize.logs.reference_log import ReferenceLog
+from bitproof.harness.localize.logs.reference_log import COMMUTATIVE, ReferenceLog
 from bitproof.harness.localize.logs.replay import ValueSite
 
 MAX_NEW_CALLS = 12
@@ -98,6 +98,9 @@ class _Draft:
         self.problems += other.problems
 
 
+_OVERLAPPING = -1
+"""In place of an output's position: a call wrote memory, and the reader reads other elements of it as well."""
+
 Wrong = frozenset[tuple[str, str]]
 """The arguments in which a call differs from its matching call, the candidate's first: numbers, words and constants."""
 
@@ -154,9 +157,9 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
     ):
         return draft
     if mine is not None and culprit.how not in LEADS_NOWHERE:
-        if theirs is None or readers.is_blocked(mine):
-            return readers.of_new(mine)
-        return _of_matching(readers.log, readers.rank, mine, theirs)
+        if theirs is not None and readers.may_take_outputs_of(mine, theirs):
+            return _of_matching(readers.log, readers.rank, mine, theirs)
+        return readers.of_new(mine)
     return readers.of_missing(theirs) if theirs is not None else _Draft(problems=[f"{culprit.call} has no counterpart"])
 
 
@@ -423,9 +426,6 @@ def _constants(log: CandidateLog, mine: int, theirs: int) -> list[int]:
 def _of_matching(log: CandidateLog, rank: int, mine: int, theirs: int) -> _Draft:
     """Exchange each differing output of a call with its matching call's."""
     call, partner, plan = log.log[mine], log.reference.log[theirs], _Draft()
-    if len(call.outputs) != len(partner.outputs):
-        told = f"{call} gives {len(call.outputs)} values, and its matching call {len(partner.outputs)}"
-        return _Draft(problems=[told])
     for position, (found, wanted) in enumerate(zip(call.outputs, partner.outputs, strict=True)):
         if found != wanted:
             here, there = ValueSite(rank, mine, position), ValueSite(rank, theirs, position)
@@ -469,6 +469,14 @@ class _Readers:
         """Whether a call's outputs have another dtype or shape than the other side's."""
         return index in self.blocked
 
+    def may_take_outputs_of(self, mine: int, theirs: int) -> bool:
+        """Whether a call's outputs can be exchanged for its matching call's: as many, with equal dtypes and shapes.
+
+        A `broadcast` may match a `send`, which has no output. Then the values are exchanged at their readers.
+        """
+        is_alike = len(self.log.log[mine].outputs) == len(self.log.reference.log[theirs].outputs)
+        return is_alike and not self.is_blocked(mine)
+
     def of_new(self, index: int, depth: int = 0) -> _Draft:
         """Exchanges for a call that only the candidate makes."""
         call, plan = self.log.log[index], _Draft()
@@ -478,26 +486,25 @@ class _Readers:
             return self._of_readers(index, depth)
         # `due` has, for each output, the values that the matches of its readers read in its place, with their sites.
         due: dict[int, dict[str, ValueSite]] = defaultdict(dict)
-        at_readers, new = list[Swap](), list[int]()
-        is_read_right = False
+        at_readers, read_right = list[tuple[int, Swap]](), set[int]()
         for reader, position in self.log.readers(index):
             other = self.log.matching_call(reader)
             if other is None:
-                new.append(reader)
                 continue
             inputs = self.log.reference.log[other].inputs
             if len(inputs) != len(self.log.log[reader].inputs):
                 plan.problems.append(f"{self.log.log[reader]} takes another number of tensors than its matching call")
                 continue
-            value, wanted = self.log.log[reader].inputs[position], inputs[position]
+            at = _position_there(self.log.log[reader], self.log.reference.log[other], position)
+            value, wanted = self.log.log[reader].inputs[position], inputs[at]
+            output = call.outputs.index(value) if value in call.outputs else _OVERLAPPING
             if value == wanted:
-                is_read_right = True
+                read_right.add(output)
                 continue
-            source = _source(self.log.reference, self.rank, other, position)
-            if value in call.outputs:
-                due[call.outputs.index(value)][wanted] = source
-            at_readers.append(self._at_reader(reader, other, position, in_place=value not in call.outputs))
-            plan.reference.append(self._at_reader_there(reader, other, position, in_place=name_of(call).endswith("_")))
+            due[output][wanted] = _source(self.log.reference, self.rank, other, at)
+            pair = ValueSite(self.rank, reader, position, True), ValueSite(self.rank, other, at, True)
+            at_readers.append((output, self._at_reader(*pair, in_place=output == _OVERLAPPING)))
+            plan.reference.append(self._at_reader_there(*pair, in_place=name_of(call).endswith("_")))
         # A record that shows an output of this call counts as a reader of it.
         for wanted, held in self.pairs:
             made = next(iter(self.log.reference.all_with(wanted)), None)
@@ -509,16 +516,15 @@ class _Readers:
                 swap = Swap(ValueSite(self.rank, made, position), site, known.operator, wanted, held)
                 plan.reference.insert(0, swap)  # the record shows this memory as well
                 plan.reference[1:] = [later._replace(found="") for later in plan.reference[1:]]
-        # If all readers need the same value, the output itself is exchanged. Otherwise each reader gets its own value.
-        if is_read_right or any(len(values) > 1 for values in due.values()):
-            plan.candidate += at_readers
-        else:
-            for position, values in due.items():
-                [(wanted, source)] = values.items()
-                site = ValueSite(self.rank, index, position)
-                plan.candidate.append(Swap(site, source, call.operator, call.outputs[position], wanted))
-            plan.candidate += [swap for swap in at_readers if swap.in_place]
-        if not plan.candidate and not is_read_right and depth < MAX_NEW_CALLS:
+        # If all readers of an output need the same value, the output itself is exchanged; else each reader's own input.
+        for output, values in due.items():
+            if output == _OVERLAPPING or output in read_right or len(values) > 1:
+                plan.candidate += [swap for read, swap in at_readers if read == output]
+                continue
+            [(wanted, source)] = values.items()
+            site = ValueSite(self.rank, index, output)
+            plan.candidate.append(Swap(site, source, call.operator, call.outputs[output], wanted))
+        if not plan.candidate and not read_right and depth < MAX_NEW_CALLS:
             plan.add(self._of_readers(index, depth))
         if not plan.candidate and not plan.problems and not depth:
             plan.problems.append(f"no call that the reference has reads what {call} gives")
@@ -550,8 +556,9 @@ class _Readers:
             due = self.log.reference.log[other].inputs
             for position in left:
                 if due[position : position + 1] == (wrong[call.inputs[position]],):
-                    plan.candidate.append(self._at_reader(reader, other, position))
-                    plan.reference.append(self._at_reader_there(reader, other, position))
+                    pair = ValueSite(self.rank, reader, position, True), ValueSite(self.rank, other, position, True)
+                    plan.candidate.append(self._at_reader(*pair))
+                    plan.reference.append(self._at_reader_there(*pair))
         return _checked(plan)
 
     def _of_readers(self, index: int, depth: int) -> _Draft:
@@ -565,7 +572,7 @@ class _Readers:
             right = self.log.reference.values if other is None else self.log.reference.log[other].inputs
             if not set(inputs) <= set(right):
                 plan.problems.append(f"{call} also reads another value that is wrong")
-            elif other is not None and not self.is_blocked(reader):
+            elif other is not None and self.may_take_outputs_of(reader, other):
                 plan.add(_of_matching(self.log, self.rank, reader, other))
             elif depth < MAX_NEW_CALLS:
                 plan.add(self.of_new(reader, depth + 1))
@@ -594,11 +601,14 @@ class _Readers:
                     plan.add(self.of_missing(reader, depth + 1))
                 continue
             is_alike = len(self.log.log[mine].inputs) == len(reference.log[reader].inputs)
-            if not is_alike or ValueSite(self.rank, mine, position, True) in self.blocked_inputs:
-                plan.add(self._of_readers(mine, depth) if self.is_blocked(mine) else self._of_join(mine, reader))
-            elif self.log.log[mine].inputs[position] != reference.log[reader].inputs[position]:
-                plan.candidate.append(self._at_reader(mine, reader, position, in_place))
-                plan.reference.append(self._at_reader_there(mine, reader, position, in_place))
+            at = _position_there(reference.log[reader], self.log.log[mine], position) if is_alike else position
+            here, there = ValueSite(self.rank, mine, at, True), ValueSite(self.rank, reader, position, True)
+            if not is_alike or here in self.blocked_inputs:
+                own = self.may_take_outputs_of(mine, reader)
+                plan.add(self._of_join(mine, reader) if own else self._of_readers(mine, depth))
+            elif self.log.log[mine].inputs[at] != reference.log[reader].inputs[position]:
+                plan.candidate.append(self._at_reader(here, there, in_place))
+                plan.reference.append(self._at_reader_there(here, there, in_place))
         plan.candidate[:0], plan.reference[:0] = self._where_shown(index)
         # The first exchange may be in place, and change the memory that the others read. So they accept any value.
         for swaps in (plan.candidate, plan.reference):
@@ -636,17 +646,31 @@ class _Readers:
             return _of_matching(self.log, self.rank, mine, theirs)
         return _Draft(problems=[f"{call} also reads another value that is wrong"])
 
-    def _at_reader(self, mine: int, theirs: int, position: int, in_place: bool = False) -> Swap:
-        call, partner = self.log.log[mine], self.log.reference.log[theirs]
-        value = _source(self.log.reference, self.rank, theirs, position)
-        site = ValueSite(self.rank, mine, position, is_input=True)
-        return Swap(site, value, call.operator, call.inputs[position], partner.inputs[position], in_place=in_place)
+    def _at_reader(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
+        """The exchange of a call's input for its matching call's."""
+        call, partner = self.log.log[mine.call], self.log.reference.log[theirs.call]
+        value = _source(self.log.reference, self.rank, theirs.call, theirs.position)
+        found, wanted = call.inputs[mine.position], partner.inputs[theirs.position]
+        return Swap(mine, value, call.operator, found, wanted, in_place=in_place)
 
-    def _at_reader_there(self, mine: int, theirs: int, position: int, in_place: bool = False) -> Swap:
-        call, partner = self.log.log[mine], self.log.reference.log[theirs]
-        value = _source(self.log, self.rank, mine, position)
-        site = ValueSite(self.rank, theirs, position, is_input=True)
-        return Swap(site, value, partner.operator, partner.inputs[position], call.inputs[position], in_place=in_place)
+    def _at_reader_there(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
+        """The reverse exchange: the reference's call reads the candidate's value."""
+        call, partner = self.log.log[mine.call], self.log.reference.log[theirs.call]
+        value = _source(self.log, self.rank, mine.call, mine.position)
+        found, wanted = partner.inputs[theirs.position], call.inputs[mine.position]
+        return Swap(theirs, value, partner.operator, found, wanted, in_place=in_place)
+
+
+def _position_there(call: Call, partner: Call, position: int) -> int:
+    """The position of a call's input among the inputs of its matching call, which has as many.
+
+    It is another one only if an operator such as `add` reads its two tensors in the other order: in `mul B x` and
+    `mul x A`, `A` is in the place of `B`.
+    """
+    if len(call.inputs) == 2 and name_of(call) in COMMUTATIVE:
+        is_turned = call.inputs[1 - position] == partner.inputs[position] != call.inputs[position]
+        return 1 - position if is_turned else position
+    return position
 
 
 def _is_left(log: CandidateLog, index: int, position: int) -> bool:

@@ -34,7 +34,7 @@ from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from bitproof.harness.localize.logs.packing import name_of
 from bitproof.harness.localize.logs.reference_log import COMMUTATIVE, ReferenceLog
-from bitproof.harness.localize.logs.replay import ValueSite
+from bitproof.harness.localize.logs.replay import ValueSite, value_at
 
 MAX_NEW_CALLS = 12
 """The maximum number of new calls in a row between a blamed call and a reader with a matching call."""
@@ -97,9 +97,6 @@ class _Draft:
         self.reference += other.reference
         self.problems += other.problems
 
-
-_OVERLAPPING = -1
-"""In place of an output's position: a call wrote memory, and the reader reads other elements of it as well."""
 
 Wrong = frozenset[tuple[str, str]]
 """The arguments in which a call differs from its matching call, the candidate's first: numbers, words and constants."""
@@ -485,8 +482,8 @@ class _Readers:
         if self.is_blocked(index):
             return self._of_readers(index, depth)
         # `due` has, for each output, the values that the matches of its readers read in its place, with their sites.
-        due: dict[int, dict[str, ValueSite]] = defaultdict(dict)
-        at_readers, read_right = list[tuple[int, Swap]](), set[int]()
+        due: dict[int | None, dict[str, ValueSite]] = defaultdict(dict)
+        at_readers, read_right = list[tuple[int | None, Swap]](), set[int | None]()
         for reader, position in self.log.readers(index):
             other = self.log.matching_call(reader)
             if other is None:
@@ -497,33 +494,35 @@ class _Readers:
                 continue
             at = _position_there(self.log.log[reader], self.log.reference.log[other], position)
             value, wanted = self.log.log[reader].inputs[position], inputs[at]
-            output = call.outputs.index(value) if value in call.outputs else _OVERLAPPING
+            output = _output_with(call, value)
             if value == wanted:
                 read_right.add(output)
                 continue
             due[output][wanted] = _source(self.log.reference, self.rank, other, at)
             pair = ValueSite(self.rank, reader, position, True), ValueSite(self.rank, other, at, True)
-            at_readers.append((output, self._at_reader(*pair, in_place=output == _OVERLAPPING)))
+            is_written = output is not None and output >= 0
+            at_readers.append((output, self._at_reader(*pair, in_place=not is_written)))
             plan.reference.append(self._at_reader_there(*pair, in_place=name_of(call).endswith("_")))
         # A record that shows an output of this call counts as a reader of it.
         for wanted, held in self.pairs:
             made = next(iter(self.log.reference.all_with(wanted)), None)
-            if held in call.outputs and made is not None:
+            output = _output_with(call, held)
+            if output is not None and made is not None:
                 position = self.log.reference.log[made].outputs.index(wanted)
-                due[call.outputs.index(held)][wanted] = ValueSite(self.rank, made, position)
-                site = ValueSite(self.rank, index, call.outputs.index(held))
+                due[output][wanted] = ValueSite(self.rank, made, position)
+                site = ValueSite(self.rank, index, output)
                 known = self.log.reference.log[made]
                 swap = Swap(ValueSite(self.rank, made, position), site, known.operator, wanted, held)
                 plan.reference.insert(0, swap)  # the record shows this memory as well
                 plan.reference[1:] = [later._replace(found="") for later in plan.reference[1:]]
         # If all readers of an output need the same value, the output itself is exchanged; else each reader's own input.
         for output, values in due.items():
-            if output == _OVERLAPPING or output in read_right or len(values) > 1:
+            if output is None or output in read_right or len(values) > 1:
                 plan.candidate += [swap for read, swap in at_readers if read == output]
                 continue
             [(wanted, source)] = values.items()
             site = ValueSite(self.rank, index, output)
-            plan.candidate.append(Swap(site, source, call.operator, call.outputs[output], wanted))
+            plan.candidate.append(Swap(site, source, call.operator, str(value_at(call, site)), wanted))
         if not plan.candidate and not read_right and depth < MAX_NEW_CALLS:
             plan.add(self._of_readers(index, depth))
         if not plan.candidate and not plan.problems and not depth:
@@ -659,6 +658,16 @@ class _Readers:
         value = _source(self.log, self.rank, mine.call, mine.position)
         found, wanted = partner.inputs[theirs.position], call.inputs[mine.position]
         return Swap(theirs, value, partner.operator, found, wanted, in_place=in_place)
+
+
+def _output_with(call: Call, value: str) -> int | None:
+    """The position of an output with a value, or of an alias (-1, -2, ...); None for other values.
+
+    None also for memory of which only a part was written by this call, and the rest later.
+    """
+    if value in call.outputs:
+        return call.outputs.index(value)
+    return -1 - call.aliases.index(value) if value in call.aliases else None
 
 
 def _position_there(call: Call, partner: Call, position: int) -> int:

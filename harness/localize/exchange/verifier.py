@@ -53,6 +53,7 @@ from bitproof.harness.localize.logs.replay import (
     read_exchanged,
     read_log,
     read_records,
+    value_at,
 )
 from bitproof.harness.records import Key, OtherCause, Recording, Role, Verification
 
@@ -320,10 +321,9 @@ class Verifier:
 
     def _at_first(self, swap: Swap) -> Swap | None:
         """An exchange in the reference, with the candidate's value from before any exchange; None if there is none."""
-        rank, index, position, is_input = swap.value
-        calls = self.logs["candidate"][rank]
-        values = (calls[index].inputs if is_input else calls[index].outputs) if index < len(calls) else ()
-        return swap._replace(found="", wanted=values[position]) if position < len(values) else None
+        calls, index = self.logs["candidate"][swap.value.rank], swap.value.call
+        value = value_at(calls[index], swap.value) if index < len(calls) else None
+        return None if value is None else swap._replace(found="", wanted=value)
 
     def _told(self, causes: Sequence[Cause], run: ExchangedRun, reason: str, reverse: bool | None) -> Verification:
         remaining, before = len(self._wrong(run.recording)), len(self._wrong(self.recordings["candidate"]))
@@ -387,7 +387,8 @@ class Verifier:
         if hand_on(archives_of(self.folder, role), folder, wanted):
             self._number += 1
         else:
-            folder = self._replay(role, Replay(step=self.step, values=wanted))
+            is_alias = any(site.position < 0 for site in wanted)  # a log tells which tensors are aliases
+            folder = self._replay(role, Replay(step=self.step, values=wanted, log=is_alias))
         known |= {site: (folder.resolve(), name_of_value(number)) for number, site in enumerate(wanted)}
 
     def _replay(self, role: Role, replay: Replay) -> Path:

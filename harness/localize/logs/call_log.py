@@ -232,8 +232,7 @@ class CallRecorder(TorchDispatchMode):
                 told = len(self.calls), _full_name(function), outputs, given, tensors_in(part_written), read.digests
                 others |= self.exchanges.of_outputs(*told)
                 part_result = replaced(part_result, others)
-            written_here = tensors_in(part_written) if not self._only_keeps else []
-            aliases = [alias for alias in self._aliases(written_here) if alias not in self._producers]
+            aliases = self._changed_aliases(len(self.calls), _full_name(function), tensors_in(part_written), read)
             values = tuple(value for _, value in aliases)
             here = call._replace(inputs=read.digests, aliases=values, producers=read.producers)
             self.calls.append(here._replace(unwritten=read.unwritten, outside=read.outside))
@@ -352,10 +351,23 @@ class CallRecorder(TorchDispatchMode):
         is_written = storage in self._fresh or storage in self._written
         return is_written and any(tensor() is not None for tensor in self._seen.get(storage, {}).values())
 
-    def _aliases(self, written: list[Tensor]) -> list[tuple[int, str]]:
-        """The storage and digest of each other living tensor that shares a storage with the `written` tensors."""
+    def _changed_aliases(
+        self, index: int, operator: str, written: list[Tensor], read: _Inputs
+    ) -> list[tuple[int, str]]:
+        """The storage and digest of each other living tensor in which a call has written, so that its value is new.
+
+        They are exchanged and kept like outputs.
+        """
+        if self._only_keeps:
+            return []
         same = [(_storage(x), tensor()) for x in written for tensor in self._seen.get(_storage(x), {}).values()]
-        return [(storage, _digest(x)) for storage, x in same if x is not None and all(x is not y for y in written)]
+        others = [(storage, x) for storage, x in same if x is not None and all(x is not y for y in written)]
+        changed = [(storage, x) for storage, x in others if (storage, _digest(x)) not in self._producers]
+        for number, (_, tensor) in enumerate(changed, 1):
+            self.exchanges.put(index, -number, tensor, operator, read.digests)
+            if (site := ValueSite(self._rank, index, -number)) in self._keep:
+                self.kept[site] = plain(tensor).clone()
+        return [(storage, _digest(x)) for storage, x in changed]
 
     def _wait(self, function: Any, args: Any) -> Any:
         """Wait for a collective or a copy; the result becomes an output of the launch."""

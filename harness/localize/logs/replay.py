@@ -37,13 +37,23 @@ RECORD = "record"
 class ValueSite(NamedTuple):
     """An output of a rank's operator call, or with `is_input` an input.
 
-    `call` is the call's index in the step, `position` the value's index among the call's outputs or inputs.
+    `call` is the call's index in the step, `position` the value's index among the call's outputs or inputs. Positions
+    -1, -2, ... are those of the call's aliases: other tensors over the memory that it wrote, such as the gradient of
+    which `xor_` changes a single element.
     """
 
     rank: int
     call: int
     position: int
     is_input: bool = False
+
+
+def value_at(call: Call, site: ValueSite) -> str | None:
+    """The digest of a call's value at a site; None if the call has no such value."""
+    values, at = (call.inputs if site.is_input else call.outputs), site.position
+    if at < 0:
+        values, at = call.aliases, -1 - at
+    return values[at] if at < len(values) else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,6 +71,22 @@ class ExchangingMachine(Machine):
             for other in self.over[rank][tensor[variable].storage]:
                 shown = tensor[other]
                 self.left[rank].setdefault((shown.storage, self.digest(rank, shown)), index)
+        self.log_aliases(rank, op, index)
+
+    def log_aliases(self, rank: int, op: Op, index: int) -> None:
+        """Exchange the values of the other tensors over the memory that the call has written."""
+        for number, held in enumerate(self.trace.calls[rank][index].aliases, 1):
+            call, site = self.trace.calls[rank][index], ValueSite(rank, index, -number)
+            if site not in self.swaps or (tokens := self.value_at(site, call.operator, held, call.inputs)) is None:
+                continue
+            over = self.over[rank][self.tensors[rank][op.gives[0]].storage]
+            shown = next(self.tensors[rank][v] for v in over if self.digest(rank, self.tensors[rank][v]) == held)
+            self.write(rank, shown, tokens)
+            value, own = self.digest(rank, shown), [self.digest(rank, self.tensors[rank][v]) for v in op.gives]
+            aliases = (*call.aliases[: number - 1], value, *call.aliases[number:])
+            self.trace.calls[rank][index] = call._replace(aliases=aliases, outputs=tuple(own))
+            for other in over:
+                self.left[rank][shown.storage, self.digest(rank, self.tensors[rank][other])] = index
 
     def beside(self, rank: int, tensor: Tensor, tokens: list[int]) -> Tensor:
         self.fresh += 1

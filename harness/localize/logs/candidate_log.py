@@ -89,7 +89,19 @@ class CandidateLog(IndexedLog):
             mine = self.matching_here(known)
             if there:
                 return mine if mine in there else there[-1]
-        return self._last.get(digest)
+        return self._before_unchanged(self._last.get(digest), digest)
+
+    def _before_unchanged(self, index: int | None, value: str) -> int | None:
+        """The producer of a value, if `index` only has it among the arguments that it writes, unchanged.
+
+        For example, `_fused_adamw_` counts its gradients as written, and a gradient is recorded before.
+        """
+        while index is not None and name_of(call := self.log[index]).endswith("_") and value in call.inputs:
+            giver = self._given[index][call.inputs.index(value)]
+            if giver is None:
+                break
+            index = giver
+        return index
 
     def given(self, index: int) -> Sequence[int | None]:
         """The producer of each input of a call; None for values from before the step."""

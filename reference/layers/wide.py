@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 
 class Wide(nn.Module):
-    """The identity, as a module boundary that a case can observe: see `observe` in `harness.case.Case`.
+    """The identity, as a module whose output a case can record: see `observe` in `harness.case.Case`.
 
-    Placed after a cast to float32, its output's gradient is the value that backward rounds; placed before a cast to a
-    narrower dtype, its output is the value that forward rounds; placed at a summand, it shows the last bits that a sum
+    After a cast to float32, the gradient of its output is the value that backward rounds. Before a cast to a narrower
+    dtype, its output is the value that forward rounds. On a term of a sum, its output shows the last bits that the sum
     may lose.
     """
 
@@ -19,5 +19,5 @@ class Wide(nn.Module):
 
 
 def wides(*names: str) -> nn.ModuleDict:
-    """A boundary per name, without parameters or buffers."""
+    """A `Wide` for each name, so that a case can record the values that pass through it."""
     return nn.ModuleDict({name: Wide() for name in names})

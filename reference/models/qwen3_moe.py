@@ -31,7 +31,7 @@ class Qwen3MoEConfig:
 
 
 class Qwen3MoE(Decoder):
-    """Token and position ids in, logits out, in the parameters' dtype."""
+    """Qwen3-MoE: maps token and position ids to logits in the parameters' dtype; with labels, to the mean loss."""
 
     def __init__(self, config: Qwen3MoEConfig) -> None:
         blocks = (_block(config) for _ in range(config.num_layers))
@@ -45,7 +45,7 @@ def _block(config: Qwen3MoEConfig) -> Block:
 
 
 def _tiny() -> Qwen3MoEConfig:
-    """The published sizes' features in miniature; dims of elementwise kernels are multiples of 64."""
+    """A small model with the published sizes' features; dims of elementwise kernels are multiples of 64."""
     return _config(
         dim=64,
         num_layers=2,
@@ -70,10 +70,10 @@ def _config(
     vocab_size: int = 151936,
     max_seq_len: int = 16384,
 ) -> Qwen3MoEConfig:
-    """Fields that all sizes share. `heads`: query heads, key/value heads, head dim; `experts`: number, top k, hidden
-    dim.
+    """The configuration of one size; the fields that are no arguments are the same in all sizes.
 
-    The tables are shorter than the published 40,960 rows, which nothing here would use.
+    `heads`: number of query heads, number of key/value heads, head dim. `experts`: number of experts, top k, hidden
+    dim. The rotary tables are shorter than the published 40,960 rows, which nothing here would use.
     """
     num_heads, num_kv_heads, head_dim = heads
     num_experts, top_k, hidden_dim = experts

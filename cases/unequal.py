@@ -1,4 +1,5 @@
-"""Cases whose systems must differ: they test that bitproof detects and names a different order of rounding."""
+"""Cases whose two systems must differ: bitproof must detect that one of them rounds in another order, and name the
+place."""
 
 from __future__ import annotations
 

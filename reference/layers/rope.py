@@ -36,9 +36,9 @@ class Yarn:
     def attention_scale(self) -> float:
         """The factor on the attention softmax's scale: (0.1 mscale ln(factor) + 1)^2; 1 if `factor` is at most 1.
 
-        It is squared because published code scales both queries and keys. Published code has another setting,
-        `mscale_all_dim`, by which it divides the tables. DeepSeek sets both to the same value, so that the tables are
-        not scaled, and one field is enough here.
+        It is squared because published code scales both queries and keys. Published code also divides the tables, with
+        another setting, `mscale_all_dim`. DeepSeek sets both to the same value, so that the tables are not scaled, and
+        one field is enough here.
         """
         return (0.1 * self.mscale * math.log(self.factor) + 1.0) ** 2 if self.factor > 1 else 1.0
 

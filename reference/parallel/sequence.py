@@ -1,8 +1,8 @@
 """Splits the sequence among the ranks of a tensor group outside split layers (sequence parallelism).
 
 Each rank has adjacent tokens of every row. Residuals and norms are computed on a rank's own part of the sequence
-(https://arxiv.org/abs/2205.05198, section 4.2). A split layer gathers the ranks' parts of its input, and at its end
-adds the ranks' partial sums, of which each rank keeps its own part. So the two sums of a split layer (see `tensor`)
+(https://arxiv.org/abs/2205.05198, section 4.2). A split layer gathers the ranks' parts of its input. At its end it adds
+the ranks' partial sums, and each rank keeps its own part of the result. So the two sums of a split layer (see `tensor`)
 become
 
     input      forward: all-gather       backward: reduce-scatter, the sum of the ranks' gradients

@@ -1,4 +1,4 @@
-"""Rewrites that keep every bit: none may be flagged."""
+"""Rewrites that keep every bit: bitproof must report no difference for any of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def activation_copied(g: GraphEditor) -> list[Site]:
 
 @row(EXACT)
 def activation_reshaped_and_back(g: GraphEditor) -> list[Site]:
-    """an activation is flattened and back."""
+    """an activation is flattened and then reshaped back."""
     node = _activation(g)
     flat = g.after(node, "aten.reshape.default", [-1])
     g.after(flat, "aten.reshape.default", [-1, *map(int, g.value(node).shape[1:])])
@@ -73,7 +73,7 @@ def documents_counted_from_elsewhere(g: GraphEditor) -> list[Site]:
 
 @row("ours: an accumulator that begins with zero; no loss is -0.0", needs=(PIECES,))
 def losses_of_pieces_added_to_zero(g: GraphEditor) -> list[Site]:
-    """the sum over the loss's pieces begins with zero."""
+    """the sum of the losses of pieces begins with zero."""
     first = g.find("add", "output", where=lambda node: g.is_floating(node) and g.value(node).dim() == 0)
     g.before(first, first.args[0], "aten.add.Tensor", 0.0)
     return []
@@ -89,7 +89,7 @@ def pieces_projection_gradients_exchanged(g: GraphEditor) -> list[Site]:
 
 @row("torchtitan #3434: what an overlap schedule does")
 def waits_moved_late(g: GraphEditor) -> list[Site]:
-    """each wait moves to the first reader of its result."""
+    """each wait is moved to just before the first reader of its result."""
     place = {node: index for index, node in enumerate(g.graph.nodes)}
     for wait in g.calls:
         if "wait_tensor" in str(wait.target) and wait.users:
@@ -119,7 +119,7 @@ def gathers_moved_early(g: GraphEditor) -> list[Site]:
 
 @row(EXACT)
 def product_cut_and_joined(g: GraphEditor) -> list[Site]:
-    """a product's rows are cut and joined."""
+    """a product's rows are split in two and joined again."""
     node = g.find("mm", direction="forward")
     rows = int(g.value(node).shape[0])
     readers = list(node.users)
@@ -147,7 +147,7 @@ def multiplied_by_one(g: GraphEditor) -> list[Site]:
 
 @row(EXACT)
 def doubled_and_halved(g: GraphEditor) -> list[Site]:
-    """an activation is doubled and halved."""
+    """an activation is doubled and then halved."""
     g.after(g.after(_activation(g), "aten.mul.Scalar", 2.0), "aten.mul.Scalar", 0.5)
     return []
 
@@ -162,7 +162,7 @@ def widened_and_narrowed(g: GraphEditor) -> list[Site]:
 
 @row("ours: recomputation")
 def computed_twice(g: GraphEditor) -> list[Site]:
-    """an activation's last reader reads a second computation of it."""
+    """an activation is computed twice, and its last reader reads the second result."""
     node = _activation(g)
     again = g.make_before(node, node.target, *node.args, **node.kwargs)
     reader = list(node.users)[-1]

@@ -38,7 +38,7 @@ def _not_averaged(g: GraphEditor) -> list[Site]:
 
 
 def _last_sum_of_pieces(g: GraphEditor, rank: int) -> Call:
-    """The last addition over the loss's pieces of values with so many dims: 0 for the loss, 2 for a gradient."""
+    """The last addition over pieces of the loss that has `rank` dims: 0 for the loss itself, 2 for a gradient."""
     return g.all("add", "output", where=lambda node: g.is_floating(node) and g.value(node).dim() == rank)[-1]
 
 
@@ -50,7 +50,7 @@ def _without_last_piece(g: GraphEditor, rank: int) -> list[Site]:
 
 
 def _gradient_of(g: GraphEditor, at: str = ".*") -> Call:
-    """A gradient produced by a single reduce-scatter, of a parameter in a module that matches `at`."""
+    """The first wait for a gradient's reduce-scatter in a module whose name matches `at`."""
     return g.find("wait_tensor", at, direction="backward", where=lambda node: "reduce_scatter" in str(node.args[0]))
 
 

@@ -167,7 +167,7 @@ def expert_groups_ignored(g: GraphEditor) -> list[Site]:
 
 @row("ours: an off-by-one", needs=(EXPERTS,), kinds=("loss", "grad", "buffer"))
 def one_expert_group_too_few(g: GraphEditor) -> list[Site]:
-    """a group of experts too few stays eligible."""
+    """one group of experts too few stays eligible."""
     node = g.find("topk", r".*router", turn=1)
     node.args = (node.args[0], 1, *node.args[2:])
     return [*g.sites(node, "scatter"), *g.readers(node)]
@@ -175,7 +175,7 @@ def one_expert_group_too_few(g: GraphEditor) -> list[Site]:
 
 @row("ours: the wrong side of a search", needs=(EXPERTS, EXPERT_RANKS))
 def border_rows_to_the_neighbour(g: GraphEditor) -> list[Site]:
-    """an expert's first row counts as its neighbour's."""
+    """an expert's first row is computed by the expert before it."""
     node = g.find("searchsorted", r".*experts")
     node.kwargs = dict(node.kwargs) | {"right": False}
     return g.sites(node)
@@ -199,7 +199,7 @@ def rows_not_put_back(g: GraphEditor) -> list[Site]:
 
 @row("capacity factors drop tokens: Switch Transformer, arXiv:2101.03961", needs=(EXPERTS,))
 def last_row_over_capacity(g: GraphEditor) -> list[Site]:
-    """the last row of an expert rank is dropped."""
+    """the last row that a rank's experts compute is zero."""
     node = g.find("_grouped_mm", r".*experts", turn=2)
     g.after(node, g.kernel("last_row_zeroed"), 0)
     return [g.site(node, name) for name in ("clone", "zero_", "select")]

@@ -33,7 +33,7 @@ def no_weight_decay(call: TamperedCall) -> Any:
 
 @_update("ours: in the loss and in the update")
 def decayed_twice(call: TamperedCall) -> Any:
-    """weight decay counts twice."""
+    """weight decay is applied twice."""
     return call.with_(weight_decay=2 * call.given("weight_decay"))
 
 
@@ -65,7 +65,7 @@ def schedule_off_by_one(call: TamperedCall) -> Any:
 
 @_update("ours: maximize")
 def ascends(call: TamperedCall) -> Any:
-    """parameters climb."""
+    """parameters move up the gradient instead of down."""
     return call.with_(maximize=True)
 
 

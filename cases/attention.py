@@ -1,6 +1,6 @@
 """Cases with FlexAttention and a document mask.
 
-FlexAttention is a higher-order operator, so a layer has nested graphs.
+FlexAttention is a higher-order operator, so the graph of a layer contains nested graphs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Cases whose two systems must differ: bitproof must detect that one of them rounds in another order, and name the
-place."""
+"""Cases whose two systems must differ: one of them rounds in another order, which bitproof must detect and locate."""
 
 from __future__ import annotations
 

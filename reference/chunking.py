@@ -103,12 +103,12 @@ class ChunkedModules:
 
 
 def check_chunking(model: nn.Module, chunking: Chunking, *, folded: bool = False) -> None:
-    """Raise ChunkError if no step of this model could be chunked so; runs no step, and `model` may be on the meta
-    device.
+    """Raise ChunkError if no step of this model could run in chunks as `chunking` states; runs no step, and `model` may
+    be on the meta device.
 
-    That is so if no module matches, if a sequence would be split in a module that mixes its positions or in a norm that
-    mixes the rows of a batch, and for modules within a mixture of experts: their inputs are rows of tokens, which have
-    neither a batch nor a sequence.
+    The reasons are: no module matches; a module that mixes positions would get half of a sequence; a module has a norm
+    that mixes the rows of a batch or updates running statistics; or a module is within a mixture of experts, where
+    inputs are rows of tokens, with neither a batch nor a sequence.
     """
     for name in chunk_modules(model, chunking, folded=folded).names:
         parents = [name.rpartition(".")[0]]
@@ -229,7 +229,7 @@ class _ChunkedForward:
             _running_chunk.reset(before)
 
     def _checked_extent(self, x: Any) -> int:
-        """The activation's size along the chunked dim, which must be even."""
+        """The activation's size along the chunked dim. Raises ChunkError if it is odd, or if `x` is no activation."""
         if not isinstance(x, Tensor) or x.dim() != (2 if self.folded else 3) or not x.is_floating_point():
             raise ChunkError(
                 f"cannot split `{self.activation}` of {self.name}",
@@ -338,8 +338,8 @@ def _role(argument: str) -> str | None:
 def _halves_of(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Both halves along `dim`, contiguous as the module's own input would be.
 
-    Uses `split`, whose backward concatenates. The backward of `narrow` adds halves padded with zeros, and -0.0 + 0.0 is
-    0.0.
+    Uses `split`, whose backward concatenates the halves' gradients. The backward of `narrow` pads each of them with
+    zeros and adds the two, so that a gradient of -0.0 would become 0.0.
     """
     first, second = x.split(x.shape[dim] // 2, dim)
     return first.contiguous(), second.contiguous()

@@ -74,8 +74,8 @@ def loss_and_gradients(
 
     `parameters` are the model's, by name; pass them to save a walk over all modules.
 
-    Backward starts from `gradient_seed`, 1 / data ranks for a single micro-batch; each parameter's own reduce-scatter
-    sums its gradient over the ranks that read different data.
+    Backward starts from `gradient_seed`, for a single micro-batch 1 divided by the number of data ranks. Each
+    parameter's own reduce-scatter sums its gradient over the ranks that read different data.
     """
     parameters = dict(model.named_parameters()) if parameters is None else parameters
     loss = mean_loss(model, form, inputs)

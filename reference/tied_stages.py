@@ -49,9 +49,11 @@ def copies_of(case: Case, names: Iterable[str]) -> dict[str, str]:
 
 
 def share_parameters(model: nn.Module, case: Case) -> None:
-    """Let a whole model's second shared module use the parameters of the first, in place.
+    """Let the second of a case's two shared modules use the parameters of the first, in place. `model` is a whole
+    model.
 
-    Raises CaseError for modules that the model lacks, that are in the same stage, or whose parameters differ in form.
+    Raises CaseError for modules that the model lacks, if the first is not in an earlier stage than the second, and if
+    their parameters differ in name or shape.
     """
     if case.schedule is None or case.schedule.shared is None:
         return

@@ -18,8 +18,8 @@ aten = torch.ops.aten
 
 
 def wait_late(module: GraphModule) -> None:
-    """Move each wait for a collective to just before the first reader of its result, so that other nodes overlap with
-    it. Only the order changes, so every bit stays."""
+    """Move each wait for a collective to just before the first reader of its result, so that other nodes run while the
+    collective is in flight. Only the order changes, so every bit stays."""
     place = {node: index for index, node in enumerate(module.graph.nodes)}
     for wait in module.graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.wait_tensor.default):
         if wait.users:

@@ -265,7 +265,7 @@ class UnevenLoop(MeshLoop):
 class ExpertLoop(MeshLoop):
     """The loop with experts split over `ep` ranks.
 
-    It averages gradients itself, since those of experts are averaged over other ranks than all others.
+    It averages gradients itself, since experts' gradients are summed over fewer ranks than all others.
     """
 
     def __init__(self, case: Case, mesh: Mesh) -> None:

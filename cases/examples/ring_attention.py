@@ -56,7 +56,7 @@ class SequenceRing:
         return found
 
     def parts(self, tensors: Parts) -> Iterator[tuple[int, Parts]]:
-        """Yield each rank with its tensors, in descending order from this rank: on rank 1 of 4, ranks 1, 0, 3, 2.
+        """Yield each rank and its tensors, in descending order from this rank: on rank 1 of 4, ranks 1, 0, 3, 2.
 
         All tensors are contiguous, including this rank's own: the rounding of matrix products may depend on strides.
         """

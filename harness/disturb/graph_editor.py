@@ -90,8 +90,8 @@ class GraphEditor:
         return found[min(turn, len(found) - 1)]
 
     def require(self, found: Sequence[Any], what: str) -> Any:
-        """Return the first element of `found`. Raises NoPlaceError if there is none; the error names `what` is
-        missing."""
+        """Return the first element of `found`. Raises NoPlaceError if it is empty; `what` names the missing calls in
+        the error."""
         if not found:
             raise NoPlaceError(f"there is nothing to strike in case {self.case.name}", expected=f"a graph with {what}")
         return found[0]

@@ -35,7 +35,8 @@ class Injection:
         return nullcontext()
 
     def unseen(self, observe: Observe) -> Observe:
-        """Return a function that calls `observe`, whose operator calls the fault does not replace."""
+        """Return a function that calls `observe` with the fault switched off: it replaces only the system's own
+        operator calls."""
         return observe
 
     def begin_step(self, step: int) -> None:

@@ -46,7 +46,7 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Across:
-    """A request to record one of two systems with different layouts of ranks. It digests the cells of each tensor.
+    """A request to run one of two systems with different layouts of ranks, and to digest the cells of each tensor.
 
     A cell is a part of a whole tensor that neither layout divides; `cuts` states by tensor name where the cells end.
     With `keeps_values` the run also stores values, so errors can be measured. With `regroup` it takes its sums in other

@@ -38,7 +38,8 @@ returns both."""
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttentionConfig:
-    """Head dims and latent ranks; `q_lora_rank` 0 projects queries straight from the model dim."""
+    """Head dims, and the sizes of the latents of queries and of keys and values. With `q_lora_rank` 0 queries have no
+    latent and are projected straight from the model dim."""
 
     num_heads: int
     q_lora_rank: int
@@ -51,7 +52,7 @@ class LatentAttentionConfig:
 
     @property
     def qk_head_dim(self) -> int:
-        """A query's and a key's whole head dim."""
+        """The whole dim of a query head and of a key head: with and without position."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property

@@ -8,7 +8,7 @@ and both gradients before the next piece begins, so that only one piece's logits
     gradient of W       the same sum, in float32, rounded once to W's dtype
     gradient of x       the pieces' gradients, one after another
 
-Backward only multiplies these gradients by that of the loss.
+Backward only multiplies these gradients by the gradient of the loss.
 
 T tokens, P pieces, t tokens of a piece (T / P), D model dim, V vocabulary
 """

@@ -18,7 +18,7 @@ from bitproof.reference.layers.router import RoutingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSeekV3Config:
-    """A size of the model. The first `num_dense_layers` of `num_layers` layers have no experts."""
+    """The dimensions of a flavor of the model. The first `num_dense_layers` of `num_layers` layers have no experts."""
 
     dim: int
     num_layers: int
@@ -111,7 +111,7 @@ def _many_experts() -> DeepSeekV3Config:
 
 
 def _debugmodel() -> DeepSeekV3Config:
-    """Wide latents and heads of published size in a narrow model; softmax scores, no groups, no query latent."""
+    """A narrow model whose latents and heads have published sizes; softmax scores, no groups, no query latent."""
     return DeepSeekV3Config(
         dim=256,
         num_layers=6,

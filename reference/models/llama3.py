@@ -16,7 +16,7 @@ from bitproof.reference.layers.rope import Llama3Scaling, RopeConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Config:
-    """A size of the model."""
+    """The dimensions of a flavor of the model."""
 
     dim: int
     num_layers: int
@@ -58,7 +58,7 @@ def _tiny() -> Llama3Config:
 
 
 def _debugmodel() -> Llama3Config:
-    """Heads of published size in a narrow model."""
+    """A narrow model whose heads have published sizes."""
     return _published(dim=512, num_layers=6, num_heads=4, num_kv_heads=2, hidden_dim=1536, vocab_size=2048)
 
 

@@ -3,8 +3,8 @@
 Routing is a softmax over all experts; the top k weights are divided by their sum. There are no shared experts. A bias
 balances the experts, as in all mixtures here; at its initial zero, routing is as published.
 
-Rotation pairs even with odd elements of a head; published checkpoints pair the halves of a head, so their query and key
-rows, and the weights of those norms, have another order.
+Rotation pairs even with odd elements of a head. Published checkpoints pair the halves of a head, so their query and key
+rows, and the weights of the heads' norms, have another order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bitproof.reference.layers.router import RoutingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3MoEConfig:
-    """A size of the model."""
+    """The dimensions of a flavor of the model."""
 
     dim: int
     num_layers: int
@@ -57,7 +57,7 @@ def _tiny() -> Qwen3MoEConfig:
 
 
 def _debugmodel() -> Qwen3MoEConfig:
-    """Heads of published size in a narrow model with few experts."""
+    """A narrow model with few experts, whose heads have published sizes."""
     return _config(dim=256, num_layers=6, vocab_size=2048, heads=(4, 2, 128), experts=(16, 4, 256), max_seq_len=4096)
 
 

@@ -1,10 +1,10 @@
 """A process group that sums on the device in ascending rank order, over any backend that can move the tensors.
 
-NCCL chooses the order of a sum by algorithm, message size and the ranks' positions in its rings, and documents none of
+NCCL chooses the order of a sum by algorithm, message size and the ranks' positions in its rings, and does not document
 it. So a bucketed reduce-scatter may add in another order than a reduce-scatter for each parameter. Here NCCL only moves
 bits: an all-to-all exchanges the parts, and each rank adds them in ascending rank order when it waits. A reduce-scatter
-moves as many bytes as a ring, (W - 1) / W of the input from each rank. It needs memory for a second copy of its input,
-and for its result.
+over W ranks moves as many bytes as a ring, (W - 1) / W of the input from each rank. It needs memory for a second copy
+of its input, and for its result.
 
 In an all-reduce of a small tensor every rank gathers all inputs, W / 2 times the traffic of a ring. If the inputs take
 more than `MOST_GATHERED` bytes, the all-reduce is a reduce-scatter and, in the wait, an all-gather of the sums. Then it

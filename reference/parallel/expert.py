@@ -40,7 +40,7 @@ class AllToAll(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Route:
-    """What `combine` needs to undo a `dispatch`: the number of rows sent to and received from each rank, and the
+    """State with which `combine` undoes a `dispatch`: the number of rows sent to and received from each rank, and the
     indices that put received rows back into the order of their senders."""
 
     sent: list[int]

@@ -1,7 +1,7 @@
-"""Fully sharded parameters: each rank stores 1/W of a parameter, and all ranks gather it when a module reads it.
+"""Fully sharded parameters: each of W ranks stores 1/W of a parameter, and all ranks gather it when a module reads it.
 
 A rank stores its rows of dim 0 of a parameter, in float32, padded with zero rows so that all ranks have the same shape
-(a single traced graph then fits every rank). When a module reads the parameter as its attribute,
+(a single traced graph then fits every rank). When a module reads the parameter as its attribute:
 
     forward     casts the shard to the compute dtype and all-gathers it
     backward    casts the gradient to the reduce dtype, reduce-scatters it (a sum over ranks, in rank

@@ -90,7 +90,7 @@ class Mesh:
         return next(ranks for ranks in self.partition(group) if self.rank in ranks)
 
     def partition(self, group: str) -> list[list[int]]:
-        """Every instance of the named group, as a list of its ranks. Each rank is in one of them."""
+        """Every instance of the named group, as the list of its ranks. Each rank is in exactly one of them."""
         world, ep, tp = self.parallelism.world_size, self.parallelism.ep, self.parallelism.tp
         ranks, size = range(world), self.parallelism.stage_ranks
         parts = [ranks[first : first + size] for first in range(0, world, size)]
@@ -127,8 +127,9 @@ def join_groups(
     `backend` is "nccl" or "gloo". Collectives wait for at most `timeout` seconds. Groups sum in rank order: gloo copies
     CUDA tensors through host memory (see `RankOrderGroup`), NCCL adds on the device (see `DeviceOrderGroup`) unless
     `native` asks for NCCL's own sums. `memory` must be made before the ranks are forked: then the named groups on gloo
-    communicate through it, with the same bits; torch's default group still uses gloo. `disturb` wraps every named
-    group, to inject a fault. The rank reports the collectives of named groups on the `board`, if given.
+    communicate through it, with the same bits; torch's default group still uses gloo. `disturb` is a fault: a function
+    that takes each named group and returns the group to use instead. The rank reports the collectives of named groups
+    on the `board`, if given.
     """
     limit = timedelta(seconds=timeout)
     world_size = mesh.parallelism.world_size

@@ -2,11 +2,11 @@
 
     descending   ((r7 + r6) + r5) + ...
     pairwise     ((r0 + r1) + (r2 + r3)) + ..., as a tree adds
-    position     the result has W equal blocks; each block's sum begins at another rank and ascends from there, as in a
-                 ring
+    position     the result of W ranks has W equal blocks; each block's sum begins at another rank and ascends from
+                 there, as in a ring
 
-In the third, the order depends on an element's position in the message, so a bucket of gradients and its gradients
-alone are added in different orders.
+In the third, the order depends on an element's position in the message. So gradients are added in other orders in a
+bucket than one by one.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def _all_of(works: list[Work]) -> Work:
 
 
 class _AllOf(Work):
-    """Several collectives, waited for together."""
+    """An async handle of several collectives. Its wait waits for all of them."""
 
     def __init__(self, works: list[Work]) -> None:
         super().__init__()

@@ -39,8 +39,11 @@ def add_in_rank_order(
     block: tl.constexpr,
     kind: tl.constexpr,
 ) -> None:
-    """Add `block` adjacent elements of all parts, those with this program's index. `stride`: the number of elements
-    from one part to the next. `kind`: 2 for bfloat16, whose elements are passed as int16, 1 for float16, else 0."""
+    """Add the `block` adjacent elements of all parts that have this program's index.
+
+    `stride` is the number of elements from one part to the next. `kind` is 2 for bfloat16, whose elements are passed as
+    int16, 1 for float16, else 0.
+    """
     places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     mask = places < num_elements
     found = tl.load(parts + places, mask)

@@ -1,9 +1,9 @@
 """A process group for ranks on the same machine: they exchange data through shared memory and sum in rank order.
 
 A launch writes this rank's data into shared memory; a wait reads the data of the others. Both copy on the calling
-thread, so a collective needs no rank's help after all ranks have launched it. All ranks launch a group's collectives in
-the same order, as with any backend; groups are independent. A wait first finishes the group's earlier collectives, and
-so does a launch when all slots are taken.
+thread, so once all ranks have launched a collective, each can finish it alone. All ranks launch a group's collectives
+in the same order, as with any backend; groups are independent. A wait first finishes the group's earlier collectives. A
+launch first finishes the group's oldest collective if all slots are taken.
 
 A slot has a header and the message. A message that is too large for a slot is exchanged in pieces during the wait, each
 with an equal part for every rank; the launch copies it, so that later writes to the input do not change it. Headers
@@ -296,8 +296,8 @@ def _copying(group: SharedMemoryGroup, target: Tensor, received: list[int]) -> R
 
 
 def _summing(group: SharedMemoryGroup, target: Tensor) -> Receive:
-    """A function that adds a piece of all ranks' parts into `target`: ((r0 + r1) + r2) + ... All parts have the same
-    size."""
+    """A function that sums a piece of all ranks' parts into its position in `target`: ((r0 + r1) + r2) + ... All parts
+    have the same size."""
 
     def receive(offsets: Sequence[int], sizes: Sequence[int], done: int) -> None:
         itemsize = target.element_size()

@@ -36,8 +36,7 @@ class Injector(Injection):
         NOW.memory.clear()
 
     def _is_silent_here(self, rank: int, world_size: int) -> bool:
-        """Whether this rank does not see the fault fire: because the fault is already in the graph, or is on another
-        rank only."""
+        """Whether the fault fires where this rank cannot see it: in the graph, or on another rank only."""
         assert self.entry is not None
         return self.entry.edit is not None or self.entry.rank_of(world_size) not in (None, rank)
 
@@ -60,7 +59,8 @@ class Injector(Injection):
             yield
 
     def unseen(self, observe: Observe) -> Observe:
-        """Return a function that calls `observe`, whose operator calls the fault does not replace."""
+        """Return a function that calls `observe` with the fault switched off: it replaces only the system's own
+        operator calls."""
         if self.entry is None or self.entry.call is None:
             return observe
         from bitproof.harness.disturb.tamper import untampered

@@ -1,8 +1,8 @@
 """Replace the chunk symbol by its number everywhere.
 
-Needs:    `context.chunk_symbol`; the conditions that tracing deferred, in `context.guards`. Promises: no value, no
-argument and no nested graph module has the symbol in a size; same bits. Refuses:  a condition that is false for the
-whole extent or, in a chunked graph, for half of it.
+Needs:    `context.chunk_symbol`; the conditions that tracing deferred, in `context.guards`.
+Promises: no value, no argument and no nested graph module has the symbol in a size; same bits.
+Refuses:  a condition that is false for the whole extent or, in a chunked graph, for half of it.
 
 1. Check every deferred condition with the numbers that the run will have.
 2. Write the graph again with numbers for symbolic sizes (after chunking, none are left).

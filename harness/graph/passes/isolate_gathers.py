@@ -5,8 +5,8 @@ Needs:    parameters are the graph's first inputs; their gradients are its outpu
 Promises: same nodes, same order, same bits; only the groups of parameters' all-gathers change.
 Refuses:  a process-group object reported with two rank sets.
 
-The collectives of a process-group object run in sequence. If a gather shared it with other collectives, the gather for
-the next block would wait for the reductions of gradients, for example.
+The collectives of a process-group object run in sequence. If a gather shared the object with other collectives, the
+gather for the next block would wait for the reductions of gradients, for example.
 
 1. Sort the graph's collectives by process-group object.
 2. Find the all-gathers whose input is a parameter, after casts, changes of shape and padding at most.

@@ -1,7 +1,8 @@
 """Measure the bytes of live tensors at each call.
 
-Needs:    nothing. Promises: an unchanged graph; the facts have the peak of live bytes, and the name of the call at the
-peak. Refuses:  nothing.
+Needs:    nothing.
+Promises: an unchanged graph; the facts have the peak of live bytes, and the name of the call at the peak.
+Refuses:  nothing.
 
 1. Find the storage of each value: a view has its base's storage; each result of a call has its own.
 2. A storage lives from the call that makes it to the last call that reads its value, a view of the value, or a tuple

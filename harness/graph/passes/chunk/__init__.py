@@ -1,4 +1,4 @@
-"""Runs the forward and backward of chosen modules in two chunks.
+"""Run the forward and backward of chosen modules in two chunks.
 
 Needs:    every node has an origin and a `val`; `context.chunk_symbol` is the chunked dim's symbol.
 Promises: the bits of the eager chunked reference; no value's size has the symbol any more.
@@ -165,7 +165,7 @@ class _Chunker:
                 self.roots.update(dict.fromkeys(tail))
 
     def _root_of_chunks(self, node: Node) -> str | None:
-        """The chosen module for whose chunks this node is written once each; None if the node is written once."""
+        """The chosen module of a node that must be written once per chunk; None for a node that is written once."""
         root = self.roots[node]
         if root is None:
             return self._root_of_gradient_addition(node)
@@ -182,8 +182,8 @@ class _Chunker:
         return bool(self.mutated) and any(self.owners[x] in self.mutated for x in (node, *node.all_input_nodes))
 
     def _root_of_gradient_addition(self, node: Node) -> str | None:
-        """The chosen module for whose chunks an addition of autograd is written once each; None if it is written once,
-        or if the node is no such addition.
+        """The chosen module of an addition of gradients by autograd that must be written once per chunk; None if the
+        addition is written once, or if the node is no such addition.
 
         Both operands must be chunked. If their shapes have the symbol, they may be of two modules, or be whole values
         that are already split. Otherwise the sum is of a parameter's two uses: both must be in the same module, and the

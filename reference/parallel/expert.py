@@ -73,6 +73,7 @@ class ExpertExchange:
         ends_WL = counts_WL.flatten().cumsum(0)
         row_P = torch.arange(rows_PD.shape[0], device=rows_RD.device)
         expert_P = torch.searchsorted(ends_WL, row_P, right=True) % num_local
+        # Stable, so that an expert's rows stay in the order of their senders.
         to_expert_order_P = torch.argsort(expert_P, stable=True)
         to_sender_order_P = torch.argsort(to_expert_order_P)
         ends_L = counts_WL.sum(0).cumsum(0).to(torch.int32)

@@ -81,7 +81,7 @@ def losses_of_pieces_added_to_zero(g: GraphEditor) -> list[Site]:
 
 @row("ours: the projection's gradients of two pieces", needs=(PIECES,))
 def pieces_projection_gradients_exchanged(g: GraphEditor) -> list[Site]:
-    """the first two pieces' gradients of the vocabulary projection change places in their sum."""
+    """the first two pieces' gradients of the vocabulary projection are added in exchanged order."""
     first = g.find("add", "output", where=lambda node: g.is_floating(node) and g.value(node).dim() == 2)
     first.args = (first.args[1], first.args[0])
     return []
@@ -196,7 +196,7 @@ def transposed_twice(g: GraphEditor) -> list[Site]:
 
 @row(EXACT)
 def activation_in_place(g: GraphEditor) -> list[Site]:
-    """silu runs in place on a copy."""
+    """silu overwrites a copy of its input in place."""
     node = _activation(g)
     copy = g.make_before(node, "aten.clone.default", node.args[0])
     g.instead(node, "aten.silu_.default", copy)
@@ -222,7 +222,7 @@ def cast_after_the_gather(g: GraphEditor) -> list[Site]:
 
 @row("ours: DDP against FSDP", needs=(ranks(2),))
 def all_reduce_for_reduce_scatter(g: GraphEditor) -> list[Site]:
-    """a gradient is all-reduced in rank order on every rank, which keeps its own rows."""
+    """a gradient is all-reduced in rank order, and each rank keeps its own rows of the sum."""
     node = g.find("reduce_scatter_tensor", direction="backward")
     wait = g.wait_of(node)
     whole = g.make_before(node, "_c10d_functional.all_reduce.default", node.args[0], "sum", node.args[3])
@@ -287,13 +287,13 @@ def gradients_added_in_place(step: Any) -> None:
 
 @row(EXACT, runner=True, needs=(MICRO_BATCHES,))
 def micro_batches_summands_exchanged(step: Any) -> None:
-    """a micro-batch's gradient is added to the sum of the others from the left."""
+    """a micro-batch's gradient g is added as g + sum instead of sum + g."""
     step.add = lambda total, gradient: gradient + total
 
 
 @row(EXACT, runner=True, needs=(PIPELINED, SHARED))
 def shared_gradients_doubled_and_halved(step: Any) -> None:
-    """gradients of a shared parameter are doubled, joined and halved."""
+    """gradients of a shared parameter are doubled, added over stages and halved."""
     own = step.join
 
     def join(gradients: Any) -> Any:
@@ -332,7 +332,7 @@ def messages_in_float32(step: Any) -> None:
 
 @row(EXACT, runner=True, needs=(PIPELINED,))
 def messages_in_two_parts(step: Any) -> None:
-    """stages send positions in two parts and join the received parts."""
+    """stages send an activation in two parts along its positions, and join the received parts."""
     import torch
 
     send, receive = step.send, step.receive
@@ -351,7 +351,7 @@ def messages_in_two_parts(step: Any) -> None:
 
 @row("ours: only time differs", runner=True, needs=(PIPELINED,))
 def late_with_a_message(step: Any) -> None:
-    """a rank waits before it sends."""
+    """every rank sleeps before it sends a message."""
     import time
 
     own = step.send

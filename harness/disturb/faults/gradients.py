@@ -68,7 +68,7 @@ def gradient_of_chunk_0_overwritten(g: GraphEditor) -> list[Site]:
 
 @row("ours: both summands mapped to one node", needs=(CHUNKED,), kinds=("grad",))
 def gradient_of_chunk_0_counted_twice(g: GraphEditor) -> list[Site]:
-    """chunk 0's gradient is added to itself."""
+    """chunk 0's gradient is added to itself, in place of chunk 1's."""
     node = _sum(g)
     node.args = (node.args[0], node.args[0])
     return g.sites(node)
@@ -163,7 +163,7 @@ def router_untrained(g: GraphEditor) -> list[Site]:
 
 @row("transformers #48205: partial gradients that are never summed", kinds=("grad",))
 def gradient_of_a_branch_lost(g: GraphEditor) -> list[Site]:
-    """one of two branches' gradients is dropped at their sum."""
+    """one of two branches' gradients is left out of their sum."""
     found = g.all("add", "", direction="backward", where=lambda node: node not in g.gradients)
     node = g.require([x for x in found if x not in g.sums_of_chunks()], "a gradient of two branches")
     sites = [*g.sites(node), *g.readers(node)]

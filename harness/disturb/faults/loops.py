@@ -290,7 +290,7 @@ def mean_of_means(loop: Loop) -> None:
     sites=(Site("", "forward", None, ANY),),
 )
 def last_micro_batch_counts_half(loop: Loop) -> None:
-    """the last micro-batch of a step has half its weight."""
+    """the last micro-batch of a step counts with half its weight."""
     own, turn = loop.mean, [0]
 
     def mean(rows: Any, tokens: Any) -> Any:
@@ -343,7 +343,7 @@ def stale_keys_in_backward(loop: Loop) -> None:
     sites=_in_last_attention("add", "stack"),
 )
 def gradients_of_keys_kept(loop: Loop) -> None:
-    """a rank adds only its own share to the gradients of its keys and values."""
+    """the gradients of a rank's keys and values lack the other ranks' shares."""
     own = loop.ring.returned
 
     def returned(shares: Any) -> Any:

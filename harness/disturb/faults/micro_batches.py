@@ -274,14 +274,14 @@ def gradients_divided_once_more(step: Step) -> None:
 
 @row("ours: a loss that is overwritten", runner=True, needs=(MICRO_BATCHES,), kinds=("loss",))
 def loss_of_the_last_micro_batch(step: Step) -> None:
-    """the loss is the last micro-batch's."""
+    """the loss is that of the last micro-batch alone."""
     own = step.finish
     step.finish = lambda losses, found: own([x.clone() for x in losses[-1:]], found)
 
 
 @row("ours: a sum where a mean is meant", runner=True, needs=(MICRO_BATCHES,), kinds=("loss",))
 def losses_summed(step: Step) -> None:
-    """the loss is the sum of the micro-batches' losses."""
+    """the loss is the sum of the micro-batches' losses, not their mean."""
     own = step.finish
     step.finish = lambda losses, found: own([sum(losses[1:], losses[0])] if losses else [], found)
 
@@ -349,7 +349,7 @@ def own_shared_gradient_added_twice(step: Step) -> None:
     sites=_joined("div"),
 )
 def shared_gradients_averaged(step: Step) -> None:
-    """both gradients of a shared parameter are averaged."""
+    """both stages' gradients of a shared parameter are averaged instead of added."""
     own = step.join
 
     def join(gradients: Any) -> Any:

@@ -52,7 +52,7 @@ def tokens_counted_twice(g: GraphEditor) -> list[Site]:
 
 @row("ours: both chunks' writes with one operand", needs=(EXPERTS, CHUNKED), kinds=("buffer",))
 def chunk_1_counts_chunk_0s_tokens(g: GraphEditor) -> list[Site]:
-    """chunk 1 adds chunk 0's counts."""
+    """chunk 1 adds chunk 0's token counts in place of its own."""
     node = _count(g, 1)
     node.args = (node.args[0], g.twin(node.args[1]))
     return g.sites(node)
@@ -207,7 +207,7 @@ def last_row_over_capacity(g: GraphEditor) -> list[Site]:
 
 @row("ours: checkpoints that name w1 and w3 the other way round", needs=(EXPERTS,))
 def gate_and_up_exchanged(g: GraphEditor) -> list[Site]:
-    """silu is applied to the up projection."""
+    """the weights of the gate and up projections are exchanged, so silu is applied to the wrong one."""
     gate, up = (g.find("_grouped_mm", r".*experts", turn=turn) for turn in (0, 1))
     gate.args, up.args = (gate.args[0], up.args[1], *gate.args[2:]), (up.args[0], gate.args[1], *up.args[2:])
     return [*g.sites(gate), *g.sites(up), *g.readers(gate), *g.readers(up)]  # each product is right by itself

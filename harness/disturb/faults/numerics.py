@@ -134,7 +134,7 @@ def other_softmax_scale(g: GraphEditor) -> list[Site]:
 
 @row("ours: a default of the operator", needs=(SDPA,))
 def attention_not_causal(g: GraphEditor) -> list[Site]:
-    """attention sees later positions."""
+    """a token attends to later positions, too."""
     node = g.find(ATTEND)
     node.args = (*node.args[:4], False, *node.args[5:])
     return g.sites(node)
@@ -156,7 +156,7 @@ def labels_shifted(g: GraphEditor) -> list[Site]:
 
 @row("transformers #34191: sums and means in gradient accumulation")
 def loss_summed(g: GraphEditor) -> list[Site]:
-    """the loss is a sum over tokens."""
+    """the loss is a sum over tokens instead of a mean."""
     node = g.find("nll_loss_forward")
     node.args = (*node.args[:3], 2, *node.args[4:])
     return g.sites(node)

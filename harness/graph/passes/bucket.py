@@ -175,6 +175,7 @@ def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
     for launch in graph.nodes:
         if operators.is_collective(launch) and operators.operator_name(launch) == name:
             waits = list(launch.users)
+            # A bucket moves the launch. Across an in-place write it would read or leave another value.
             touched = {owners[launch], *(owners[x] for x in chain_to_input(launch))}
             if len(waits) == 1 and operators.is_wait(waits[0]) and not touched & written:
                 yield launch, waits[0]

@@ -6,8 +6,8 @@ Refuses:  nothing.
 
 For each activation tagged `offload`:
 
-1. Start the copy to host memory after the activation's last use in forward. Wait for it before forward enters the
-   second block after the activation's own, so that the copy overlaps with a whole block.
+1. Start the copy to host memory after the activation's last use in forward. Wait for it when forward has run the whole
+   next block, so that the copy overlaps with that block.
 2. Start the copy back one block before backward needs it. For example, if backward of layers.2 needs it, start it
    before backward of layers.3.
 3. Wait for the copy back just before backward first needs the activation, also for a recomputation. Let backward read

@@ -224,7 +224,7 @@ def _copy(graph: Graph, half: GraphModule, values: dict[str, Node], name: str, k
         if node.op not in ("call_function", "get_attr"):
             continue
         copy = graph.node_copy(node, lambda x: values[x.name])
-        # The partitioner's own marks end here: later passes read only the half and the mark of a recomputed call.
+        # Both keys are marks for torch's partitioner or by it.
         copy.meta = {key: value for key, value in node.meta.items() if key not in (_TAG, "recompute")}
         if node.op == "call_function":
             copy.meta[HALF_KEY] = name

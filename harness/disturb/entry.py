@@ -7,7 +7,7 @@ There are four kinds of faults; each entry has exactly one:
 
     edit     changes the candidate's finished graph, before ranks are forked, as a wrong pass would
     call     replaces calls of some operators, in every system that is not compiled
-    order    takes sums over ranks in another order, like `sum-order`
+    order    takes sums over ranks in another order, like the fault `sum-order`
     runner   changes, on every rank, how a staged step or a built-in loop runs: e.g. sends micro-batches in another
               order
 """

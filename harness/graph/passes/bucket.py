@@ -101,7 +101,10 @@ class _Bucket(NamedTuple):
 
 
 def bucket(module: GraphModule, context: PassContext, *, blocks: str, join_chunks: bool = True) -> GraphModule:
-    """The pass that the top of this file describes. `blocks` is a pattern over module names, such as layers.*."""
+    """Join collectives of a block's parameters into buckets: see the top of this file.
+
+    `blocks` is a pattern over module names, such as layers.*. With `join_chunks` both chunks' reductions share buckets.
+    """
     graph = module.graph
     place = {node: index for index, node in enumerate(graph.nodes)}
     gathers, reductions = _find_gathers(graph), _find_reductions(graph)

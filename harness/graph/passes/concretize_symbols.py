@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def concretize_symbols(module: GraphModule, context: PassContext) -> GraphModule:
-    """The pass that the top of this file describes."""
+    """Replace the chunk symbol by its number everywhere: see the top of this file."""
     _check_guards(context)
     symbol, extent = context.chunk_symbol.symbol, context.chunk_symbol.hint
     if symbols.graph_carries(module, symbol):

@@ -51,7 +51,7 @@ class LiveMemory:
 
 
 def measure_memory(module: GraphModule, context: PassContext) -> GraphModule:
-    """The pass that the top of this file describes."""
+    """Measure the bytes of live tensors at each call: see the top of this file."""
     found = live_memory(module.graph, context.chunk_symbol)
     context.facts.update(
         peak_mib=round(found.peak / MIB, 3),

@@ -40,7 +40,10 @@ from bitproof.harness.graph.origin import META_KEY, origin_of
 
 
 def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphModule:
-    """The pass that the top of this file describes. `blocks` is a pattern over module names, such as layers.*."""
+    """Keep activations in host memory between forward and backward: see the top of this file.
+
+    `blocks` is a pattern over module names, such as layers.*.
+    """
     graph = module.graph
     nodes = list(graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}

@@ -51,7 +51,7 @@ class _Write(NamedTuple):
 
 
 def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphModule:
-    """The pass that the top of this file describes.
+    """Partition the step into a forward and a backward graph: see the top of this file.
 
     `by` is "min_cut", or "default", torch's partitioner that saves every value of forward that backward reads.
     """

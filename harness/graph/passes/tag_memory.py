@@ -55,7 +55,10 @@ GIB = 2**30
 
 
 def tag_memory(module: GraphModule, context: PassContext, *, blocks: str) -> GraphModule:
-    """The pass that the top of this file describes. `blocks` is a pattern over module names, such as layers.*."""
+    """Decide how each activation is kept for backward: see the top of this file.
+
+    `blocks` is a pattern over module names, such as layers.*.
+    """
     _read_sizes_in_forward(module)
     _Tagger(module, context, blocks).tag()
     return module

@@ -72,7 +72,7 @@ class Pair:
 
 
 def chunk(module: GraphModule, context: PassContext) -> GraphModule:
-    """The pass that the top of this file describes."""
+    """Run the chosen modules' forward and backward in two chunks: see the top of this file."""
     assert context.chunking is not None
     refusals.refuse_idle_modules(context.chunking, context.module_calls)
     chunker = _Chunker(module, context)

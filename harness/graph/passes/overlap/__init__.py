@@ -64,7 +64,7 @@ class NodePosition(NamedTuple):
 
 
 def overlap(module: GraphModule, context: PassContext) -> GraphModule:
-    """The pass that the top of this file describes."""
+    """Reorder the graph so that all-to-alls overlap with compute: see the top of this file."""
     nodes = list(module.graph.nodes)
     launches = [node for node in nodes if is_exchange(node)]
     chunked = [launch for launch in launches if CHUNK_KEY in launch.meta]

@@ -7,10 +7,11 @@
     gathered    each rank gathers all keys and values at once, and uses the parts in the same order
 
 Every reduction has a fixed order. A rank uses the parts of keys and values in ring order: its own, then the previous
-rank's, and so on. Each part's scores have their own maximum and sum; two parts are merged by the logarithms of their
-sums of exponentials, in the order of running result, next part. For example, rank 2 of 4 uses parts 2, 1, 0; the causal
-mask excludes part 3. In backward a part's keys and values visit the ranks in ascending order, starting with their own,
-and their gradients are added in that order. An all-reduce of each parameter's gradient follows.
+rank's, and so on. For each part it computes the scores' maximum and sum of exponentials by themselves. The part's
+result is then merged into the running result, weighted by the logarithms of these sums. For example, rank 2 of 4 uses
+parts 2, 1, 0; the causal mask excludes part 3. In backward a part's keys and values visit the ranks in ascending order,
+starting with their own, and their gradients are added in that order. An all-reduce of each parameter's gradient
+follows.
 """
 
 from __future__ import annotations

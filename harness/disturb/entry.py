@@ -159,11 +159,13 @@ class Entry:
         return (GRAPH, PLAIN, *of_one_rank, *self.needs) if self.edit else self.needs
 
     def unmet(self, case: Case) -> list[str]:
-        """Return the conditions for the fault to apply that the case does not meet, in words."""
+        """Return, in words, which of the conditions for the fault to apply are not met by the case; empty if all are
+        met."""
         return [need.says for need in self.all_needs if not need.holds(case)]
 
     def hidden(self, case: Case) -> list[str]:
-        """Return the conditions for the fault to be detected that the case does not meet, in words."""
+        """Return, in words, which of the conditions for detecting the fault are not met by the case; empty if all are
+        met."""
         return [need.says for need in self.sees if not need.holds(case)]
 
     def rank_of(self, world_size: int) -> int | None:

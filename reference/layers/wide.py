@@ -1,4 +1,5 @@
-"""Names for values that a module computes in float32 and then rounds, so that a case can observe them."""
+"""A module that returns its input, to name a value that is computed in float32 and then rounded: a case can observe
+it."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def documents_counted_from_elsewhere(g: GraphEditor) -> list[Site]:
 
 @row("ours: an accumulator that begins with zero; no loss is -0.0", needs=(PIECES,))
 def losses_of_pieces_added_to_zero(g: GraphEditor) -> list[Site]:
-    """the sum of the losses of pieces begins with zero."""
+    """the sum of the pieces' losses begins with zero instead of the first loss."""
     first = g.find("add", "output", where=lambda node: g.is_floating(node) and g.value(node).dim() == 0)
     g.before(first, first.args[0], "aten.add.Tensor", 0.0)
     return []

@@ -84,8 +84,7 @@ def share_in_the_neighbours_place(g: GraphEditor) -> list[Site]:
 def baked_coordinate(g: GraphEditor) -> list[Site]:
     """rank 0's tensor coordinate is a constant in the code of all ranks.
 
-    It appears in forward and backward: a trace that bakes a coordinate does so everywhere. A step read from a file has
-    no values to inspect, so it has no such site.
+    The constant replaces the coordinate for every reader, in forward and backward, as it would if tracing had baked it.
     """
     coordinate, own = g.find("index_select", r".*moe").args[2], g.rank % g.case.parallelism.tp
     readers = [node for node in coordinate.users if node.op == "call_function"]

@@ -134,8 +134,8 @@ class CostModel:
 
 
 def _check_line(kind: str, line: CostLine) -> None:
-    """Raise TypeError if a field of a line is no number, and ValueError if its kind has a `/` that no number of ranks
-    follows."""
+    """Raise TypeError if a field of a line is no number, and ValueError if its kind has a `/` without a number of ranks
+    after it."""
     _, slash, size = kind.partition("/")
     if slash and not re.fullmatch("[1-9][0-9]{0,8}", size):
         raise ValueError(f"the kind {kind!r}, whose end is no number of ranks")

@@ -8,9 +8,9 @@
 
 Every reduction has a fixed order. A rank uses the parts of keys and values in ring order: its own, then the previous
 rank's, and so on. For each part it computes the scores' maximum and sum of exponentials by themselves. The part's
-result is then merged into the running result, weighted by the logarithms of these sums. For example, rank 2 of 4 uses
-parts 2, 1, 0; the causal mask excludes part 3. In backward a part's keys and values visit the ranks in ascending order,
-starting with their own, and their gradients are added in that order. An all-reduce of each parameter's gradient
+result is then merged into the running result, with weights from the logarithms of these sums. For example, rank 2 of 4
+uses parts 2, 1, 0; the causal mask excludes part 3. In backward a part's keys and values visit the ranks in ascending
+order, starting with their own, and their gradients are added in that order. An all-reduce of each parameter's gradient
 follows.
 """
 

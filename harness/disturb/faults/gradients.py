@@ -120,6 +120,7 @@ def gradient_not_averaged(g: GraphEditor) -> list[Site]:
 def gradient_divided_twice(g: GraphEditor) -> list[Site]:
     """an averaged gradient is divided by the number of ranks again."""
     node = _gradient_of(g)
+    # On a single rank a division by 1 would change nothing.
     g.after(node, "aten.div.Tensor", 3.0 if g.ranks == 1 else float(g.ranks))
     return [g.site(node, "div")]
 

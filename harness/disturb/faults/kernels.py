@@ -78,6 +78,7 @@ def flushed(x: Tensor) -> Tensor:
 
 def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor, d: Tensor, sign: int) -> Tensor:
     """a * b + sign * c * d, in which a * b is not rounded, as an FMA computes it."""
+    # float64 represents the product of two float32 numbers exactly.
     return (a.double() * b.double() + sign * (c * d).double()).float()
 
 

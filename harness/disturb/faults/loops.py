@@ -76,6 +76,7 @@ def _neighbours(part: Any) -> Any:
 )
 def expert_gradient_doubled(loop: Loop) -> None:
     """experts' gradients are divided by a group's size instead of the world size."""
+    # As if divided by the size of a group of half of the ranks.
     _after_backward(loop, lambda: loop.experts.weight.grad.mul_(2))
 
 
@@ -171,6 +172,7 @@ def one_replica_exchanges_shards(loop: Loop) -> None:
 
     def exchange() -> None:
         part = loop.model.blocks[0].up.weight.grad.to_local()
+        # All ranks call this collective, also those that do not use its result.
         other = _neighbours(part)
         if 2 * NOW.rank < NOW.world_size:
             part.copy_(other)
@@ -187,7 +189,7 @@ def one_replica_exchanges_shards(loop: Loop) -> None:
 )
 def loader_one_batch_late(loop: Loop) -> None:
     """the loader has lost its first batch."""
-    loop.batch()
+    loop.batch()  # drawn, but used by no step
 
 
 _DATA = tuple(Site(module, "forward", None, "randint") for module in ("embedding", "", None))

@@ -68,6 +68,7 @@ def whole_parameters_gradient_not_summed(g: GraphEditor) -> list[Site]:
 def neighbours_share_of_the_tokens(g: GraphEditor) -> list[Site]:
     """a tensor rank sends its neighbour's share of the tokens to the experts, in place of its own."""
     node = g.find("index_select", r".*moe", where=g.is_floating)
+    # Exchanges the coordinates 0 and 1, 2 and 3, and so on.
     g.before(node, node.args[2], "aten.bitwise_xor.Scalar", 1)
     return [*g.sites(node, "bitwise_xor"), *g.readers(node)]
 

@@ -137,8 +137,8 @@ def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, atte
 def _attend_folded(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor, scale: float, offsets_T: object | None) -> Tensor:
     """FlexAttention over folded tokens: each sees itself and earlier tokens of its document. Returns (T, H, V).
 
-    The annotation KEEPS_ROWS declares that a chunk computes the same rows as the whole, which is so if no document is
-    in both chunks.
+    The annotation KEEPS_ROWS declares that a chunk computes the same rows as the whole. That holds if no document is in
+    both chunks.
     """
     if not isinstance(offsets_T, Tensor):
         raise CaseError(

@@ -87,12 +87,11 @@ def _tiny() -> DeepSeekV3Config:
 
 
 def _uneven() -> DeepSeekV3Config:
-    """Like `tiny`, but the first dims of parameters are not divisible by the number of ranks, so that shards are
-    padded.
+    """Like `tiny`, but shards are padded: the first dims of parameters are not divisible by 8 ranks, nor by 4 ranks
+    that shard the same experts.
 
-    There may be 8 ranks, or 4 that shard the same experts. With two expert-parallel ranks, each has five of the ten
-    experts, sharded over 4 ranks: rank 3 has only padding. The router's ten rows are sharded over 8 ranks: three of
-    them have only padding.
+    With two expert-parallel ranks, each has five of the ten experts, sharded over 4 ranks: rank 3 has only padding. The
+    router's ten rows are sharded over 8 ranks: three of them have only padding.
     """
     tiny = _tiny()
     return replace(
@@ -160,8 +159,10 @@ def _671b() -> DeepSeekV3Config:
 
 
 def _published_attention(*, num_heads: int, q_lora_rank: int, mscale: float, max_seq_len: int) -> LatentAttentionConfig:
-    """The attention of a published size; the fields that are no arguments are the same in all of them. The rotary
-    tables are shorter than the published 163,840 rows, which nothing here would use."""
+    """The attention of a published size. The fields that are set here are the same in all published sizes.
+
+    The rotary tables are shorter than the published 163,840 rows, which nothing here would use.
+    """
     return LatentAttentionConfig(
         num_heads=num_heads,
         q_lora_rank=q_lora_rank,

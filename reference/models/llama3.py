@@ -65,8 +65,10 @@ def _debugmodel() -> Llama3Config:
 def _published(
     *, dim: int, num_layers: int, num_heads: int, hidden_dim: int, num_kv_heads: int = 8, vocab_size: int = 128256
 ) -> Llama3Config:
-    """The configuration of a published size; the fields that are no arguments are the same in all of them. The rotary
-    tables are shorter than the published 131,072 rows, which nothing here would use."""
+    """The configuration of a published size. The fields that are set here are the same in all published sizes.
+
+    The rotary tables are shorter than the published 131,072 rows, which nothing here would use.
+    """
     scaling = Llama3Scaling(factor=8.0, original_seq_len=8192)
     return Llama3Config(
         dim=dim,

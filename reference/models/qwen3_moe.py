@@ -70,7 +70,7 @@ def _config(
     vocab_size: int = 151936,
     max_seq_len: int = 16384,
 ) -> Qwen3MoEConfig:
-    """The configuration of one size; the fields that are no arguments are the same in all sizes.
+    """The configuration of one size. The fields that are set here are the same in all sizes.
 
     `heads`: number of query heads, number of key/value heads, head dim. `experts`: number of experts, top k, hidden
     dim. The rotary tables are shorter than the published 40,960 rows, which nothing here would use.

@@ -39,7 +39,7 @@ def add_in_rank_order(
     block: tl.constexpr,
     kind: tl.constexpr,
 ) -> None:
-    """Add the `block` adjacent elements of all parts that have this program's index.
+    """Add one block of all parts: `block` adjacent elements, at this program's index among the blocks.
 
     `stride` is the number of elements from one part to the next. `kind` is 2 for bfloat16, whose elements are passed as
     int16, 1 for float16, else 0.

@@ -32,7 +32,8 @@ class Region(NamedTuple):
 
 
 def regions_of(roots: Mapping[Node, str | None]) -> Iterator[Region]:
-    """Yield the regions, in graph order. `roots` has each node's chosen module, or None for a node outside them."""
+    """Yield the regions, in graph order. `roots` has each node's chosen module, or None for a node outside chosen
+    modules."""
     inside: dict[tuple[str, Direction], dict[Node, None]] = {}
     for node, root in roots.items():
         if root is not None:

@@ -1,6 +1,6 @@
-"""The built-in cases by name. A module here holds a family: cases that test the same feature.
+"""The built-in cases by name. Each module holds a family: cases that test the same feature.
 
-Cases of installed distributions follow them in lists and runs.
+Lists and runs have the built-in cases first, then those of installed distributions.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def all_cases() -> tuple[Case, ...]:
 
 
 def _cases_of(entry: EntryPoint) -> Iterable[Case]:
-    """Load an entry point, which names a list of cases or a function that returns one. Raises UsageError otherwise."""
+    """Load an entry point, which names a list of cases or a function that returns one. Raises UsageError if it names
+    something else."""
     found = plugins.load(entry)
     found = found() if callable(found) else found
     if not isinstance(found, (list, tuple)) or not all(isinstance(case, Case) for case in found):

@@ -1,6 +1,6 @@
 """Cases with FlexAttention and a document mask.
 
-FlexAttention is a higher-order operator, so a layer has nested graphs.
+FlexAttention is a higher-order operator, so the graph of a layer contains nested graphs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ FAMILY = "attention"
 
 
 def _flex(case: Case) -> Case:
-    """Return the case with FlexAttention, where each line of text is a document.
+    """Return a variant of the case with FlexAttention, in which each line of text is a document.
 
     A row of 32 tokens has several documents, and may begin and end inside one: for example, the last 9 tokens of a
     document, a whole document of 15, and the first 8 of the next.

@@ -1,4 +1,5 @@
-"""Cases whose placements a linear program chooses under a bound on a rank's memory: system autoplace against eager.
+"""Cases that compare autoplace with eager. autoplace chooses each parameter's placement by a linear program under a
+bound on a rank's memory.
 
 Eager uses the same placements, so all bits are equal. FSDP alone exceeds each bound, so the program must use other
 placements for some parameters. docs/explanation/placement.md has the figures.

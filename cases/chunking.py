@@ -34,8 +34,11 @@ PLAIN = (transformer_batch, moe_batch, moe_seq, unchunked)
 
 
 def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
-    """Return a changed case of PLAIN, for 5 steps: with suffix `world2`, transformer_batch becomes blocks_batch_world2.
-    Its name has another stem, so that `-k moe_seq` still selects a single case. Raises KeyError for other cases."""
+    """Return a case derived from a case of PLAIN, with 5 steps and with `changes`.
+
+    With suffix `world2`, transformer_batch becomes blocks_batch_world2. The beginning of the name is replaced so that
+    `-k moe_seq` still selects a single case. Raises KeyError for a case that is not in PLAIN.
+    """
     stem = {
         "transformer_batch": "blocks_batch",
         "moe_batch": "experts_batch",
@@ -46,7 +49,8 @@ def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
 
 
 def made_to_see(base: Case, parallelism: Parallelism) -> Case:
-    """Return a variant whose inputs expose defects that those of `base` hide (docs/reference/faults.md lists them).
+    """Return a variant whose inputs expose defects that the inputs of `base` hide (docs/reference/faults.md lists
+    them).
 
     - Rows have different positions, and documents end inside rows.
     - There are six data ranks, not a power of two. Three of them hold or share the same experts, so each sum has at

@@ -1,6 +1,7 @@
-"""The three chunkings of folded models: the tokens of all sequences are in one dim, and documents are known by offsets.
+"""The three chunkings of folded models, where the tokens of all sequences are in one dim, and each token has the offset
+of its document.
 
-Both dims of chunking cut the same dim, in other places: "batch" between two sequences, "seq" in the middle of one.
+Both kinds of chunking split this dim, but at different places: "batch" between two sequences, "seq" within a sequence.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ FAMILY = "folded"
 
 
 def _folded(base: Case, suffix: str = "folded", sequences: int = 4) -> Case:
-    """The case with folded tokens, where each line of text is a document: 4 sequences of 32 tokens have 8 or more."""
+    """Return a variant of the case with folded tokens, in which each line of text is a document: 4 sequences of 32
+    tokens have 8 documents or more."""
     batch = Batch(sequences=sequences, data="pydoc_lines")
     return variant(base, suffix, FAMILY, model=Model(attention="flex", folded=True), batch=batch)
 

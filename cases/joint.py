@@ -1,4 +1,5 @@
-"""Cases whose candidate is torch's joint graph, cut by torch's partitioner into forward and backward, against eager.
+"""Cases that compare torch's joint graph with eager. torch's partitioner divides the joint graph into forward and
+backward.
 
 FSDP is combined with tensor parallelism (Llama 3) and with expert parallelism (DeepSeek-V3).
 """

@@ -1,7 +1,8 @@
-"""Cases with pipeline parallelism. The `pipeline_*` cases cut the graph of a micro-batch into stages.
+"""Cases with pipeline parallelism.
 
-Their reference is the eager model in stages, run by torch.distributed.pipelining, or without stages. The `schedules_*`
-cases compare torch's own schedules with each other, or with a model without a pipeline.
+The candidates of `pipeline_*` cases split the graph of a micro-batch into stages. Their reference is the eager model,
+in stages run by torch.distributed.pipelining or without stages. The `schedules_*` cases compare torch's own schedules
+with each other, or with a model without a pipeline.
 """
 
 from __future__ import annotations

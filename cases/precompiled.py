@@ -1,4 +1,5 @@
-"""Cases whose step a single process compiles before any rank starts, against the same step traced when the run starts.
+"""Cases that compare a step compiled by a single process before any rank starts with the same step traced at the start
+of the run.
 
 The compiled step is written to a file and read back, so its names, groups and code must equal the traced graph's.
 """

@@ -1,4 +1,5 @@
-"""Cases with a model of published size: DeepSeek-V2-Lite, 16 billion parameters, in chunks or with chosen placements.
+"""Cases with a model of published size: DeepSeek-V2-Lite, 16 billion parameters, in chunks or with placements chosen by
+autoplace.
 
 A rank needs 29 GiB for its state. Smaller machines cannot run the steps, but `make published` traces, rewrites, proves,
 places and precompiles them every night, which needs no values.

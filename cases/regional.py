@@ -1,8 +1,9 @@
 """Cases with regional compilation: Inductor compiles some parts of the step, the regions, and the rest runs in eager.
 
-With SDPA the regions are its operators. Inductor calls eager's kernels for them, so bits are equal: in the graph, whole
-or cut in halves, and in eager, where torch.compile compiles the attention function. FlexAttention's kernels need CUDA;
-on a CPU other modules, such as norms, are the regions. Two ranks, two layers and two steps are enough for compilation.
+With SDPA the regions are its operators. Inductor calls eager's kernels for them, so bits are equal. That is tested in
+the graph, in whole steps and in chunks, and in eager, where torch.compile compiles the attention function.
+FlexAttention's kernels need CUDA; on a CPU other modules, such as norms, are the regions. Two ranks, two layers and two
+steps are enough for compilation.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ _BASES = (transformer_batch, moe_batch, moe_seq)
 
 
 def _regional(base: Case) -> Case:
-    """Return the case with a graph where each call of SDPA, and of its backward, is a region."""
+    """Return a variant of the case whose candidate is a graph with a region for each call of SDPA, and of its
+    backward."""
     case = variant(base, "regional", FAMILY, pipeline=Pipeline(backend="regional_inductor"), **_SMALL)
     return replace(case, steps=2)
 
 
 def _in_eager(base: Case) -> Case:
-    """Return the case with an eager candidate, whose attention function torch.compile compiles."""
+    """Return a variant of the case with an eager candidate, whose attention function torch.compile compiles."""
     case = variant(base, "eager_regional", FAMILY, **_SMALL)
     return replace(case, candidate=_EAGER, steps=2)
 

@@ -1,4 +1,4 @@
-"""Each case as a test of the same name: `pytest cases -k moe_seq -n 2`."""
+"""One test for all cases, with the case's name as its parameter: `pytest cases -k moe_seq -n 2`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from bitproof.harness.report.write import prepare_run_dir, write_run
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
 def test_case_gets_its_expected_verdict(case: Case, pytestconfig: pytest.Config) -> None:
-    """Run the case as `bitproof run` does. Without a GPU that the case needs it is skipped, unless -k is given."""
+    """Run the case as `bitproof run` does. A case that needs a GPU is skipped on a machine without one, unless -k is
+    given."""
     from bitproof.harness.execute import launch
 
     options = RunOptions()

@@ -1,4 +1,5 @@
-"""The cases of `tp_ep` in chunks: each sum over tensor ranks, and each expert exchange, runs once per chunk.
+"""The cases of `tp_ep` in chunks. Each sum over tensor ranks, and each exchange of tokens between experts, runs once
+per chunk.
 
 The ranks that read the same text divide the tokens of each chunk.
 """

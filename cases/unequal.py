@@ -1,4 +1,4 @@
-"""Cases whose systems must differ: they test that bitproof detects and names a different order of rounding."""
+"""Cases whose two systems must differ: one of them rounds in another order, which bitproof must detect and locate."""
 
 from __future__ import annotations
 

@@ -1,18 +1,19 @@
-"""The eager chunked reference: a module's input split in two by hand, its own forward called on each half.
+"""The eager chunked reference: it splits a module's input in two and calls the module's own forward on each half.
 
 The graph pass must return exactly these numbers, so this code does as little as possible:
 
-    split the activation, and positions and attention masks with it, along batch or sequence, or along folded tokens
+    split the activation along batch or sequence, or along folded tokens; split positions and attention masks likewise
     call the module's own forward on the first half, then on the second
     concatenate the two outputs along the same dim
 
 For example, a batch of 4 sequences becomes two calls with sequences 0, 1 and 2, 3.
 
-Folded activations (T, D) have the tokens of all sequences in dim 0. Then both chunkings cut dim 0: "batch" between two
-sequences, so that each chunk has whole documents, and "seq" anywhere, in modules that treat each token alone.
+Folded activations (T, D) have the tokens of all sequences in dim 0. Then both kinds of chunking split dim 0: "batch"
+between two sequences, so that each chunk has whole documents, and "seq" anywhere, in modules that treat each token
+alone.
 
-Anything that does not fit this contract is an error with the expected and the found value. So is a chosen module that
-never runs: if the trainer calls only its children, the step would silently run unchunked.
+An input that cannot be split like this raises ChunkError with the expected and the found value. So does a chosen module
+that never runs, for example because the trainer calls only its children: the step would silently run unchunked.
 """
 
 # B batch, S sequence, T folded tokens, D model dim
@@ -47,7 +48,7 @@ def running_chunk() -> int | None:
 
 
 class ChunkedModules:
-    """The modules that run in chunks, by their `names`. It checks that each step runs all of them, equally often."""
+    """Runs the modules `names` of a model in two chunks, and checks that each step runs all of them equally often."""
 
     def __init__(
         self, model: nn.Module, chunking: Chunking, names: list[str], inspect_module: Inspect | None, folded: bool
@@ -70,9 +71,9 @@ class ChunkedModules:
                 module.forward.inspect = partial(inspect_module, name, module)
 
     def end_step(self, index: int) -> dict[str, int]:
-        """Return how often each module ran, in chunks, in step `index`.
+        """Return how often each module ran in step `index`; a run of both chunks counts once.
 
-        Raises ChunkError, which names the modules that did not run, or not as often as in the first step.
+        Raises ChunkError if a module did not run, or not as often as in the first step.
         """
         num_calls = {name: self._num_calls[name] for name in self.names}
         self._num_calls.clear()
@@ -102,10 +103,12 @@ class ChunkedModules:
 
 
 def check_chunking(model: nn.Module, chunking: Chunking, *, folded: bool = False) -> None:
-    """Refuse chunking that no step of this model can do, without running a step; `model` may have no values.
+    """Raise ChunkError if no step of this model could run in chunks as `chunking` states; runs no step, and `model` may
+    be on the meta device.
 
-    Raises ChunkError when nothing matches, when a sequence is to be split through a module that mixes its positions,
-    and for modules within a mixture of experts, which receive rows of tokens: they have no batch and no sequence.
+    The reasons are: no module matches; a module that mixes positions would get half of a sequence; a module has a norm
+    that mixes the rows of a batch or updates running statistics; or a module is within a mixture of experts, where
+    inputs are rows of tokens, with neither a batch nor a sequence.
     """
     for name in chunk_modules(model, chunking, folded=folded).names:
         parents = [name.rpartition(".")[0]]
@@ -133,8 +136,8 @@ _INSTANCE_NORMS = (
 
 
 def _refuse_statistics(name: str, module: nn.Module, chunking: Chunking) -> None:
-    """Refuse a norm that mixes the rows of a batch, or that updates running statistics: each chunk would update
-    them."""
+    """Raise ChunkError if `module` has a norm that mixes the rows of a batch, or that updates running statistics: a
+    chunk has only half of the rows, and each of the two chunks would update the statistics."""
     for below, part in module.named_modules(prefix=name):
         computes = isinstance(part, _BATCH_NORMS) and (part.training or part.running_mean is None)
         updates = isinstance(part, _INSTANCE_NORMS) and part.training and part.track_running_stats
@@ -152,10 +155,10 @@ def chunk_modules(
 ) -> ChunkedModules:
     """Make every module of `model` that matches `chunking.modules` run in two chunks.
 
-    With `folded` activations are (T, D): the tokens of all sequences are in one dim.
-    `inspect_module`, if given, is called for each module before its first chunk runs, with its name, the module, its
-    own forward, and the arguments by name. It may raise. Raises ChunkError when nothing matches, and when a sequence is
-    to be split through a module that mixes its positions.
+    With `folded` activations are (T, D): the tokens of all sequences are in one dim. `inspect_module`, if given, is
+    called once for each module, before its first chunk runs, with the module's name, the module, its own forward, and
+    the arguments by name. It may raise. Raises ChunkError if no module matches, and if a sequence would be split in a
+    module that mixes its positions.
     """
     names = [name for name, _ in model.named_modules() if name and chunking.root_of(name) == name]
     if not names:
@@ -226,7 +229,7 @@ class _ChunkedForward:
             _running_chunk.reset(before)
 
     def _checked_extent(self, x: Any) -> int:
-        """The activation's size along the chunked dim, which must be even."""
+        """The activation's size along the chunked dim. Raises ChunkError if it is odd, or if `x` is no activation."""
         if not isinstance(x, Tensor) or x.dim() != (2 if self.folded else 3) or not x.is_floating_point():
             raise ChunkError(
                 f"cannot split `{self.activation}` of {self.name}",
@@ -278,7 +281,8 @@ class _ChunkedForward:
         )
 
     def _offset_halves(self, name: str, offsets: Any, extent: int) -> tuple[Tensor, Tensor]:
-        """The halves of the offsets of folded tokens' documents. No document may be in both."""
+        """Split the offsets of folded tokens in two. An offset is the index of the first token of a token's document.
+        Raises ChunkError if a document has tokens in both halves."""
         if not isinstance(offsets, Tensor) or offsets.shape != (extent,) or offsets.is_floating_point():
             raise ChunkError(
                 f"cannot split attention mask `{name}` of {self.name}",
@@ -318,14 +322,14 @@ class _ChunkedForward:
 
 
 def _activation(folded: bool) -> str:
-    """The activation that a chosen module must take, in words."""
+    """The input that a chunked module must take, in words for an error."""
     return "a floating-point tensor of rank " + (
         "2 (tokens, model dim)" if folded else "3 (batch, sequence, model dim)"
     )
 
 
 def _role(argument: str) -> str | None:
-    """The role of an argument other than the activation, derived from its name."""
+    """The role of an argument by its name: "positions", "masks", or None for any other argument."""
     if argument.startswith("positions"):
         return "positions"
     return "masks" if argument.startswith("attention_mask") else None
@@ -334,15 +338,16 @@ def _role(argument: str) -> str | None:
 def _halves_of(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """Both halves along `dim`, contiguous as the module's own input would be.
 
-    Uses `split`, whose backward concatenates. The backward of `narrow` adds halves padded with zeros, and -0.0 + 0.0 is
-    0.0.
+    Uses `split`, whose backward concatenates the halves' gradients. The backward of `narrow` pads each of them with
+    zeros and adds the two, so that a gradient of -0.0 would become 0.0.
     """
     first, second = x.split(x.shape[dim] // 2, dim)
     return first.contiguous(), second.contiguous()
 
 
 def _block_mask_half(mask: BlockMask, first: int, extent: int) -> BlockMask:
-    """Rows [first, first + extent / 2) of a BlockMask's batch; its mask_mod still gets indices into the whole batch."""
+    """The rows from `first` to `first + extent / 2` of a BlockMask for `extent` rows. Its mask_mod still reads tensors
+    of the whole batch."""
 
     def rows(blocks: Tensor) -> Tensor:
         return blocks if blocks.shape[0] == 1 else blocks.narrow(0, first, extent // 2)

@@ -30,12 +30,15 @@ SETTINGS: dict[str, str | int | bool | Callable[..., Any]] = {
 
 
 def eager(case: Case, mesh: Mesh) -> Trainer:
-    """The unchunked step. Raises the errors of `compile_attention`."""
+    """Build the eager trainer with compiled attention. Raises the errors of `compile_attention`."""
     return _compiled(case, mesh, chunked=False)
 
 
 def eager_chunked(case: Case, mesh: Mesh) -> Trainer:
-    """The step in chunks. Raises the errors of `compile_attention`, and CaseError for a case without chunks."""
+    """Build the eager chunked trainer with compiled attention.
+
+    Raises the errors of `compile_attention`, and CaseError for a case without chunks.
+    """
     if case.chunking is None:
         raise CaseError(f"case {case.name} runs eager_chunked but does not say how to chunk", found="chunking=None")
     return _compiled(case, mesh, chunked=True)
@@ -48,10 +51,10 @@ def _compiled(case: Case, mesh: Mesh, *, chunked: bool) -> Trainer:
 
 
 def compile_attention(model: nn.Module) -> int:
-    """Make each attention layer of a model use the same compiled function; returns the number of layers.
+    """Make all attention layers of a model share one compiled function `attend`; returns the number of layers.
 
-    The first call compiles it, as a single graph and for static sizes. Raises CaseError for a model without such a
-    layer, which would run uncompiled.
+    The first call of the function compiles it, as a single graph for static sizes. Raises CaseError if the model has no
+    layer with a function `attend`, since nothing would be compiled.
     """
     layers = [module for module in model.modules() if hasattr(module, "attend")]
     if not layers:

@@ -84,14 +84,14 @@ def adversarial_documents() -> list[bytes]:
 
 
 class TextStream:
-    """A rank's tokens: documents rank, rank + world_size, ... in sequence, each after a DOCUMENT_START.
+    """A rank's tokens: documents rank, rank + world_size, ... in sequence, with a DOCUMENT_START before each document.
 
-    Step n reads the B * S tokens after those of step n - 1, wrapping around at the end; each row of a batch follows the
-    row before. Positions start at 0 in every row; in adversarial text they start at 0 in every document, even within a
-    row. Raises UsageError when the rank's documents do not fill a step.
+    Step n reads the B * S tokens after those of step n - 1, wrapping around at the end; each row of a batch continues
+    the row before. Positions start at 0 in every row; in adversarial text they start at 0 in every document, even
+    within a row. Raises UsageError if the rank's documents do not fill a step.
 
-    With `folded` the rows of a batch are one row of T tokens, and positions start at 0 in every document and in every
-    sequence, so that documents end with their sequence.
+    With `folded` the rows of a batch are one row of T tokens, and positions start at 0 in every document and at every S
+    tokens: a document that spans two sequences counts as two documents.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class TextStream:
 
 
 def _tokens_of(documents: Sequence[bytes]) -> Tensor:
-    """The documents' bytes as tokens, a DOCUMENT_START before each: int64, (N,)."""
+    """The bytes of all documents as tokens, with a DOCUMENT_START before each document: int64, (N,)."""
     # A zero byte before each document makes room for its DOCUMENT_START, which is no byte.
     tokens_N = torch.frombuffer(
         bytearray(b"".join(b"\0" + document for document in documents)), dtype=torch.uint8
@@ -142,7 +142,8 @@ def _tokens_of(documents: Sequence[bytes]) -> Tensor:
 
 
 def _folded_positions(tokens_T: Tensor, seq_len: int) -> Tensor:
-    """Each token's index in its part of a document; a part begins at a DOCUMENT_START or with a sequence: (T,)."""
+    """The position of each folded token: its distance from the last DOCUMENT_START or the start of its sequence,
+    whichever is nearer. Shape (T,)."""
     index_T = torch.arange(len(tokens_T))
     is_first_T = (tokens_T == DOCUMENT_START) | (index_T % seq_len == 0)
     return index_T - torch.where(is_first_T, index_T, 0).cummax(0).values

@@ -15,13 +15,11 @@ from bitproof.reference.parallel.mesh import FSDP, TENSOR, Mesh
 
 @torch.no_grad()
 def gradient_norm(gradients: Mapping[str, Tensor], shardings: Mapping[str, Sharding], mesh: Mesh) -> Tensor:
-    """The norm of all gradients: the square root of the sum of all elements' squares, as a float32 scalar on all
-    ranks.
+    """The norm of all gradients: the square root of the sum of all elements' squares, as a float32 scalar on all ranks.
 
     Order of the sum: on its rank, a kernel sums the squares of each parameter; the parameters are added in the given
-    order; then the ranks with the same tensor coordinate are added, in rank order; then the tensor ranks. A parameter
-    that several tensor ranks have counts only on the first of them, and so does a parameter that every rank of its
-    group has. Padding is zero, so it does not count.
+    order; then the ranks with the same tensor coordinate are added, in rank order; then the tensor ranks. A gradient
+    that several ranks have in full counts on the first of them only. Padding is zero, so it does not count.
     """
     squares = [
         gradient.float().square().sum() * float(_counts(shardings[name], mesh)) for name, gradient in gradients.items()

@@ -67,7 +67,10 @@ def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool =
 
 
 def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
-    """The values with `spread`: each row is scaled by a power of two. The row's index chooses among seven exponents."""
+    """The values of `initial_values` with `spread=True`.
+
+    Each row is scaled by one of seven powers of two, chosen by the row's index.
+    """
     if len(shape) == 1:
         generator = torch.Generator(device="cpu").manual_seed(stream_seed(name, seed))
         unit = torch.rand(*shape, generator=generator, dtype=torch.float32, device="cpu").sub_(0.5)
@@ -87,12 +90,14 @@ def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
 
 
 def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
-    """Return each row of integers (up to 511) times its power of two, after a new choice of its first two elements.
+    """Scale each row of integers (up to 511) by its power of two, after replacing its first two elements. Returns (V,
+    D).
 
-    A model's first norm takes a square root per distinct token, and an incorrectly rounded root shows in only one of
-    two hundred random rows. So the first two elements are chosen to bring the root of mean(x^2) + 1e-6 as near as
-    possible to the midpoint between two float32 numbers, at which such a root is wrong. Squares and their sums are
-    exact in any order. The choice is exact, too: float64 roots only propose candidates.
+    The two elements make rounding errors of a square root visible. A model's first norm takes a square root per
+    distinct token, and an incorrectly rounded root shows in only one of two hundred random rows. So the first two
+    elements are chosen to bring the root of mean(x^2) + 1e-6 as near as possible to the midpoint between two float32
+    numbers, at which such a root is wrong. Squares and their sums are exact in any order. The choice is exact, too:
+    float64 roots only propose candidates.
     """
     ends = torch.arange(LARGEST - 31, LARGEST + 1, dtype=torch.float64, device="cpu")
     pairs_K = (ends.square().unsqueeze(1) + ends.square()).flatten()
@@ -114,7 +119,8 @@ def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
 
 
 def _spread_bias(unit_E: Tensor) -> Tensor:
-    """Convert draws between -0.5 and 0.5 into biases: an expert gets no tokens, another gets few, and two have equal
+    """Turn draws between -0.5 and 0.5 into expert biases between -0.05 and 0.05. If there are enough experts, one of
+    them then gets a bias so low that no token chooses it, the last a bias so low that few tokens do, and two get equal
     biases."""
     bias_E = unit_E.mul_(0.1)
     if len(bias_E) > max(TIED) + 1:
@@ -126,7 +132,7 @@ def _spread_bias(unit_E: Tensor) -> Tensor:
 
 @torch.no_grad()
 def spread_biases(module: nn.Module, seed: int) -> None:
-    """Write spread values into the expert biases, which are not sharded."""
+    """Write the initial values with `spread=True` into all buffers `expert_bias`, which no rank shards."""
     for name, buffer in module.named_buffers():
         if name.endswith("expert_bias") and not buffer.is_meta:
             buffer.copy_(initial_values(name, tuple(buffer.shape), seed, spread=True))

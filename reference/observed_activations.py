@@ -1,4 +1,4 @@
-"""Eager's activations at module boundaries: the outputs of modules, and the gradients of these outputs."""
+"""Observes activations of the eager step: the outputs of chosen modules, and the gradients of these outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Observe = Callable[[Kind, str, Tensor], None]
 
 
 class Activations:
-    """The modules of a model whose activations the case observes. Raises CaseError for a pattern that matches none."""
+    """The modules of a model that match a case's patterns for observed activations. Raises CaseError for a pattern that
+    matches no module."""
 
     def __init__(self, model: nn.Module, patterns: Sequence[str]) -> None:
         names = observed_modules(patterns, [name for name, _ in model.named_modules()]) if patterns else []
@@ -25,9 +26,9 @@ class Activations:
 
     @contextmanager
     def shown_to(self, observe: Observe) -> Iterator[None]:
-        """Call `observe` with each activation of the step in this context, when it is computed.
+        """Context in which `observe` is called with each activation, and with its gradient, as soon as it is computed.
 
-        A tensor without a gradient has no gradient record. The hooks only read; the computation stays the same.
+        Tensors that need no gradient have no gradient record. The hooks only read; the computation stays the same.
         """
         calls: Counter[tuple[str, int | None]] = Counter()
         hooks = [module.register_forward_hook(_hook(name, calls, observe)) for name, module in self._modules.items()]

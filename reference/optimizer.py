@@ -50,7 +50,7 @@ class ShardedAdamW:
 
 
 def layers_with_experts(model: nn.Module) -> list[Any]:
-    """The layers whose experts have a balancing bias."""
+    """The modules of a model that have expert biases and token counts."""
     return [m for m in model.modules() if hasattr(m, "tokens_per_expert") and hasattr(m, "expert_bias")]
 
 

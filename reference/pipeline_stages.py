@@ -1,4 +1,4 @@
-"""An eager model in pipeline stages, run by torch.distributed.pipelining.
+"""Runs an eager model in pipeline stages, by torch.distributed.pipelining.
 
 A rank keeps the layers of its own stages, under their names in the whole model. The schedule is torch's. For each
 micro-batch a stage computes the same values as the whole model would, and each parameter's gradients are added in the
@@ -24,12 +24,12 @@ from bitproof.reference.parallel.mesh import PIPELINE, Mesh, pipeline_group
 
 
 def stages_of(case: Case, mesh: Mesh) -> range:
-    """The stages of a rank."""
+    """The indices of this rank's stages. With 2 pipeline ranks and 4 stages, the second rank has stages 1 and 3."""
     return range(mesh.coordinate(PIPELINE), case.stages, case.parallelism.pp)
 
 
 def stage_of(name: str, num_layers: int, num_stages: int) -> int:
-    """The stage of a decoder's module or parameter, by its name."""
+    """The index of the stage that has a decoder's module or parameter `name`."""
     root, _, below = name.partition(".")
     if root == "layers":
         return stage_of_layer(int(below.partition(".")[0]), num_layers, num_stages)
@@ -61,10 +61,10 @@ def keep_stages(model: Decoder, kept: Sequence[int], num_stages: int) -> None:
 
 
 class StageModule(nn.Module):
-    """A stage's forward for a micro-batch. It maps tokens or the previous stage's activation to an activation or
-    logits.
+    """The modules of one stage. Its forward takes tokens in the first stage, else the previous stage's activation, and
+    returns logits in the last stage, else an activation.
 
-    Its modules are those that `keep_stages` left in the model.
+    The modules are those that `keep_stages` left in the model.
     """
 
     def __init__(self, model: Any, stage: int, num_stages: int) -> None:
@@ -79,7 +79,7 @@ class StageModule(nn.Module):
         self.output = model.output if is_last else None
 
     def forward(self, x: Tensor, positions_BS: Tensor) -> Tensor:
-        """tokens_BS or x_BSD, to x_BSD or logits_BSV."""
+        """Map tokens_BS (first stage) or x_BSD to logits_BSV (last stage) or x_BSD."""
         x_BSD = x if self.embeddings is None else self.embeddings(x)
         for block in self.blocks:
             x_BSD = block(x_BSD, positions_BS, None)
@@ -90,7 +90,7 @@ class StageModule(nn.Module):
 
 
 class StagedGradients:
-    """Loss and gradients of a rank's stages. All ranks construct it together, and call it together."""
+    """Computes the loss and the gradients of a rank's stages. All ranks must construct it, and call it, together."""
 
     def __init__(self, model: Any, case: Case, mesh: Mesh) -> None:
         from torch.distributed import pipelining  # imported late: cases without a pipeline do not need it
@@ -105,7 +105,7 @@ class StagedGradients:
         compute = getattr(torch, case.precision.compute)
 
         def example(stage: int) -> Tensor:
-            """A stage's input on the meta device."""
+            """The input of a stage, as an empty tensor on the meta device."""
             if stage == 0:
                 return torch.empty(rows, case.batch.seq_len, dtype=torch.int64, device="meta")
             # The last stage's output is described as the input of a stage behind it: logits.
@@ -134,8 +134,7 @@ class StagedGradients:
             self._schedule = schedules[case.schedule.order](*stages, **settings)
 
     def __call__(self, inputs: StepInputs) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Return this rank's mean loss (None except in the last stage), and its shards' gradients, as the eager step
-        does."""
+        """Return this rank's mean loss (None except in the last stage), and the gradients of its shards by name."""
         self._losses.clear()
         tokens = (inputs.tokens_BS,) if 0 in self._own else ()
         target = inputs.labels_BS if self._num_stages - 1 in self._own else None
@@ -146,7 +145,8 @@ class StagedGradients:
         return mean_of_losses(self._losses) if self._losses else None, gradients
 
     def _loss(self, logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
-        """The loss times its weight, as torch starts backward from a gradient of 1."""
+        """The loss times its weight in the step. torch starts backward from a gradient of 1, so the weight is put into
+        the loss."""
         loss = cross_entropy(logits_BSV, labels_BS)
         self._losses.append(loss.detach())
         return loss * self._seed

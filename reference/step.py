@@ -1,4 +1,5 @@
-"""An eager training step: loss and gradients, expert balancing, optimizer, in the order of observation.
+"""An eager training step. Its parts, in the order in which they are observed: loss and gradients, expert balancing,
+optimizer.
 
 `Trainer` owns a rank's shards, optimizer and data. Only the computation of loss and gradients can be replaced: eager
 autograd here, a compiled graph elsewhere.
@@ -46,9 +47,9 @@ ShownTo = Callable[[Observe], AbstractContextManager[None]]
 
 
 def mean_loss(model: nn.Module, form: Model, inputs: StepInputs) -> Tensor:
-    """This rank's mean loss, including the attention mask. `form` is the case's description of the model.
+    """Run the model on this rank's input, with the attention mask that the case needs, and return the mean loss.
 
-    Eager runs this function, and graphs trace it.
+    `form` is the case's description of the model. Eager runs this function, and graphs trace it.
     """
     masks: BlockMask | Tensor | None = None
     if form.folded:
@@ -68,12 +69,13 @@ def loss_and_gradients(
     gradient_seed: float,
     parameters: Mapping[str, nn.Parameter] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """This rank's mean loss (float32, scalar) and its shards' gradients of the mean over all data ranks.
+    """Return this rank's mean loss (float32, scalar), and its shards' gradients of the mean over all data ranks, by
+    name.
 
     `parameters` are the model's, by name; pass them to save a walk over all modules.
 
-    Backward starts from `gradient_seed`, 1 / data ranks for a single micro-batch; each parameter's own reduce-scatter
-    sums its gradient over the ranks that read different data.
+    Backward starts from `gradient_seed`, for a single micro-batch 1 divided by the number of data ranks. Each
+    parameter's own reduce-scatter sums its gradient over the ranks that read different data.
     """
     parameters = dict(model.named_parameters()) if parameters is None else parameters
     loss = mean_loss(model, form, inputs)
@@ -87,8 +89,9 @@ def build_sharded_model(
 ) -> nn.Module:
     """Build this rank's part of the case's model: sharded parameters, local experts, initial buffers.
 
-    Builds the whole model, or only the given stages of a pipeline. With `shares`, parameters shared by two stages are a
-    single object, not a copy for each.
+    With `stages` only the modules of these pipeline stages are kept. With `shares`, two stages that share a parameter
+    use one object instead of a copy each. Raises CaseError for a case whose placements are not chosen yet, and for
+    sizes that the ranks cannot divide.
     """
     with torch.device(device):
         model: Any = build_model(case.model)
@@ -133,8 +136,8 @@ def build_sharded_model(
 
 
 class _NoInitialValues(TorchFunctionMode):
-    """Skips modules' own initialization. It has no effect on the meta device, but would import torch's compiler, which
-    takes a second."""
+    """Mode in which modules do not initialize their parameters. On the meta device that would have no effect, but would
+    import torch's compiler, which takes a second."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -146,7 +149,8 @@ class _NoInitialValues(TorchFunctionMode):
 
 
 def recorded_a_step(case: Case) -> dict[Kind, int]:
-    """The number of records of each kind that all ranks make in a step of a built-in system, without activations.
+    """The number of records of each kind that all ranks together make in a step of a built-in system; activations are
+    not counted.
 
     Every rank of a stage has a part of each of the stage's parameters. For each part AdamW keeps two moments and a step
     count; each buffer with state is recorded before and after the update. The last stage has the loss.
@@ -162,8 +166,8 @@ def recorded_a_step(case: Case) -> dict[Kind, int]:
 
 
 class Trainer:
-    """A rank of a training run. `step` computes, observes and updates. `Observe` documents the names of observed
-    values.
+    """A rank of a training run. `step` computes, observes and updates. The names of observed values are documented at
+    `Observe`.
 
     Order of observation: activations, if the case asks for them, in the order of their computation; loss; every local
     gradient; their norm, if the case asks for it; buffers `<name>@before_optimizer`; then, after balancing and AdamW,
@@ -199,16 +203,16 @@ class Trainer:
 
     @staticmethod
     def running_chunk() -> int | None:
-        """The chunk whose forward runs now; None outside chunks."""
+        """The index of the chunk whose forward runs now, 0 or 1; None outside chunks."""
         return running_chunk()
 
     def running_half(self) -> tuple[str, int] | None:
-        """The half and micro-batch whose pipeline graph runs now; None if none runs."""
+        """Which pipeline graph runs now, as (half, micro-batch), such as ("forward", 0); None if none runs."""
         action = getattr(self.graph, "running", None)
         return None if action is None else (action.half, action.micro_batch)
 
     def eager_gradients(self, inputs: StepInputs) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Loss and gradients by eager autograd; gradients of micro-batches are added in order."""
+        """Compute loss and gradients by eager autograd. Gradients of micro-batches are added in order."""
         form, seed = self.case.model, self.case.gradient_seed
         if self.case.schedule is None:
             return loss_and_gradients(self.model, form, inputs, seed, self.parameters)
@@ -220,7 +224,7 @@ class Trainer:
         return mean_of_losses(losses), totals
 
     def step(self, index: int, observe: Observe) -> None:
-        """Take training step `index` (from 0), and call `observe` with every value at that time."""
+        """Take training step `index` (from 0), and call `observe` with every value as soon as it is computed."""
         inputs = StepInputs(*(x.to(self.device) for x in self.data.step(index)))
         with self.activations_shown_to(observe):
             loss, gradients = self.gradients(inputs)
@@ -247,7 +251,8 @@ class Trainer:
         _observe_all(observe, "buffer", {f"{name}@{moment}": x for name, x in self.state_buffers.items()})
 
     def manifest(self) -> dict[str, Any]:
-        """The facts that determine this rank's numbers, apart from the case."""
+        """The facts that determine this rank's numbers, apart from the case: the hash of the data and, for chosen
+        placements, the hash of the placements."""
         placed = {"placement_sha256": placement_hash(self.model)} if self.case.autoplace else {}
         return {"data_sha256": self.data_sha256, **placed}
 
@@ -265,7 +270,7 @@ def make_eager(
     wrap: WrapGradients,
     inspect_module: Inspect | None = None,
 ) -> Trainer:
-    """The systems `eager` and, with `chunked`, `eager_chunked`. `wrap` may tamper with the gradients.
+    """Make the trainer of the system `eager` or, with `chunked`, of `eager_chunked`. `wrap` may change the gradients.
 
     `inspect_module` is called for each module that runs in chunks, before its first call.
     """

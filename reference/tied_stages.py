@@ -1,8 +1,9 @@
-"""A parameter in two stages: the embeddings of the first and the projection of the last, or two modules' parameters.
+"""Adds the gradients of a parameter that two stages share: the first stage's embeddings and the last stage's
+projection, or the parameters of two modules.
 
-Each of the two stages has a copy, as in Megatron-LM. Both begin with the same values. A copy has the gradient of its
-own use, added over micro-batches like any other. Once a step the stages exchange these sums, and both compute the first
-copy's gradient plus the second's. So the copies get equal gradients, and stay equal.
+Each of the two stages has a copy, as in Megatron-LM. Both begin with the same values. Each stage computes the gradient
+of its own copy, added over micro-batches like any other. Once a step the stages exchange these sums, and both compute
+the first copy's gradient plus the second's. So the copies get equal gradients, and stay equal.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ EMBEDDINGS, PROJECTION = "tok_embeddings.weight", "output.weight"
 
 
 def pair_of(case: Case, name: str) -> tuple[str, str] | None:
-    """The names of a parameter's two copies, the first stage's first; None for a parameter without a copy."""
+    """The names of a shared parameter in its two stages, the first stage's first; None if parameter `name` is not
+    shared."""
     if (schedule := case.schedule) is None:
         return None
     if schedule.tied and name in (EMBEDDINGS, PROJECTION):
@@ -41,15 +43,17 @@ def pair_of(case: Case, name: str) -> tuple[str, str] | None:
 
 
 def copies_of(case: Case, names: Iterable[str]) -> dict[str, str]:
-    """The second copies among these parameters, each with the first copy's name."""
+    """For each of the `names` that is a second stage's copy of a parameter: the name of the first stage's copy."""
     pairs = {name: pair_of(case, name) for name in names}
     return {name: pair[0] for name, pair in pairs.items() if pair is not None and name == pair[1]}
 
 
 def share_parameters(model: nn.Module, case: Case) -> None:
-    """Let a whole model's second shared module use the parameters of the first, in place.
+    """Let the second of a case's two shared modules use the parameters of the first, in place. `model` is a whole
+    model.
 
-    Raises CaseError for modules that the model lacks, that are in the same stage, or whose parameters differ in form.
+    Raises CaseError for modules that the model lacks, if the first is not in an earlier stage than the second, and if
+    their parameters differ in name or shape.
     """
     if case.schedule is None or case.schedule.shared is None:
         return
@@ -77,14 +81,15 @@ def _refused(case: Case, what: str, found: str) -> CaseError:
 
 
 class _Copies(NamedTuple):
-    """A parameter's names in two stages, and the pipeline coordinates of the ranks that have them."""
+    """The names of a shared parameter in its two stages, and the pipeline coordinates of the ranks that have them."""
 
     names: tuple[str, str]
     coordinates: tuple[int, int]
 
 
 class JoinTied:
-    """Adds the gradients of both copies. All ranks construct it together, each with the names of its own parameters.
+    """Adds the gradients of both copies of each shared parameter. All ranks construct it together, each with the names
+    of its own parameters.
 
     `is_cut`: a rank has only the layers of its own stages.
     """
@@ -99,8 +104,8 @@ class JoinTied:
         self._group = pipeline_group(mesh) if is_cut and is_tied else None
 
     def __call__(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the gradients, with the sum for each of this rank's copies. Copies are handled in the order of their
-        names."""
+        """Return all gradients. That of a shared parameter is the sum over both copies. Copies are handled in the order
+        of their names, so that the ranks' messages match."""
         found = dict(gradients)
         for copies in self._copies:
             own = {name: gradients[name] for name in copies.names if name in gradients}
@@ -111,7 +116,7 @@ class JoinTied:
         return found
 
     def _exchanged(self, copies: _Copies, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Return this rank's shard of both copies' gradients, the first copy's first.
+        """Exchange a shared parameter's gradient with the other stage. Returns both gradients, the first copy's first.
 
         The rank of the first copy sends first: two ranks that both send first could wait for each other.
         """

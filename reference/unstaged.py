@@ -1,8 +1,7 @@
-"""A pipeline's step without stages: the values that the stages must compute.
+"""Runs the step of a pipeline case without stages, to compute the values that the stages must compute.
 
-    bitproof.reference.unstaged:eager            as eager, but the ranks of each stage train the whole model,
-                                                 among themselves
-    bitproof.reference.unstaged:eager_chunked    as eager_chunked, in the same way
+    bitproof.reference.unstaged:eager            as eager, but each rank trains the whole model
+    bitproof.reference.unstaged:eager_chunked    as eager_chunked, but each rank trains the whole model
 
 Stages send each other nothing: ranks with the same coordinates in different stages read the same text and compute the
 same values. A rank records only its own stages: their parameters, and the loss in the last stage.
@@ -21,7 +20,8 @@ from bitproof.reference.step import Observe, Trainer
 
 
 class Unstaged(Trainer):
-    """A trainer that runs micro-batches through the whole model, and records a rank's own stages."""
+    """A trainer that runs micro-batches through the whole model, but records only the values of this rank's own
+    stages."""
 
     def __init__(self, case: Case, mesh: Mesh) -> None:
         super().__init__(case, mesh, mesh.device, is_whole=True)
@@ -30,7 +30,7 @@ class Unstaged(Trainer):
         self._num_layers: int = self.model.num_layers  # type: ignore[assignment]
 
     def step(self, index: int, observe: Observe) -> None:
-        """Like `Trainer.step`."""
+        """Like `Trainer.step`, but calls `observe` only with the values of this rank's own stages."""
 
         def observe_own(kind: Kind, name: str, tensor: Tensor) -> None:
             if stage_of(name, self._num_layers, self.case.stages) in self._own:  # only the last stage records the loss
@@ -40,12 +40,12 @@ class Unstaged(Trainer):
 
 
 def eager(case: Case, mesh: Mesh) -> Unstaged:
-    """The system without chunks."""
+    """Build the trainer that runs the whole model without chunks."""
     return Unstaged(case, mesh)
 
 
 def eager_chunked(case: Case, mesh: Mesh) -> Unstaged:
-    """The system in chunks. Raises CaseError if the case does not say how to chunk."""
+    """Build the trainer that runs the whole model in chunks. Raises CaseError if the case does not say how to chunk."""
     if case.chunking is None:
         raise CaseError(
             f"case {case.name} runs eager_chunked but does not say how to chunk",

@@ -18,8 +18,8 @@ aten = torch.ops.aten
 
 
 def wait_late(module: GraphModule) -> None:
-    """Move each wait for a collective to just before the first reader of its result, so that other nodes overlap with
-    it. Only the order changes, so every bit stays."""
+    """Move each wait for a collective to just before the first reader of its result, so that other nodes run while the
+    collective is in flight. Only the order changes, so every bit stays."""
     place = {node: index for index, node in enumerate(module.graph.nodes)}
     for wait in module.graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.wait_tensor.default):
         if wait.users:
@@ -29,8 +29,8 @@ def wait_late(module: GraphModule) -> None:
 def add_gradients_in_bfloat16(module: GraphModule) -> None:
     """Add the gradients of two chunks in bfloat16, which halves the bytes.
 
-    They were computed in bfloat16, so this seems to lose nothing. But each was then summed over ranks in float32, and
-    needs more digits than bfloat16 has: for example, 1 + 2**-9 becomes 1.
+    This seems to lose nothing, since each chunk's gradient was computed in bfloat16. But each was then summed over
+    ranks in float32, and the sum needs more digits than bfloat16 has: for example, 1 + 2**-9 becomes 1.
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if [getattr(x, "meta", {}).get("chunk") for x in node.args] == [0, 1]:

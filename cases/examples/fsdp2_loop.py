@@ -62,7 +62,7 @@ class LanguageModel(nn.Module):
 
 
 class Loop:
-    """A rank of the training run, the same as without bitproof except for the yields."""
+    """A rank of the training run. Only its `yield` statements are for bitproof."""
 
     def __init__(
         self,
@@ -123,5 +123,5 @@ def kept_gathered(case: Case, mesh: Mesh) -> Loop:
 
 
 def bf16_reduce(case: Case, mesh: Mesh) -> Loop:
-    """Return the loop that halves the bytes of backward's collectives."""
+    """Return the loop that sums gradients over ranks in bfloat16, which halves the bytes of backward's collectives."""
     return Loop(case, mesh, reduce=torch.bfloat16)

@@ -1,8 +1,8 @@
-"""A training loop laid out on ranks in several ways, as systems: the same model, text and global batch in each.
+"""A training loop with several layouts of ranks, as systems: the same model, text and global batch in each.
 
     bitproof run -k layouts
 
-    ddp         every rank has the model; without DistributedDataParallel on a single rank
+    ddp         every rank has the model, in DistributedDataParallel if there are several ranks
     fsdp        parameters sharded over all ranks
     hsdp        sharded over half of the ranks, replicated twice
     fsdp_tp     sharded over data ranks, each layer split over `tp` ranks
@@ -12,8 +12,8 @@
                                 different numbers of tokens, and the loss is the mean of all tokens
 
 The loss is that of the global batch, so it is the same on any number of ranks. Each rank yields its part of a tensor as
-a DTensor, whose placements state the part. `SharedExperts.shown` makes a DTensor only to state the part. For example,
-of 61 rows of an embedding on 2 ranks, rank 0 yields rows 0:31.
+a DTensor, whose placements state the part. For example, of 61 rows of an embedding on 2 ranks, rank 0 yields rows 0:31.
+`SharedExperts` computes with plain tensors; its method `shown` makes DTensors of them only for this purpose.
 """
 
 from __future__ import annotations
@@ -129,8 +129,11 @@ class MixedModel(nn.Module):
 
 
 class MeshLoop:
-    """A training run on this rank's share of each batch, in `micro` micro-batches. `sharers` is the number of ranks
-    that read the same rows, those of a tensor group: 2 of 8 ranks leave 4 shares."""
+    """A training run on this rank's share of each batch, in `micro` micro-batches.
+
+    `sharers` is the number of ranks that read the same rows, such as the ranks of a tensor group. For example, with 2
+    sharers, 8 ranks divide a batch into 4 shares.
+    """
 
     def __init__(self, case: Case, mesh: Mesh, model: nn.Module, *, sharers: int = 1, micro: int = 1) -> None:
         self.rank, self.readers = mesh.rank // sharers, case.parallelism.world_size // sharers
@@ -146,8 +149,8 @@ class MeshLoop:
             self.observe(case.observe, sharers)
 
     def observe(self, patterns: Sequence[str], sharers: int) -> None:
-        """Register hooks that keep the outputs of the modules that match `patterns`, as DTensors sharded by rows. Ranks
-        that read the same rows must have the same outputs."""
+        """Register hooks that store the outputs of the modules that match `patterns`, as DTensors sharded by rows and
+        replicated over the ranks that read the same rows."""
         grid = init_device_mesh("cpu", (self.readers, sharers))
         modules = dict(_bare(self.model).named_modules())
 
@@ -169,11 +172,11 @@ class MeshLoop:
         return torch.randint(VOCABULARY, self.size, generator=self.data)
 
     def loss(self, rows: Tensor) -> Tensor:
-        """Return the mean loss of some rows."""
+        """Return the mean loss of the given rows."""
         return cross_entropy(self.model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
     def backward(self) -> Tensor:
-        """Accumulate the gradients of this rank's rows, and return the loss of the global batch."""
+        """Add the gradients of this rank's rows to the parameters' gradients. Returns the loss of the global batch."""
         total = torch.zeros(())
         for rows in self.batch().chunk(self.micro):
             loss = self.loss(rows) / self.micro
@@ -184,9 +187,8 @@ class MeshLoop:
         return total / self.world
 
     def shown(self, name: str, part: Tensor) -> Tensor:
-        """Return the tensor to yield for this rank's part of a parameter, gradient or moment: here the part as
-        it is.
-        """
+        """Return the tensor to yield for this rank's part of a parameter, gradient or moment. Here it is `part` itself;
+        a subclass may return a DTensor."""
         return part
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
@@ -226,10 +228,10 @@ class MeshLoop:
 
 
 class UnevenLoop(MeshLoop):
-    """The loop with texts of varying length."""
+    """The loop with texts of different lengths."""
 
     def rows(self) -> Tensor:
-        """Draw the batch, and set all tokens after the end of each text to NOTHING."""
+        """Draw the batch, and replace all tokens after the end of each text by the padding NOTHING."""
         rows = super().rows()
         ends = torch.randint(2, rows.size(1), (rows.size(0), 1), generator=self.data)
         return rows.masked_fill(torch.arange(rows.size(1)) > ends, NOTHING)
@@ -239,14 +241,14 @@ class UnevenLoop(MeshLoop):
         return (rows[:, 1:] != NOTHING).sum()
 
     def mean(self, rows: Tensor, tokens: Tensor) -> Tensor:
-        """Return what these rows add to the mean loss of all `tokens` tokens, times the number of ranks."""
+        """Return these rows' share of the mean loss over `tokens` tokens, times the number of ranks."""
         logits = self.model(rows[:, :-1].clamp(min=0)).flatten(0, 1)
         loss = cross_entropy(logits, rows[:, 1:].flatten(), ignore_index=NOTHING, reduction="sum")
         # DistributedDataParallel divides gradients by the number of ranks, so the loss is multiplied by it.
         return loss * self.world / tokens
 
     def backward(self) -> Tensor:
-        """Accumulate the gradients of the mean loss over all ranks' tokens, and return that loss."""
+        """Add the gradients of the mean loss over all ranks' tokens to the parameters' gradients. Returns that loss."""
         rows, total = self.batch(), torch.zeros(())
         tokens = self.count(rows)
         if self.world > 1:
@@ -263,7 +265,7 @@ class UnevenLoop(MeshLoop):
 class ExpertLoop(MeshLoop):
     """The loop with experts split over `ep` ranks.
 
-    It reduces gradients itself, as those of experts have another group.
+    It averages gradients itself, since experts' gradients are summed over fewer ranks than all others.
     """
 
     def __init__(self, case: Case, mesh: Mesh) -> None:
@@ -274,8 +276,10 @@ class ExpertLoop(MeshLoop):
         self.experts: SharedExperts = self.model.blocks[1]  # type: ignore[index,assignment]
 
     def backward(self) -> Tensor:
-        """Compute gradients, then average them: those of experts over the ranks with the same experts, others over all
-        ranks."""
+        """Compute gradients, and average them over all ranks' rows. Returns the loss of the global batch.
+
+        An expert's gradient is summed over the ranks that have the expert, any other gradient over all ranks.
+        """
         total = super().backward()
         for parameter in self.model.parameters():
             assert parameter.grad is not None
@@ -284,8 +288,8 @@ class ExpertLoop(MeshLoop):
         return total
 
     def shown(self, name: str, part: Tensor) -> Tensor:
-        """Return a part of the experts' weights as a DTensor, which gives each expert its global index; others as they
-        are."""
+        """Return a part of the experts' weights as a DTensor, whose placements state which experts it has; any other
+        tensor unchanged."""
         return self.experts.shown(part) if name == "blocks.1.weight" else part
 
 
@@ -338,10 +342,8 @@ def hsdp(case: Case, mesh: Mesh) -> MeshLoop:
 
 
 def split_and_sharded(model: nn.Module, case: Case) -> nn.Module:
-    """Split each block over `tp` ranks that read the same rows, and shard the model over the others.
-
-    Returns the model.
-    """
+    """Split each block over `tp` ranks that read the same rows, and shard the model over the ranks that read different
+    rows. Returns the model."""
     tp = case.parallelism.tp
     grid = init_device_mesh("cpu", (case.parallelism.world_size // tp, tp), mesh_dim_names=("data", "tp"))
     for block in model.blocks:  # type: ignore[union-attr]
@@ -350,7 +352,8 @@ def split_and_sharded(model: nn.Module, case: Case) -> nn.Module:
 
 
 def fsdp_tp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Return the system with layers split over the ranks that read the same rows, and sharded over the others."""
+    """Return the system with layers split over the ranks that read the same rows, and parameters sharded over the ranks
+    that read different rows."""
     return MeshLoop(case, mesh, split_and_sharded(MixedModel(dim=_dim(case)), case), sharers=case.parallelism.tp)
 
 

@@ -54,7 +54,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all parameters by their momentum."""
+        """Update all parameters by their momentum, orthogonalized for the matrices of hidden layers."""
         turn = {matrix: index for index, matrix in enumerate(self.matrices)}
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -67,7 +67,7 @@ class Muon(torch.optim.Optimizer):
                 parameter.add_(update, alpha=-group["lr"])
 
     def direction(self, update: Tensor, turn: int) -> Tensor:
-        """Return the orthogonalized update of matrix number `turn`, in the layout of `update`."""
+        """Return the orthogonalized `update` of the matrix with index `turn`, in the same layout as `update`."""
         if isinstance(update, DTensor):
             alike = [Replicate()] * update.device_mesh.ndim
             whole = DTensor.from_local(orthogonal(update.full_tensor()), update.device_mesh, alike)
@@ -115,7 +115,7 @@ def muon_by_layer(case: Case, mesh: Mesh) -> MeshLoop:
 
 
 def muon_fsdp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Return the system with Muon, and parameters and momentum sharded over all ranks."""
+    """Return the system with Muon whose parameters and momentum are sharded over all ranks."""
     model = sharded(MixedModel(), init_device_mesh("cpu", (case.parallelism.world_size,)))
     return _loop(case, mesh, model, Muon(model, LR))
 

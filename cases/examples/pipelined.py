@@ -2,13 +2,13 @@
 
     bitproof run -k schedules
 
-    gpipe, one_f_one_b                        a stage on each rank, the loss on the last
-    interleaved, looped_bfs, zero_bubble      two stages on each rank
+    gpipe, one_f_one_b                        one stage per rank, the loss on the last rank
+    interleaved, looped_bfs, zero_bubble      two stages per rank
     unstaged                                  a single rank, micro-batch after micro-batch
-    whole                                     a single rank, the batch at once
+    whole                                     a single rank, all rows at once
 
-A layer has the same name on every rank. Its gradients are added in the order of its micro-batches' backward: from the
-first to the last, but under `looped_bfs` from the last to the first.
+A layer has the same name on every rank. Its gradients are added in the order in which its micro-batches run backward:
+from the first to the last, but under `looped_bfs` from the last to the first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ micro-batches."""
 
 
 class StagedRun:
-    """A training run on this rank: its layers, their optimizer, and the data. Every rank draws all data."""
+    """A training run on this rank: its layers, their optimizer, and the data. Every rank draws the whole batch."""
 
     def __init__(self, case: Case, numbers: list[int]) -> None:
         """`numbers` are the indices of this rank's layers."""
@@ -48,8 +48,8 @@ class StagedRun:
         return x, x.tanh()
 
     def watched(self, backward: Any) -> Any:
-        """Return a system whose step computes gradients by `backward(x, target)`, which returns the loss, or None
-        without it."""
+        """Return a system, made by `bitproof.watch`, that runs this training. `backward(x, target)` must compute the
+        gradients and return the loss, or None on a rank without the loss."""
 
         def step(index: int) -> Tensor | None:
             loss: Tensor | None = backward(*self.batch())
@@ -65,8 +65,10 @@ def _layers(case: Case) -> int:
 
 
 def made(case: Case, mesh: Mesh, schedule: Any, per_rank: int = 1) -> Any:
-    """Return a system that runs one of torch's schedules with `per_rank` stages on each rank. Rank r has stages r, r +
-    ranks and so on: of 2 stages on each of 4 ranks, rank 1 has stages 1 and 5."""
+    """Return a system that runs one of torch's schedules with `per_rank` stages on each rank.
+
+    With R ranks, rank r has the stages r, r + R and so on: with 2 stages on each of 4 ranks, rank 1 has stages 1 and 5.
+    """
     ranks = case.parallelism.world_size
     stages, width = per_rank * ranks, _layers(case) // (per_rank * ranks)
     numbers = range(mesh.rank, stages, ranks)
@@ -108,12 +110,14 @@ def interleaved(case: Case, mesh: Mesh) -> Any:
 
 
 def looped_bfs(case: Case, mesh: Mesh) -> Any:
-    """Return the system that runs all micro-batches forward stage by stage, then backward from the last one."""
+    """Return the system that runs all micro-batches forward through one stage after another, then all of them backward,
+    from the last micro-batch to the first."""
     return made(case, mesh, pipelining.ScheduleLoopedBFS, per_rank=2)
 
 
 def zero_bubble(case: Case, mesh: Mesh) -> Any:
-    """Return the system that computes weights' gradients separately, when a rank would otherwise wait."""
+    """Return the system that computes gradients of weights apart from those of activations, at times when a rank would
+    otherwise wait."""
     return made(case, mesh, pipelining.ScheduleInterleavedZeroBubble, per_rank=2)
 
 

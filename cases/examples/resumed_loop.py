@@ -1,10 +1,11 @@
-"""The loop of `mesh_loop` with everything that a resumed run must restore, as systems that save and load.
+"""The loop of `mesh_loop` with more state that a resumed run must restore, as systems that save and load.
 
     bitproof run -k resume
 
 Each rank draws its own dropout, if the case's options request it, and a buffer depends on the text. Each step first
-yields its initial parameters and moments. torch.distributed.checkpoint saves the state, with the same names on all
-ranks. Only generators have a name for each rank, such as generator.3: otherwise every rank would load rank 0's.
+yields the parameters and moments with which it begins. torch.distributed.checkpoint saves the state. Its entries have
+the same names on all ranks, except the generators, such as generator.3: under a common name every rank would load rank
+0's generator.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class ForgetfulModel(MixedModel):
 
 
 class ResumedLoop(MeshLoop):
-    """The training run. `own` is the global rank; `taken` counts the steps, including those before a resumption."""
+    """A training run that can be saved and resumed. `own` is this rank's index among all ranks; `taken` counts the
+    steps, including those before it was resumed."""
 
     def __init__(self, case: Case, mesh: Mesh, model: nn.Module, *, sharers: int = 1) -> None:
         super().__init__(case, mesh, model, sharers=sharers)
@@ -61,13 +63,15 @@ class ResumedLoop(MeshLoop):
         return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model  # type: ignore
 
     def batch(self) -> Tensor:
-        """Return this rank's rows. All ranks draw all rows, so the states of their generators stay equal."""
+        """Return this rank's rows of the batch. All ranks draw all rows, so the states of their generators stay
+        equal."""
         rows = torch.randint(VOCABULARY, (SEQUENCES, LENGTH + 1), generator=self.data)
         self.bare.text.lerp_(rows.float().mean(0), 0.1)
         return rows.chunk(self.readers)[self.rank]
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
-        """Take a step. Yield its initial parameters and moments, then the values of MeshLoop, and two buffers."""
+        """Take a step. Yields the parameters and moments with which it begins, then the values of `MeshLoop.step`, and
+        two buffers."""
         for name, parameter in self.model.named_parameters():
             state = self.optimizer.state[parameter]
             yield "buffer", f"{name}@before_forward", parameter.detach()
@@ -79,10 +83,8 @@ class ResumedLoop(MeshLoop):
         yield "buffer", "taken@after_optimizer", torch.tensor(self.taken)
 
     def state(self) -> dict[str, Any]:
-        """Return the state from which a run resumes.
-
-        Its parameters, moments and buffers share memory with the run's.
-        """
+        """Return the state from which a run resumes. Its parameters, moments and buffers share memory with this
+        run's."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {
             "model": model,
@@ -132,5 +134,6 @@ def hsdp(case: Case, mesh: Mesh) -> ResumedLoop:
 
 
 def fsdp_tp(case: Case, mesh: Mesh) -> ResumedLoop:
-    """Return the system with layers split over the ranks that read the same rows, and sharded over the others."""
+    """Return the system with layers split over the ranks that read the same rows, and parameters sharded over the ranks
+    that read different rows."""
     return ResumedLoop(case, mesh, split_and_sharded(_model(case), case), sharers=case.parallelism.tp)

@@ -7,10 +7,11 @@
     gathered    each rank gathers all keys and values at once, and uses the parts in the same order
 
 Every reduction has a fixed order. A rank uses the parts of keys and values in ring order: its own, then the previous
-rank's, and so on. Each part's scores have their own maximum and sum; two parts are merged by the logarithms of their
-sums of exponentials, in the order of running result, next part. For example, rank 2 of 4 uses parts 2, 1, 0; the causal
-mask excludes part 3. In backward a part's keys and values visit the ranks in ascending order, starting with their own,
-and their gradients are added in that order. An all-reduce of each parameter's gradient follows.
+rank's, and so on. For each part it computes the scores' maximum and sum of exponentials by themselves. The part's
+result is then merged into the running result, with weights from the logarithms of these sums. For example, rank 2 of 4
+uses parts 2, 1, 0; the causal mask excludes part 3. In backward a part's keys and values visit the ranks in ascending
+order, starting with their own, and their gradients are added in that order. An all-reduce of each parameter's gradient
+follows.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ Parts = tuple[Tensor, ...]
 
 @dataclass
 class SequenceRing:
-    """The ranks that share a sequence, seen from rank `rank` of `ranks`; each has a part of equal length. With
-    `is_gathered` a rank gets all parts at once; otherwise they are sent from rank to rank."""
+    """The ranks that share a sequence, as seen by rank number `rank` of them. Each of the `ranks` ranks has a part of
+    equal length. With `is_gathered` a rank gets all parts at once; otherwise they are sent from rank to rank."""
 
     rank: int
     ranks: int
@@ -56,7 +57,7 @@ class SequenceRing:
         return found
 
     def parts(self, tensors: Parts) -> Iterator[tuple[int, Parts]]:
-        """Yield each rank with its tensors, in descending order from this rank: on rank 1 of 4, ranks 1, 0, 3, 2.
+        """Yield each rank and its tensors, in descending order from this rank: on rank 1 of 4, ranks 1, 0, 3, 2.
 
         All tensors are contiguous, including this rank's own: the rounding of matrix products may depend on strides.
         """
@@ -78,9 +79,10 @@ class SequenceRing:
         return found
 
     def returned(self, shares: dict[int, Parts]) -> Parts:
-        """Send this rank's share of each part's gradient to the part's rank. Returns the sum for this rank's own part.
+        """Send each rank this rank's share of the gradient of that rank's part. Returns the sum of all shares of this
+        rank's own part.
 
-        `shares` maps a part's rank to this rank's share. The sum begins with this rank's share, then adds the next
+        `shares` maps a rank to this rank's share for it. The sum begins with this rank's share, then adds the next
         rank's, and so on: rank 1 of 4 adds the shares of ranks 1, 2, 3, 0.
         """
         total = shares[self.rank]
@@ -96,7 +98,8 @@ class SequenceRing:
 
 
 def scores_of(q: Tensor, k: Tensor, owner: int, rank: int) -> Tensor:
-    """Return causal scores (.., L, L) of queries (.., L, D) of rank `rank`'s part and keys of rank `owner`'s part."""
+    """Return causal scores (.., L, L) for the queries (.., L, D) in rank `rank`'s part of the sequence and the keys in
+    rank `owner`'s part."""
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     own, other = (torch.arange(q.shape[-2]) + at * q.shape[-2] for at in (rank, owner))
     return scores.masked_fill(other[None, :] > own[:, None], -torch.inf)
@@ -108,7 +111,8 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: SequenceRing) -> Tensor:
-        """Return this part's output, merged from the results of the keys' parts in ring order."""
+        """Return the output for this rank's queries. Each rank's part of the keys has a result; these are merged in
+        ring order."""
         out, total = torch.zeros_like(q), q.new_full((*q.shape[:-1], 1), -torch.inf)
         for owner, (k_part, v_part) in ring.parts((k, v)):
             if owner > ring.rank:
@@ -125,7 +129,8 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Send keys and values around the ring again, and their gradients back to the ranks of their parts."""
+        """Return the gradients of q, k and v. Keys and values go around the ring again; the shares of their gradients
+        are sent to the ranks that have them."""
         (q, k, v, out, total), ring, grad = ctx.saved_tensors, ctx.ring, grads[0]
         inner = (grad * out).sum(-1, keepdim=True)
         dq, shares = torch.zeros_like(q), dict[int, Parts]()
@@ -151,7 +156,7 @@ class Attend(nn.Module):
         self.ring, self.attend = ring, attend
 
     def forward(self, qkv: Tensor) -> Tensor:
-        """Map (sequences, length, 3 HEADS D) to (sequences, length, HEADS D)."""
+        """Map (sequences, length, 3 * HEADS * D) to (sequences, length, HEADS * D)."""
         q, k, v = qkv.unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         return self.attend(q, k, v, self.ring).transpose(1, 2).flatten(2)
 
@@ -188,7 +193,8 @@ class Mlp(nn.Module):
 
 
 class RingLoop:
-    """A training run on this rank's part of each sequence. It keeps the output of every module, and its gradient."""
+    """A training run on this rank's part of each sequence. It stores every module's output, and the output's
+    gradient."""
 
     def __init__(self, case: Case, mesh: Mesh, attend: Callable[..., Tensor], *, is_gathered: bool = False) -> None:
         size = {"dim": DIM, "rows": SEQUENCES, "length": LENGTH, **case.options}
@@ -207,18 +213,19 @@ class RingLoop:
                 module.register_forward_hook(lambda module, args, out, name=name: self.note(name, out))
 
     def note(self, name: str, out: Tensor) -> None:
-        """Keep a module's output, and its gradient when backward computes it."""
+        """Store a module's output now, and the output's gradient when backward computes it."""
         self.shown[f"{name}@forward"] = out.detach()
         out.register_hook(lambda grad: self.shown.update({f"{name}@backward": grad.detach()}))
 
     def batch(self) -> Tensor:
-        """Return this rank's tokens of each sequence, and the next token as a target. All ranks draw the whole text."""
+        """Return this rank's tokens of each sequence, and one token more as the last target. All ranks draw the whole
+        text."""
         tokens = torch.randint(VOCABULARY, (self.rows, self.length + 1), generator=self.data)
         share = self.length // self.ring.ranks
         return tokens[:, self.ring.rank * share : (self.ring.rank + 1) * share + 1]
 
     def backward(self) -> Tensor:
-        """Compute the gradients of the mean loss of all ranks' tokens, and return that loss."""
+        """Compute the gradients of the mean loss over all ranks' tokens. Returns that loss."""
         tokens = self.batch()
         logits = self.model(tokens[:, :-1])
         loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")

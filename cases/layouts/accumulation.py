@@ -1,4 +1,4 @@
-"""Cases that compare a batch with two halves of it: the same terms are added in another order.
+"""Cases that compare a batch with the same batch in two micro-batches, which adds the same terms in another order.
 
 So these cases are CLOSE, within a bound for that order.
 """

@@ -1,7 +1,7 @@
 """Cases with context parallelism: attention over a sequence that several ranks share, against a whole sequence.
 
-Merging parts adds terms in another order than a whole sequence, so these cases are CLOSE. The same parts in the same
-order are EQUAL: parts gathered at once against parts sent around a ring.
+Parts are merged, so terms are added in another order than for a whole sequence, and these cases are CLOSE. Cases that
+merge the same parts in the same order are EQUAL: parts gathered at once against parts sent around a ring.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Cases whose systems are forms of the same optimizer, which must take the same step.
+"""Cases whose two systems implement the same optimizer differently, and must take the same step.
 
-AdamW has three forms; Muon works on whole matrices, layer by layer, sharded, or sharded and split.
+AdamW has three implementations. Muon has four: on whole matrices, layer by layer, sharded, and both sharded and split.
 """
 
 from __future__ import annotations

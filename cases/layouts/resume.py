@@ -1,8 +1,8 @@
 """Cases that compare an uninterrupted run with one that saved, was killed, and resumed in new processes.
 
 Every bit must agree. torch.distributed.checkpoint saves parameters, optimizer, buffers, learning rate, and the
-generators of the data and of every rank. If another layout loads the checkpoint, the loaded state must still agree in
-every bit, and later steps are compared by logical tensor, whatever part of it a rank holds.
+generators of the data and of every rank. If another layout of ranks loads the checkpoint, the loaded state must still
+agree in every bit. Later steps are then compared tensor by tensor, with each tensor joined from the ranks' parts.
 """
 
 from __future__ import annotations

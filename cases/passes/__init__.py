@@ -1,1 +1,1 @@
-"""Families of cases that add a single pass to the pipeline of a chunked step. It must not change a bit."""
+"""Families of cases that add a single pass to the pipeline of a chunked step. The pass must not change a bit."""

@@ -1,8 +1,8 @@
 """Cases with bucketed collectives: one all-gather and one reduce-scatter per block, not per parameter.
 
-The bits must be equal. Gradients computed in bfloat16 have 8 bits of mantissa, so the float32 sum of a few is nearly
-always exact, and the same in every order: for example, 1 + 2**-7 + 2**-10 needs 11 of 24 bits. Only cases with rounded
-sums detect a change in the order of a bucket's sums.
+The bits must be equal. Most cases would not detect a change in the order of a bucket's sums: gradients computed in
+bfloat16 have 8 bits of mantissa, so the float32 sum of a few is nearly always exact, and the same in every order. For
+example, 1 + 2**-7 + 2**-10 needs 11 of 24 bits. Only cases whose sums are rounded detect it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Cases whose pass gives expert all-to-alls their own process group, if they share theirs with other collectives."""
+"""Cases whose pass gives the all-to-alls of experts their own process group, if other collectives use the same
+group."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Deliberate disturbances of a run: faults that must be detected, and stress that must not change any bit."""
+"""Changes a run on purpose: faults, which must be detected, and stress, which must not change any bit."""

@@ -5,9 +5,9 @@ e.g. `chunk-0-joined-twice`; the first line of the docstring describes the defec
 
 There are four kinds of faults; each entry has exactly one:
 
-    edit     changes the candidate's finished graph, before ranks are forked, like a wrong pass
+    edit     changes the candidate's finished graph, before ranks are forked, as a wrong pass would
     call     replaces calls of some operators, in every system that is not compiled
-    order    takes sums over ranks in another order, like `sum-order`
+    order    takes sums over ranks in another order, like the fault `sum-order`
     runner   changes, on every rank, how a staged step or a built-in loop runs: e.g. sends micro-batches in another
               order
 """
@@ -47,9 +47,10 @@ ANY = "*"
 
 
 class Site(NamedTuple):
-    """A call site: module ("" is the root, None is no owner), direction, chunk, operator without overload.
+    """A call site: the module ("" for the root, None for no module), the direction, the chunk, and the operator without
+    its overload, such as `mm`.
 
-    `ANY` stands for an unknown part.
+    The string `ANY` in place of a part matches everything.
     """
 
     module: str | None
@@ -58,16 +59,16 @@ class Site(NamedTuple):
     operator: str
 
     def is_at(self, module: str | None, direction: str | None) -> bool:
-        """Return whether the site has this module and direction."""
+        """Return whether the site matches this module and direction."""
         return self.module in (ANY, module) and self.direction in (ANY, direction)
 
     def is_of(self, operator: str) -> bool:
-        """Return whether the site has this operator, with or without its overload."""
+        """Return whether the site matches this operator, given with or without its overload."""
         return self.operator in (ANY, operator.partition(".")[0])
 
 
 class Need(NamedTuple):
-    """A condition on cases, and its description for an error's `expected`."""
+    """A condition on cases, `holds`, and its description in words, `says`, for an error's `expected`."""
 
     holds: Callable[[Case], bool]
     says: str
@@ -96,7 +97,7 @@ PIPELINED = Need(lambda case: case.candidate == "graph" and case.parallelism.pp 
 
 
 def ranks(number: int) -> Need:
-    """Return the condition that a case has at least this many ranks; in a pipeline, that each stage has."""
+    """Return the condition that a case has at least this many ranks; in a pipeline, this many ranks per stage."""
     return Need(lambda case: case.parallelism.stage_ranks >= number, f"{number} ranks or more")
 
 
@@ -119,10 +120,11 @@ class Entry:
     plausible.
 
     A case must meet `needs` for the fault to apply, and `sees` to detect it: otherwise inputs or rounding hide the
-    fault. For example, reading another chunk's positions stays hidden if all rows have the same positions. `kinds` are
-    the possible kinds of the first differing record. `sites` are the call sites that blame may name; an edit returns
-    its own, as it knows the nodes that it changed. `operators` are the operators whose calls are replaced. `rank` is
-    the wrong rank: -1 for the last, None for all. `is_fault` is false for a rewrite that keeps every bit.
+    fault. For example, a fault that reads another chunk's positions stays hidden if all rows have the same positions.
+    `kinds` are the possible kinds of the first differing record. `sites` are the call sites that blame may name; an
+    edit returns its own, as it knows the nodes that it changed. `operators` are the operators whose calls are replaced.
+    `rank` is the only wrong rank: -1 for the last; None if all ranks are wrong. `is_fault` is false for a rewrite that
+    keeps every bit.
     """
 
     name: str
@@ -157,15 +159,17 @@ class Entry:
         return (GRAPH, PLAIN, *of_one_rank, *self.needs) if self.edit else self.needs
 
     def unmet(self, case: Case) -> list[str]:
-        """Return the unmet conditions for the fault to apply, in words; empty if the case meets all."""
+        """Return, in words, which of the conditions for the fault to apply are not met by the case; empty if all are
+        met."""
         return [need.says for need in self.all_needs if not need.holds(case)]
 
     def hidden(self, case: Case) -> list[str]:
-        """Return the unmet conditions for the fault to be detected, in words; empty if the case meets all."""
+        """Return, in words, which of the conditions for detecting the fault are not met by the case; empty if all are
+        met."""
         return [need.says for need in self.sees if not need.holds(case)]
 
     def rank_of(self, world_size: int) -> int | None:
-        """Return the wrong rank, or None if all are wrong."""
+        """Return the wrong rank, from 0; None if all ranks are wrong."""
         return None if self.rank is None else self.rank % world_size
 
 
@@ -184,9 +188,9 @@ def row(
 ) -> Callable[[Callable[..., Any]], Entry]:
     """Decorator that turns a function into an entry of the catalogue.
 
-    The function edits a graph. With `runner` it changes the runner of a staged graph or of a built-in loop; with
-    `operators` it replaces calls of these operators in the update; with `order` only its name and docstring count. The
-    family is the module's name by default.
+    By default the function edits the candidate's graph. With `runner` it changes the runner of a staged graph or of a
+    built-in loop; with `operators` it replaces calls of these operators in the update; with `order` the function is
+    never called, and only its name and docstring are used. The family is by default the name of the function's module.
     """
 
     def entry_of(function: Callable[..., Any]) -> Entry:
@@ -213,7 +217,7 @@ def row(
 
 @dataclass(frozen=True, kw_only=True)
 class Named(Fault):
-    """A fault of the catalogue, by name."""
+    """A fault that is an entry of the catalogue, given by the entry's name."""
 
     kind: ClassVar[str] = "named"
     name: str

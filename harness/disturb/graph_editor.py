@@ -31,11 +31,11 @@ Where = Callable[[Call], bool]
 
 
 class NoPlaceError(UsageError):
-    """The graph has no call that the fault could change."""
+    """The graph has no call that the fault could change, so the fault cannot be injected."""
 
 
 class GraphEditor:
-    """Edits a copy of a case's finished graph on a rank. All ranks have the same copy, apart from the fault."""
+    """Edits a rank's copy of a case's finished graph. Without the edit, the copies of all ranks are equal."""
 
     def __init__(self, graph: Graph, case: Case, rank: int = 0) -> None:
         self.graph = graph
@@ -47,7 +47,7 @@ class GraphEditor:
 
     @property
     def calls(self) -> list[Call]:
-        """Every call, in order."""
+        """All calls of the graph, in order."""
         return [node for node in self.graph.nodes if node.op == "call_function"]
 
     def all(
@@ -58,10 +58,12 @@ class GraphEditor:
         chunk: int | None = None,
         where: Where = lambda node: True,
     ) -> list[Call]:
-        """Return the calls of an operator in modules whose names match `at`; "" matches nodes without a module.
+        """Return the calls of operator `name` in `direction`, in modules whose names match `at`, for which `where` is
+        true.
 
-        Without `chunk`, only calls of chunk 1 are returned if there are any. Raises NoPlaceError if there is no such
-        call. For example, `all("mm", r".*router")` returns the products of all routers' forwards.
+        The pattern "" matches only calls outside named modules. Without `chunk`, only calls of chunk 1 are returned if
+        there are any. Raises NoPlaceError if there is no such call. For example, `all("mm", r".*router")` returns the
+        products of all routers in forward.
         """
         found = [
             node
@@ -83,18 +85,19 @@ class GraphEditor:
         return found
 
     def find(self, name: str | None = None, at: str = ".*", turn: int = 0, **options: Any) -> Call:
-        """Return the call of `all` with index `turn`, or the last if there are fewer."""
+        """Return the call with index `turn` among those that `all` returns; the last one if there are fewer."""
         found = self.all(name, at, **options)
         return found[min(turn, len(found) - 1)]
 
     def require(self, found: Sequence[Any], what: str) -> Any:
-        """Return the first node found. Raises NoPlaceError, which names the missing `what`, if there is none."""
+        """Return the first element of `found`. Raises NoPlaceError if it is empty; `what` names the missing calls in
+        the error."""
         if not found:
             raise NoPlaceError(f"there is nothing to strike in case {self.case.name}", expected=f"a graph with {what}")
         return found[0]
 
     def twin(self, node: Node) -> Call:
-        """Return the other chunk's copy of a node, if it comes before the node. Raises NoPlaceError otherwise."""
+        """Return the other chunk's copy of a node. Raises NoPlaceError if there is none before the node."""
         ends = {0: "chunk0", 1: "chunk1"}
         mine = node.meta.get(CHUNK_KEY)
         if mine in ends and ends[mine] in node.name:
@@ -117,7 +120,8 @@ class GraphEditor:
         return found
 
     def after(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Insert a call of `target` on a node and `args`; all readers of the node read it. Returns the call."""
+        """Insert a call of `target` with a node and `args` after the node. All readers of the node then read the call,
+        which is returned."""
         with self.graph.inserting_after(node):
             made = self._make(target, (node, *args), options)
         node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
@@ -125,14 +129,15 @@ class GraphEditor:
         return made
 
     def before(self, node: Node, read: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Insert a call of `target` on `read` and `args`; the node reads it in place of `read`. Returns the call."""
+        """Insert a call of `target` with `read` and `args` before a node, which then reads the call in place of `read`.
+        Returns the call."""
         with self.graph.inserting_before(node):
             made = self._make(target, (read, *args), options)
         node.replace_input_with(read, made)
         return made
 
     def instead(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Replace a node by a call of `target` on `args`. Returns the new call."""
+        """Replace a node by a call of `target` with `args`. Returns the call."""
         with self.graph.inserting_before(node):
             made = self._make(target, args, options)
         node.replace_all_uses_with(made)
@@ -141,7 +146,7 @@ class GraphEditor:
         return made
 
     def make_before(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Insert a call without readers before a node. Returns the new call."""
+        """Insert a call of `target` with `args` before a node. Nothing reads the call yet. Returns the call."""
         with self.graph.inserting_before(node):
             return self._make(target, args, options)
 
@@ -152,7 +157,7 @@ class GraphEditor:
         return made
 
     def kernel(self, name: str) -> Callable[..., Any]:
-        """Return the function with this name in `kernels`."""
+        """Return the function of this name in the module `kernels`."""
         found: Callable[..., Any] = getattr(kernels, name)
         return found
 
@@ -163,13 +168,14 @@ class GraphEditor:
         return found
 
     def bypass(self, node: Node, source: Node) -> None:
-        """Remove a node; its readers read `source` instead."""
+        """Remove a node. Its readers then read `source` instead."""
         node.replace_all_uses_with(source)
         self._stand_ins[node] = source
         self.graph.erase_node(node)
 
     def still_there(self, shows: Sequence[Show]) -> list[Show]:
-        """Return the observations, moved to nodes that replaced the observed ones, without those of erased nodes."""
+        """Return the observations that are still possible. Nodes that an edit replaced are replaced in them, and
+        observations of erased nodes are left out."""
 
         def now(node: Node) -> Node:
             while node in self._stand_ins:
@@ -181,7 +187,7 @@ class GraphEditor:
         return [show for show in found if nodes.issuperset(show[1])]
 
     def value(self, node: Any) -> Any:
-        """Return a node's value as a fake tensor; None if its value is not a tensor."""
+        """Return a node's value as a fake tensor; None if it is no node or no tensor."""
         value = node.meta.get("val") if isinstance(node, Node) else None
         return value if isinstance(value, Tensor) else None
 
@@ -199,17 +205,17 @@ class GraphEditor:
 
     @property
     def outputs(self) -> list[Call]:
-        """The graph's outputs: the loss, then gradients in the order of the parameters."""
+        """The values that the graph returns: the loss, then gradients in the order of the parameters."""
         returned: Any = self.graph.output_node().args[0]
         return list(returned)
 
     @property
     def gradients(self) -> list[Call]:
-        """The graph's gradients, in the order of the parameters."""
+        """The gradients that the graph returns, in the order of the parameters."""
         return self.outputs[1:]
 
     def sums_of_chunks(self) -> list[Call]:
-        """Return the gradients that are sums of both chunks' gradients."""
+        """Return the additions that add both chunks' gradients of a parameter."""
         return [
             node
             for node in dict.fromkeys(self.gradients)
@@ -219,7 +225,7 @@ class GraphEditor:
         ]
 
     def joins(self, direction: str = "forward") -> list[Call]:
-        """Return the calls that join both chunks' outputs."""
+        """Return the calls of `cat` that join both chunks of a value."""
         return [
             node
             for node in self.calls
@@ -229,7 +235,7 @@ class GraphEditor:
         ]
 
     def halves(self, chunk: int, direction: str = "forward") -> list[Call]:
-        """Return the calls that take a chunk's half of a floating-point tensor."""
+        """Return the calls that take chunk `chunk`'s half of a floating-point tensor."""
         return [
             node
             for node in self.calls
@@ -241,37 +247,38 @@ class GraphEditor:
         ]
 
     def launches(self, name: str, direction: str = "forward", at: str = ".*") -> list[Call]:
-        """Return the launches of collectives with this operator name."""
+        """Return the launches of the collective `name`, in modules whose names match `at`."""
         return [node for node in self.all(name, at, direction=direction) if is_collective(node)]
 
     def wait_of(self, launch: Node) -> Call:
-        """Return the wait for a collective of a single tensor."""
+        """Return the wait for a collective's launch."""
         return next(user for user in launch.users if is_wait(user))
 
     def recomputed(self, name: str | None = None) -> list[Call]:
-        """Return the calls in backward that repeat calls of forward."""
+        """Return the calls in backward that repeat calls of forward; with `name`, only those of this operator."""
         return [node for node in self.calls if node.meta.get(RECOMPUTED_KEY) and name in (None, operator_name(node))]
 
     def site(self, node: Node, *operators: str) -> Site:
-        """Return the site of a node, or of another operator in the same place."""
+        """Return the call site of a node; with an operator given, the site that a call of it would have there."""
         origin = origin_of(node)
         name = operators[0] if operators else "getitem" if node.target is operator.getitem else operator_name(node)
         return Site(origin.module, origin.direction, node.meta.get(CHUNK_KEY), name)
 
     def sites(self, node: Node, *operators: str) -> list[Site]:
-        """Return the site of a node, and those of operators that an edit inserts there.
+        """Return the call site of a node, and those of `operators` that an edit inserts there.
 
-        Inserted calls have no known origin, so blame may also name them at the origin of the first input.
+        Inserted calls have no known origin, so blame may also name them at the origin of the node's first input.
         """
         places = [node, *(read for read in node.all_input_nodes[:1] if read.op == "call_function")]
         return [self.site(node), *(self.site(place, name) for place in places for name in operators)]
 
     def readers(self, node: Node) -> list[Site]:
-        """Return the sites of a node's readers."""
+        """Return the call sites of the calls that read a node."""
         return [self.site(user) for user in node.users if user.op == "call_function"]
 
     def chunk_root(self, node: Node, *operators: str) -> list[Site]:
-        """Return the sites of these operators in the chunked module around a node, as eager code splits there."""
+        """Return the sites that `operators` have in the chunked module around a node, where eager code splits its
+        input; empty outside chunked modules."""
         chunking, origin = self.case.chunking, origin_of(node)
         root = chunking.root_of(origin.module) if chunking and origin.module else None
         return [Site(root, origin.direction, node.meta.get(CHUNK_KEY), name) for name in operators] if root else []

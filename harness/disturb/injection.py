@@ -1,4 +1,4 @@
-"""What a rank asks of a fault while it takes its steps; without a fault each answer changes nothing."""
+"""The hooks that let a fault act on a rank while the rank takes its steps. Without a fault they change nothing."""
 
 from __future__ import annotations
 
@@ -17,41 +17,46 @@ if TYPE_CHECKING:
 
 
 class Injection:
-    """A rank without a fault. `disturb.faults.Injector` is a rank with one: no other rank loads the faults."""
+    """The hooks of a rank without a fault: they do nothing.
+
+    A rank with a fault has the subclass `disturb.faults.Injector`. Other ranks never load the faults.
+    """
 
     fault: Fault | None = None
     step: int = -1
 
     @property
     def sum_order(self) -> str | None:
-        """The order of sums over ranks; None for the normal order."""
+        """The order of sums over ranks, such as "descending"; None for rank order."""
         return None
 
     def at_work(self) -> AbstractContextManager[None]:
-        """Context in which the system takes its steps."""
+        """Context around the steps of the system. In it, a fault that replaces operator calls is active."""
         return nullcontext()
 
     def unseen(self, observe: Observe) -> Observe:
-        """Wrap `observe`: a fault of calls does not affect the calls that recording makes."""
+        """Return a function that calls `observe` with the fault switched off: it replaces only the system's own
+        operator calls."""
         return observe
 
     def begin_step(self, step: int) -> None:
-        """Apply the fault if this is its step; a fault of values waits for the gradients."""
+        """Set the current step, and apply a fault that kills, hangs or raises if this is its step."""
         self.step = step
 
     def strike_runner(self, step: Any) -> None:
-        """Let a runner fault change the runner of a staged step."""
+        """Apply a fault that changes the runner of a staged step or a built-in loop; `step` is the runner."""
 
     def fire(self) -> None:
-        """Note that the fault fired, called by the code that applies it."""
+        """Record that the fault fired. The code that applies the fault calls this."""
 
     def wrap(self, function: GradientFunction) -> GradientFunction:
-        """Wrap a function that computes gradients: the result has the flipped bit."""
+        """Return a function that calls `function`, which computes gradients, and flips the fault's bit in the
+        result."""
         return function
 
     def flipping(self, observe: Observe) -> Observe:
-        """Wrap `observe`: it flips the bit in place in the named tensor, and then records the tensor."""
+        """Return a function that flips the fault's bit in place in the named tensor, and then calls `observe`."""
         return observe
 
     def check_fired(self) -> None:
-        """Raise UsageError if the fault should have fired by now but did not."""
+        """Raise UsageError if the fault's step has begun, but the fault has not fired."""

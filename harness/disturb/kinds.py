@@ -1,4 +1,4 @@
-"""The faults with fields: a flipped bit, a rank that dies, hangs or raises, another order of sums."""
+"""The faults with fields: a flipped bit; a rank that dies, hangs or raises an error; another order of sums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLIPPED = ("grad", "param", "buffer", "optimizer")
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A defect at a step of a run."""
+    """A defect that is injected at a step of a run."""
 
     kind: ClassVar[str]
     if TYPE_CHECKING:
@@ -29,11 +29,12 @@ class Fault:
 
     @property
     def row(self) -> Any:
-        """The catalogue's row of a named fault; None for other faults."""
+        """The catalogue's entry, if the fault is given by an entry's name; None for other faults."""
         return None
 
     def strike(self) -> None:
-        """Apply the fault at the start of its step; faults of values do nothing here."""
+        """Apply the fault at the start of its step. Does nothing for a fault that changes values, which is applied when
+        they are computed."""
 
     def is_on(self, rank: int) -> bool:
         """Return whether the fault occurs on this rank."""
@@ -42,7 +43,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFault(Fault):
-    """A defect on a single rank."""
+    """A defect on the rank `rank` only."""
 
     rank: int
     step: int
@@ -54,7 +55,8 @@ class RankFault(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class SumOrder(Fault):
-    """Sums over ranks are taken in another order, on all ranks, from the step on: see `reference.parallel`."""
+    """Sums over ranks are taken in another order, on all ranks, from step `step` on: see
+    `reference.parallel.other_order_group`."""
 
     kind: ClassVar[str] = "sum-order"
     order: str
@@ -67,12 +69,12 @@ class SumOrder(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class FlipBit(RankFault):
-    """A flipped bit of an element of a local tensor; bit 0 is the lowest.
+    """A flipped bit of one element of this rank's part of a tensor; bit 0 is the lowest.
 
-    The tensor is a gradient, or a parameter, buffer or state of an optimizer, by its name in a recording. A gradient is
+    The tensor is a gradient, parameter, buffer or optimizer state, given by its name in a recording. A gradient is
     flipped when it has been computed. The others are flipped in place when they are recorded, so that later steps read
-    the flipped bit; if the system shows a copy, such as a gathered DTensor, only the record has it. Example:
-    `flip-bit:optimizer=norm.weight.exp_avg,rank=1,step=0`.
+    the flipped bit; if the system passes a copy to the recording, such as a gathered DTensor, only the record has it.
+    Example: `flip-bit:optimizer=norm.weight.exp_avg,rank=1,step=0`.
     """
 
     kind: ClassVar[str] = "flip-bit"
@@ -93,7 +95,7 @@ class FlipBit(RankFault):
 
     @property
     def tensor(self) -> tuple[str, str]:
-        """The kind and the name of the tensor."""
+        """The kind and the name of the tensor, such as ("grad", "norm.weight")."""
         return next((kind, name) for kind in FLIPPED if (name := getattr(self, kind)))
 
 
@@ -105,23 +107,23 @@ class KillRank(RankFault):
 
     @property
     def row(self) -> Any:
-        """The catalogue's row of a named fault; None for other faults."""
+        """None: the fault is no entry of the catalogue."""
         return None
 
     def strike(self) -> None:
-        """Die as if killed from outside."""
+        """Kill this process by SIGKILL."""
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HangRank(RankFault):
-    """The rank stops participating, but stays alive."""
+    """The rank stops taking part in the run, but its process stays alive."""
 
     kind: ClassVar[str] = "hang-rank"
 
     @property
     def row(self) -> Any:
-        """The catalogue's row of a named fault; None for other faults."""
+        """None: the fault is no entry of the catalogue."""
         return None
 
     def strike(self) -> None:
@@ -132,17 +134,17 @@ class HangRank(RankFault):
 
 @dataclass(frozen=True, kw_only=True)
 class Raise(RankFault):
-    """The rank raises."""
+    """The rank raises an error."""
 
     kind: ClassVar[str] = "raise"
 
     @property
     def row(self) -> Any:
-        """The catalogue's row of a named fault; None for other faults."""
+        """None: the fault is no entry of the catalogue."""
         return None
 
     def strike(self) -> None:
-        """Fail as a defect in the system would."""
+        """Raise an error, as a defect in the system would."""
         raise RuntimeError(f"injected by {self}")
 
 

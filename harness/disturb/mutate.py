@@ -1,4 +1,4 @@
-"""Applies a fault's edit to a copy of a finished graph, and returns the changed call sites."""
+"""Applies a fault's edit to a copy of a finished graph."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from bitproof.harness.graph.verify import verify_order
 
 
 class MutatedGraph(NamedTuple):
-    """A graph with a fault, and the sites that blame may name."""
+    """A graph with a fault, and the call sites that blame may name."""
 
     module: GraphModule
     sites: list[Site]
 
 
 def mutate(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> MutatedGraph:
-    """Return a copy of a rank's finished graph, edited by the entry; `module` is not modified.
+    """Return a copy of a rank's finished graph, edited by `entry`, and the changed call sites; `module` is not
+    modified.
 
-    All ranks of a run get rank 0's copy. Raises UsageError if the graph has no call that the fault could change.
+    `rank` is the rank whose copy is edited; every rank of a run uses the copy of rank 0. Raises UsageError if the graph
+    has no call that the fault could change.
     """
     assert entry.edit is not None, "only edits change graphs"
     graph = Graph()

@@ -1,11 +1,11 @@
 """Runs a system with its sums in other orders, to measure how far rounding alone changes its records.
 
-Another layout adds the same terms in other groups: tensor parallelism sums parts of a product over ranks, and data
-parallelism sums parts of the batch. So the terms of every matrix product and every sum of this thread are permuted, and
-divided into `parts`. Each part is computed in the operator's own dtype, and the parts are added in sequence. For
-example, with two parts a sum of 8 terms becomes (t5+t0+t3+t6) + (t1+t7+t2+t4). The resulting change, after all
-amplification and damping in the system, is what another layout may cause. Orders are drawn from a seed, so a run can be
-repeated.
+Another layout of ranks adds the same terms in other groups: tensor parallelism sums parts of a product over ranks, and
+data parallelism sums parts of the batch. So the terms of every matrix product and every sum of this thread are
+permuted, and divided into `parts`. Each part is computed in the operator's own dtype, and the parts are added in
+sequence. For example, with two parts a sum of 8 terms becomes (t5+t0+t3+t6) + (t1+t7+t2+t4). The system then amplifies
+or damps these changes; the change that remains in its records may as well be caused by another layout. Orders are drawn
+from a seed, so a run can be repeated.
 
 Like scheduling stress (`stress.py`), a mode below autograd intercepts the calls of eager code, of backward and of
 users' systems. Fused operators (attention, norms, a compiled region) run unchanged, on changed inputs.
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Regroup:
-    """Settings of a regrouped run: sums in `parts` parts, in an order drawn from the seed, from `first_step` on."""
+    """Settings of a run with regrouped sums. From `first_step` on, each sum is taken in `parts` parts, in an order
+    drawn from `seed`."""
 
     seed: int
     parts: int
@@ -36,7 +37,8 @@ class Regroup:
 
 
 class Recorded(NamedTuple):
-    """The folder of a recording. `narrow`, for runs in float64 only, is the first call that read a narrower dtype."""
+    """The folder of a recording. `narrow`, for runs in float64 only, is the first call that read numbers of a narrower
+    dtype that may be rounded; None if none did."""
 
     folder: Path
     narrow: str | None = None
@@ -44,11 +46,11 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Across:
-    """A request to one of two systems with different layouts: digest the cells into which `cuts` divide tensors.
+    """A request to run one of two systems with different layouts of ranks, and to digest the cells of each tensor.
 
-    A cell is a part of a logical tensor that neither layout divides. With `keeps_values` the run also stores values, so
-    errors can be measured. With `regroup` it takes its sums in other orders, and with `in_float64` it computes
-    everything in float64.
+    A cell is a part of a whole tensor that neither layout divides; `cuts` states by tensor name where the cells end.
+    With `keeps_values` the run also stores values, so errors can be measured. With `regroup` it takes its sums in other
+    orders, and with `in_float64` it computes everything in float64.
     """
 
     cuts: dict[str, Cuts]
@@ -61,7 +63,7 @@ class Across:
 def regrouped(regroup: Regroup | None, rank: int, step: Callable[[], int] = lambda: 0) -> Iterator[None]:
     """Context in which this thread's sums have another order; no effect if `regroup` is None.
 
-    `step` returns the current step.
+    `step` must return the index of the current step.
     """
     if regroup is None:
         yield
@@ -98,7 +100,8 @@ def regrouped(regroup: Regroup | None, rank: int, step: Callable[[], int] = lamb
 
 
 def _is_product(args: Sequence[Any], kwargs: Any, at: int) -> bool:
-    """Whether a call multiplies two float matrices; its only other argument may be a summand."""
+    """Whether a call multiplies two float matrices whose factors begin at argument `at`. The only other argument may be
+    one that is added to the product, and the inner dim must be longer than 2: shorter sums have one order only."""
     import torch
 
     factors = args[at : at + 2]
@@ -108,7 +111,8 @@ def _is_product(args: Sequence[Any], kwargs: Any, at: int) -> bool:
 
 
 def _product(function: Any, args: Sequence[Any], kwargs: Any, at: int, parts: int, generator: Any) -> Tensor:
-    """left (.., M, K) @ right (.., K, N), with K permuted and in parts."""
+    """left (.., M, K) @ right (.., K, N), with K permuted and divided into `parts`. The factors begin at argument
+    `at`."""
     left, right = args[at], args[at + 1]
     total = None
     for terms in _terms(left.shape[-1], parts, generator, left.device):
@@ -121,7 +125,7 @@ def _product(function: Any, args: Sequence[Any], kwargs: Any, at: int, parts: in
 
 
 def _sum(function: Any, args: Sequence[Any], kwargs: Any, parts: int, generator: Any) -> Any:
-    """A sum or mean over dims, with the longest dim permuted and in parts."""
+    """A sum or mean over dims, with the longest of these dims permuted and divided into `parts`."""
     import torch
 
     x, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
@@ -145,7 +149,7 @@ def _sum(function: Any, args: Sequence[Any], kwargs: Any, parts: int, generator:
 
 
 def _terms(size: int, parts: int, generator: Any, device: Any) -> Sequence[Tensor]:
-    """The indices of a sum's terms, permuted, in up to `parts` groups of two or more."""
+    """The indices of a sum's `size` terms, permuted and divided into up to `parts` groups of two or more."""
     import torch
 
     order = torch.randperm(size, generator=generator).to(device)

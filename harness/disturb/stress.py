@@ -1,7 +1,7 @@
 """Scheduling stress: changes the timing and the uninitialized memory of a system's run.
 
-Three changes to a plain run must not change any bit of a system that synchronizes shared memory and writes memory
-before it reads it:
+A system that synchronizes its accesses to shared memory, and writes memory before it reads it, must have the same bits
+under three changes:
 
 1. Before every collective and every wait a rank sleeps for a random time, so ranks arrive in another order. On CUDA the
    computing stream sleeps; if the host slept, the device would meanwhile finish the work for which a wait is missing.
@@ -39,7 +39,8 @@ CYCLES_A_SECOND = 1_500_000_000
 
 @contextmanager
 def stressed(stress: Stress | None, rank: int, device: torch.device | None = None) -> Iterator[None]:
-    """Context that disturbs this thread's run on `device`; no effect if `stress` is None."""
+    """Context in which sleeps, zeroed memory and late results disturb this thread's run on `device`; no effect if
+    `stress` is None."""
     if stress is None:
         yield
         return
@@ -100,7 +101,8 @@ def _sleep(seconds: float, device: torch.device | None) -> None:
 
 
 def _delay_copies(seconds: float, device: torch.device | None) -> None:
-    """Delay the stream of copies to and from host memory: a reader that does not wait reads old values."""
+    """Let the stream that copies to and from host memory sleep. A reader that does not wait for its copy then reads old
+    values."""
     import torch
 
     from bitproof.harness.graph.offload_operators import copy_stream

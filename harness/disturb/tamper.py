@@ -21,7 +21,8 @@ from bitproof.harness.torch_operators import schema_of
 
 @dataclass
 class TamperedCall:
-    """A call of a fault's operator; `turn` counts its calls in this step, from 0."""
+    """A call of an operator that a fault replaces. `turn` is the number of earlier calls of the operator in this
+    step."""
 
     function: Any
     args: tuple[Any, ...]
@@ -31,27 +32,28 @@ class TamperedCall:
     fire: Callable[[], None]
 
     def run(self) -> Any:
-        """Run the original call."""
+        """Run the call unchanged."""
         return self.function(*self.args, **self.kwargs)
 
     def with_(this, **changes: Any) -> Any:  # noqa: N805 (an argument of an operator may be named self)
-        """Run the call with other arguments, by name, and record that the fault fired."""
+        """Run the call with other arguments, given by name, and record that the fault fired."""
         this.fire()
         names = [argument.name for argument in schema_of(this.function).arguments]
         args = [changes.pop(name, value) for name, value in zip(names, this.args, strict=False)]
         return this.function(*args, **{**this.kwargs, **changes})
 
     def given(self, name: str) -> Any:
-        """Return an argument by name; None if it was omitted."""
+        """Return the call's argument of this name; None if it was omitted."""
         names = [argument.name for argument in schema_of(self.function).arguments]
         return {**dict(zip(names, self.args, strict=False)), **self.kwargs}.get(name)
 
 
 @contextmanager
 def tampered(entry: Entry | None, clock: Clock, fire: Callable[[], None]) -> Iterator[Counter[str]]:
-    """Context in which the entry replaces calls of its operators. Yields the number of calls by operator in this step.
+    """Context in which `entry` replaces calls of its operators. Yields the number of calls in this step, by operator.
 
-    The caller clears the counts at the start of each step.
+    The caller clears the counts at the start of each step. Without an entry, or with an entry that replaces no calls,
+    nothing changes.
     """
     turns: Counter[str] = Counter()
     if entry is None or entry.call is None:
@@ -78,7 +80,7 @@ def tampered(entry: Entry | None, clock: Clock, fire: Callable[[], None]) -> Ite
 
 
 def untampered(observe: Callable[..., None]) -> Callable[..., None]:
-    """Return `observe` with its own calls hidden from dispatch modes: they are not the system's."""
+    """Return a function that calls `observe` without any dispatch mode: its operator calls are not the system's."""
 
     def observed(*args: Any) -> None:
         with disable_current_modes():

@@ -9,9 +9,9 @@ A mode below autograd sees every operator call, from before the system is made:
 1. Each dtype that a call asks for (`x.float()`, `torch.zeros(3, dtype=torch.bfloat16)`) becomes float64, and so does
    the default dtype. complex64 becomes complex128. float8 stays, as its scales mean nothing in float64.
 2. Random numbers are drawn in float32 and then widened, so weights and masks are those of the plain run.
-3. A tensor that torch did not compute here (of a file, of NumPy, of a module that was imported before) is widened when
-   it is read. Whether its numbers were rounded on one side alone cannot be known: `Widened.narrow` names the first such
-   call. Numbers of few digits, such as 0, 1 and 0.5, were not rounded.
+3. A tensor that torch did not compute in this context (from a file, from NumPy, or from a module that was imported
+   before) is widened when it is read. Its numbers may have been rounded in one of the two systems only, which cannot be
+   known: `Widened.narrow` names the first such call. Numbers of few digits, such as 0, 1 and 0.5, were not rounded.
 
 Example: `LayerNorm(eps=1e-6)` in place of 1e-5 moves a gradient by 3e-7 of its norm, both in float32 and in float64.
 Other orders of sums move it by 2e-7 and by 4e-16.
@@ -37,7 +37,7 @@ _SENT = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")
 
 @dataclass
 class Widened:
-    """The result of computing in wider dtypes.
+    """The finding of a run in float64.
 
     `narrow` is the first call that read numbers that may be rounded, such as "aten.mul.Tensor (train.py:12)", or None.
     """
@@ -49,7 +49,7 @@ class Widened:
 def computed_in_float64(found: Widened | None) -> Iterator[None]:
     """Context in which this thread computes in float64; no effect if `found` is None.
 
-    `found` gets the first call that reads numbers that may be rounded.
+    The first call that reads numbers that may be rounded is stored in `found.narrow`.
     """
     if found is None:
         yield
@@ -110,7 +110,10 @@ def _wide_dtype(x: torch.dtype) -> torch.dtype:
 
 
 def _is_rounded(x: Any) -> bool:
-    """Whether a tensor has fewer bits than float64, and numbers that may be rounded: not all of few digits."""
+    """Whether a tensor has a narrower dtype than float64, and numbers that may be rounded.
+
+    A float32 tensor counts only if bfloat16 cannot represent all of its numbers: numbers such as 0.5 were not rounded.
+    """
     import torch
 
     from bitproof.harness.torch_compat import FakeTensor
@@ -124,7 +127,8 @@ def _is_rounded(x: Any) -> bool:
 
 
 def _read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
-    """A call's arguments with narrow tensors widened, and whether the call reads numbers that may be rounded.
+    """A call's positional and keyword arguments with narrow tensors widened, and whether the call reads numbers that
+    may be rounded.
 
     Arguments that the call writes, or returns views of, are not widened.
     """

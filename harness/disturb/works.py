@@ -1,9 +1,9 @@
-"""Async handles (c10d `Work`) that a call log or stress gives the system in place of the backend's handles.
+"""Async handles (c10d `Work`) that a system gets in place of the backend's handles, in a call log or under stress.
 
-1. No dispatch mode sees a caller wait. Our handle notes that it was waited for.
+1. No dispatch mode sees a caller wait, so our handle notes that it was waited for.
 2. A log waits for each collective when it is launched, since gloo runs part of its work inside `wait`, with operators
    that are not the system's calls. Point-to-point messages are waited for when the caller waits, since the peer may
-   come later.
+   send later.
 3. Under stress, a collective's result is written when the handle is waited for, and not before. A system that reads it
    without waiting reads the old values, and so its bits differ.
 """
@@ -37,7 +37,7 @@ TO_ONE_RANK = ("send", "recv_", "recv_any_source_")
 
 
 class Works:
-    """A log's async handles, with the index of the call that launched each."""
+    """A call log's async handles, each with the index of the call that launched its collective."""
 
     def __init__(self) -> None:
         self._made: list[tuple[HeldWork, int]] = []
@@ -45,10 +45,11 @@ class Works:
     def held(
         self, function: Any, result: Any, written: Sequence[Tensor], index: int, arrived: Callable[[], None]
     ) -> Any:
-        """Return a collective's result with our handles in it.
+        """Return `result`, a collective's result, with our handles in place of the backend's.
 
         The collective is complete, unless it is a message to one rank. Such a message is waited for when the caller
-        waits; then `arrived` is called.
+        waits; then `arrived` is called. `written` are the tensors that the collective writes, `index` is the index of
+        its call.
         """
 
         def hold(work: Any) -> Any:
@@ -68,12 +69,15 @@ class Works:
         return tree_map_only(torch.ScriptObject, hold, result)
 
     def abandoned(self) -> list[int]:
-        """Return the indices of calls whose handles were never waited for."""
+        """Return the indices of the calls whose handles were never waited for."""
         return [index for work, index in self._made if not work.is_asked]
 
 
 def late(function: Any, args: Any, kwargs: Any, made: list[HeldWork]) -> Any:
-    """Run a collective, but write its results when its handle is waited for. `made` keeps our handles alive."""
+    """Run a collective, but write its results only when its handle is waited for.
+
+    Our handles are added to `made`, which keeps them alive. A message to one rank runs unchanged.
+    """
     if name_of(function) in TO_ONE_RANK:
         return theirs(function, *args, **kwargs)
     written = [leaf for leaf in tree_leaves(written_by(function, args, kwargs)) if isinstance(leaf, Tensor)]
@@ -93,14 +97,15 @@ def late(function: Any, args: Any, kwargs: Any, made: list[HeldWork]) -> Any:
 
 
 def _copy(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copy values into tensors like a backend: invisible to autograd's version counters."""
+    """Copy each of the values into its tensor, without a change of autograd's version counter: a backend's write
+    changes none either."""
     for tensor, value in zip(tensors, values, strict=True):
         with torch.no_grad(), unsafe_preserve_version_counter(tensor):
             tensor.copy_(value)
 
 
 def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Return the arguments that a c10d collective writes."""
+    """Return the values of the arguments that a c10d collective writes: tensors, or lists of tensors."""
     names = (argument.name for argument in schema_of(function).arguments)
     given = dict(zip(names, args, strict=False)) | kwargs
     return [given.get(name) for name in in_place_results(function)]
@@ -108,7 +113,8 @@ def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
 
 @functools.cache
 def in_place_results(function: Any) -> tuple[str, ...]:
-    """Return the names of the arguments that a c10d collective writes. Its schema does not mark them."""
+    """Return the names of the arguments that a c10d collective writes, which its schema does not mark; empty for other
+    operators."""
     if getattr(function, "namespace", None) != IN_PLACE_COLLECTIVES or name_of(function) == "send":
         return ()
     # Results are `tensors` or begin with `output`; `output_split_sizes` are numbers.
@@ -119,7 +125,7 @@ def in_place_results(function: Any) -> tuple[str, ...]:
 class HeldWork(Work):
     """An async handle whose `results` are written when it is waited for. A call of any of its methods counts as a wait.
 
-    `arrive` is called once, at the first of these calls. The caller must keep the handle alive: C++ code, such as
+    `arrive` is called once, at the first such call. The caller must keep the handle alive: C++ code, such as
     DistributedDataParallel, keeps only the C++ part of it, and would wait forever without this Python object.
     """
 
@@ -131,7 +137,7 @@ class HeldWork(Work):
         self._arrive = arrive
 
     def wait(self, timeout: Any = None) -> bool:
-        """Complete the work."""
+        """Wait for the collective. Returns True."""
         self.is_asked = True
         arrive, self._arrive = self._arrive, None
         if arrive is not None:
@@ -140,24 +146,24 @@ class HeldWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """Complete the work."""
+        """Wait for the collective."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """True: this call completes the work."""
+        """Wait for the collective. Returns True, since it is then complete."""
         return self.wait()
 
     def is_success(self) -> bool:
-        """True: this call completes the work, and failures raise."""
+        """Wait for the collective. Returns True, since a failure raises an error."""
         return self.wait()
 
     def result(self) -> list[Tensor]:
-        """Return the tensors that the collective wrote."""
+        """Wait for the collective, and return the tensors that it wrote and that still exist."""
         self.wait()
         return [tensor for known in self._results if (tensor := known()) is not None]
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """Return a completed future with the results."""
+        """Wait for the collective, and return a completed future with the tensors that it wrote."""
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         future.set_result(self.result())
         return future

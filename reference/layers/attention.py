@@ -38,7 +38,8 @@ returns both."""
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttentionConfig:
-    """Head dims and latent ranks; `q_lora_rank` 0 projects queries straight from the model dim."""
+    """Head dims, and the sizes of the latents of queries and of keys and values. With `q_lora_rank` 0 queries have no
+    latent and are projected straight from the model dim."""
 
     num_heads: int
     q_lora_rank: int
@@ -51,7 +52,7 @@ class LatentAttentionConfig:
 
     @property
     def qk_head_dim(self) -> int:
-        """A query's and a key's whole head dim."""
+        """The whole dim of a query head and of a key head: with and without position."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
@@ -113,9 +114,9 @@ class LatentAttention(nn.Module):
 def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, attention_masks: object | None) -> Tensor:
     """softmax(q k^T * scale) v over a query's own and earlier positions, or over those that a BlockMask allows.
 
-    The only place that chooses an attention kernel: FlexAttention with a mask, else SDPA. Returns (B, S, H, V), or
-    (T, H, V) for folded tokens, whose mask is the offset of each token's document: (T,). Raises CaseError for a mask of
-    another type, and for folded tokens without offsets.
+    Only this function chooses an attention kernel: FlexAttention with a mask, else SDPA. Returns (B, S, H, V). Folded
+    tokens are (T, H, ...): then `attention_masks` is an integer tensor (T,), the index of the first token of each
+    token's document, and the result is (T, H, V). Raises CaseError for a mask of another type.
     """
     if q_BSHQ.dim() == 3:
         return _attend_folded(q_BSHQ, k_BSHQ, v_BSHV, scale, attention_masks)
@@ -134,9 +135,10 @@ def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, atte
 
 
 def _attend_folded(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor, scale: float, offsets_T: object | None) -> Tensor:
-    """FlexAttention over folded tokens, under the mask of their documents. Returns (T, H, V).
+    """FlexAttention over folded tokens: each sees itself and earlier tokens of its document. Returns (T, H, V).
 
-    It declares that it keeps rows: a chunk that ends with a sequence has whole documents.
+    The annotation KEEPS_ROWS declares that a chunk computes the same rows as the whole. That holds if no document is in
+    both chunks.
     """
     if not isinstance(offsets_T, Tensor):
         raise CaseError(
@@ -153,11 +155,11 @@ def _attend_folded(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor, scale: float, of
 
 
 def _flex_attention(q_BHSQ: Tensor, k_BHSQ: Tensor, v_BHSV: Tensor, scale: float, mask: BlockMask) -> Tensor:
-    """Call FlexAttention's operator directly: its reference math in eager, an operator (and another for backward) in a
-    trace.
+    """Call FlexAttention's operator directly. In eager mode that runs its reference math; in a trace it is one node,
+    and another for backward.
 
-    `flex_attention` itself compiles with Dynamo on every eager call, warns about it, and refuses gradients on a CPU,
-    which is a limit of the compiled kernel and not of the operator.
+    The function `flex_attention` itself would compile with Dynamo on every eager call, warn about it, and refuse
+    gradients on a CPU, which is a limit of the compiled kernel and not of the operator.
     """
     mask_mod = mask_mod_of(mask)
     y_BHSV, _, _ = torch.ops.higher_order.flex_attention(

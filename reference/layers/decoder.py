@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token and position ids in, logits out, in the parameters' dtype; or the loss, if it is computed in pieces."""
+    """Maps token and position ids to logits in the parameters' dtype; with labels, to the mean loss."""
 
     def __init__(self, vocab_size: int, dim: int, blocks: Iterable[Block], *, norm_eps: float) -> None:
         super().__init__()
@@ -57,7 +57,8 @@ class Decoder(nn.Module):
         labels_BS: Tensor | None = None,
         loss_pieces: int = 1,
     ) -> Tensor:
-        """Returns logits_BSV; with labels, the mean loss, computed in pieces (see `Output`)."""
+        """Returns logits_BSV without labels. With labels, returns the mean cross entropy as a float32 scalar, computed
+        in `loss_pieces` equal pieces of the tokens."""
         x_BSD = self.tok_embeddings(tokens_BS)
         for block in self.layers:
             x_BSD = block(x_BSD, positions_BS, attention_masks)

@@ -33,7 +33,7 @@ class MaskMod:
         return self.function(b, h, q, kv, *self.captured)
 
     def from_row(self, first: int) -> MaskMod:
-        """The same mask for the batch's rows from `first` on, renumbered from 0; it still reads the whole tensors."""
+        """The mask for a batch that begins at row `first` of this mask's batch; it still reads the whole tensors."""
 
         def function(b: Tensor, h: Tensor, q: Tensor, kv: Tensor, *captured: Tensor) -> Tensor:
             return self.function(b + first, h, q, kv, *captured)
@@ -42,17 +42,16 @@ class MaskMod:
 
 
 def mask_mod_of(mask: BlockMask) -> MaskMod:
-    """A BlockMask's function as a MaskMod, with the tensors that it reads. Another function becomes a MaskMod without
-    tensors."""
+    """The function of a BlockMask as a MaskMod: itself if it is a MaskMod, else a MaskMod that reads no tensors."""
     mask_mod = mask.mask_mod
     return mask_mod if isinstance(mask_mod, MaskMod) else MaskMod(mask_mod)
 
 
 def document_mask(starts_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
-    """Block-causal attention: a query sees keys at or before it within its own document.
+    """The BlockMask in which a query sees the keys at or before its own position in its own document.
 
     `starts_BS` is true at the first token of each document. Tokens before a row's first start belong to a document that
-    began in an earlier row; they see only the part in this row.
+    began in an earlier row; of that document they see only the part in their row.
     """
     return mask_of(starts_BS.cumsum(1), block_size)
 
@@ -66,8 +65,9 @@ def document_offsets(positions_T: Tensor) -> Tensor:
 
 
 def mask_of(documents_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
-    """The mask of `document_mask` for documents that are known by a number: tokens of one document have the same.
+    """The BlockMask in which a query sees the keys at or before its own position in its own document.
 
+    `documents_BS` has the same number for all tokens of a document, and different numbers for the documents of a row.
     The result equals that of `create_block_mask`, tensor for tensor. That function uses `vmap` over the batch, which
     cannot be traced with a symbolic batch size.
     """
@@ -96,7 +96,8 @@ def mask_of(documents_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
 
 
 def _in_order(chosen_B1NM: Tensor) -> tuple[Tensor, Tensor]:
-    """For each block N, the number of chosen blocks M, and all M in ascending order, chosen blocks first."""
+    """For each block N of queries: how many blocks of keys are chosen, and the indices of all M blocks, the chosen
+    first, both parts in ascending order. Shapes (B, 1, N) and (B, 1, N, M), int32."""
     order_B1NM = chosen_B1NM.int().argsort(dim=-1, descending=True, stable=True)
     return chosen_B1NM.sum(-1).int(), order_B1NM.int().contiguous()
 

@@ -1,4 +1,5 @@
-"""The routed experts: many SwiGLU layers as three grouped matrix products, and the exchange that brings rows to them.
+"""The routed experts: many SwiGLU layers as three grouped matrix products, and the exchange that sends rows to the
+ranks of their experts.
 
 R routed rows (T tokens times K slots), sorted by expert; r rows of local experts; E experts, e local experts, D model
 dim, F hidden dim
@@ -24,38 +25,39 @@ it is computed from depends on all rows of the call."""
 
 
 class Exchange(Protocol):
-    """Brings routed rows to the ranks that hold their experts, and the results back.
+    """Sends routed rows to the ranks that hold their experts, and sends the results back.
 
-    One that takes no more than a number of rows in a call, and returns zeros for the others, has `limits_rows = True`.
+    An exchange with an attribute `limits_rows = True` has a limit on an expert's rows per call. Rows above the limit
+    are dropped: their results are zeros.
     """
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, Any]:
-        """Send rows out. `rows_RD` is sorted by expert, `counts_E` is int64 over all experts.
+        """Send rows to their experts. `rows_RD` is sorted by expert; `counts_E` is each expert's number of rows, int64.
 
         Returns (rows_rD, ends_e, state): the local experts' rows sorted by local expert, the end of each local expert's
-        rows (int32, ascending), and the state with which `combine` undoes this.
+        rows (int32, ascending), and the state that `combine` needs to send them back.
         """
         ...
 
     def combine(self, rows_rD: Tensor, state: Any) -> Tensor:
-        """Bring results back. Returns rows_RD in the order in which `dispatch` got them."""
+        """Send results back. Returns rows_RD in the order of the rows that `dispatch` took."""
         ...
 
 
 class LocalExchange:
-    """All experts are here: nothing moves."""
+    """The exchange of a rank that holds all experts: it returns the rows that it takes."""
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, None]:
-        """The rows themselves and the end of each expert's rows."""
+        """Return the rows unchanged, and the end of each expert's rows."""
         return rows_RD, counts_E.cumsum(0).to(torch.int32), None
 
     def combine(self, rows_rD: Tensor, state: None) -> Tensor:
-        """The rows themselves."""
+        """Return the rows unchanged."""
         return rows_rD
 
 
 class Experts(nn.Module):
-    """w2(silu(w1(x)) * w3(x)) with each row's own expert's weights, in the rows' dtype.
+    """w2(silu(w1(x)) * w3(x)) of each row, with the weights of the row's expert, in the rows' dtype.
 
     Weights have the layout of E stacked linear layers, (E, out, in); grouped products read the transpose without a
     copy. Under expert parallelism the parameters hold a contiguous range of the experts, so no code here reads the

@@ -22,8 +22,8 @@ __all__ = ["Exchange", "Experts", "LocalExchange", "MoE", "MoEConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class MoEConfig:
-    """Routing, an expert's hidden dim, the number of shared experts, and `capacity`: an expert accepts at most
-    `capacity` times an even share of the rows; None for no limit."""
+    """The routing, an expert's hidden dim, the number of shared experts, and `capacity`: an expert accepts at most
+    `capacity` times its even share of a rank's rows, rounded up; None is no limit."""
 
     routing: RoutingConfig
     hidden_dim: int
@@ -32,11 +32,11 @@ class MoEConfig:
 
 
 class MoE(nn.Module):
-    """Routed experts plus shared experts, balanced by a bias instead of a loss (arXiv:2408.15664).
+    """Routed experts plus shared experts. A bias per expert balances their load, instead of a loss (arXiv:2408.15664).
 
-    Two float32 buffers of shape (E,): `expert_bias`, added to the scores that choose experts, and `tokens_per_expert`,
-    to which every forward adds its row counts in place; the optimizer step reads and zeroes it. float32 counts are
-    exact up to 2^24 rows.
+    There are two float32 buffers of shape (E,). `expert_bias` is added to the scores that choose experts. Every forward
+    adds the number of rows of each expert to `tokens_per_expert` in place; the optimizer step reads and zeroes it.
+    float32 counts are exact up to 2^24 rows.
 
     Expert parallelism replaces `experts.exchange`.
     """
@@ -58,8 +58,8 @@ class MoE(nn.Module):
         self.register_buffer("tokens_per_expert", torch.zeros(num_experts, dtype=torch.float32))
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        """Returns (B, S, D) in x's dtype, (T, D) for a folded x: the routed sum first, the shared experts' output added
-        to it."""
+        """Returns the sum of the routed experts plus that of the shared experts, in x's shape and dtype: (B, S, D), or
+        (T, D) for folded tokens."""
         with annotate(COMPUTE):
             x_TD = x_BSD.flatten(0, -2)
             routing = self.router(x_TD, self.expert_bias)
@@ -72,7 +72,8 @@ class MoE(nn.Module):
             return y_TD.view(x_BSD.shape)
 
     def _routed(self, x_TD: Tensor, routing: Routing) -> Tensor:
-        """The weighted sum of each token's experts, in ascending slot order, in float32.
+        """The weighted sum of each token's experts: added in ascending slot order in float32, then rounded to x's
+        dtype.
 
         A stable permutation of the (token, slot) pairs sorts rows by expert, then by token. So backward scatters
         without collisions, and then sums each token's K slots.

@@ -22,9 +22,9 @@ from bitproof.reference.layers.wide import wides
 class Yarn:
     """Scaling for texts `factor` times as long as the `original_seq_len` tokens of training.
 
-    Frequencies that turn more than `beta_fast` times within the original length stay as they are, those
-    that turn less than `beta_slow` times are divided by `factor`, and those between are blended linearly.
-    `mscale` sharpens the attention softmax: see `attention_scale`.
+    A frequency is unchanged if its angle makes more than `beta_fast` full turns over the original length, and divided
+    by `factor` if it makes fewer than `beta_slow`. Those between are blended linearly. `mscale` sharpens the attention
+    softmax: see `attention_scale`.
     """
 
     factor: float
@@ -34,19 +34,21 @@ class Yarn:
     mscale: float = 1.0
 
     def attention_scale(self) -> float:
-        """The factor on the attention softmax's scale: (0.1 mscale ln(factor) + 1)^2.
+        """The factor on the attention softmax's scale: (0.1 mscale ln(factor) + 1)^2; 1 if `factor` is at most 1.
 
-        Squared, because published code scales both queries and keys. DeepSeek sets `mscale` and `mscale_all_dim` to the
-        same value, which makes the tables' own factor 1; so there is a single field here.
+        It is squared because published code scales both queries and keys. Published code also divides the tables, with
+        another setting, `mscale_all_dim`. DeepSeek sets both to the same value, so that the tables are not scaled, and
+        one field is enough here.
         """
         return (0.1 * self.mscale * math.log(self.factor) + 1.0) ** 2 if self.factor > 1 else 1.0
 
     def scaled(self, frequencies_P: Tensor, theta: float) -> Tensor:
-        """Return the frequencies to use. `frequencies_P` are those that the base theta alone determines."""
+        """Return `frequencies_P` scaled. They are the unscaled frequencies, theta^(-2p / dim)."""
         dim = 2 * len(frequencies_P)
 
         def pair_that_turns(times: float) -> float:
-            """The (fractional) index of the pair whose angle turns this many times within the original length."""
+            """The index, possibly fractional, of the pair whose angle makes `times` full turns over the original
+            length."""
             return dim * math.log(self.original_seq_len / (times * 2 * math.pi)) / (2 * math.log(theta))
 
         low = max(math.floor(pair_that_turns(self.beta_fast)), 0)
@@ -61,9 +63,9 @@ class Yarn:
 class Llama3Scaling:
     """Llama 3.1's scaling for texts `factor` times as long as `original_seq_len` tokens.
 
-    Frequencies that turn more than `high_freq_factor` times within the original length stay as they are,
-    those that turn less than `low_freq_factor` times are divided by `factor`, and those between are blended
-    linearly in the number of turns.
+    A frequency is unchanged if its angle makes more than `high_freq_factor` full turns over the original length, and
+    divided by `factor` if it makes fewer than `low_freq_factor`. Those between are blended linearly in the number of
+    turns.
     """
 
     factor: float
@@ -72,11 +74,11 @@ class Llama3Scaling:
     high_freq_factor: float = 4.0
 
     def attention_scale(self) -> float:
-        """The softmax stays as it is."""
+        """The factor on the attention softmax's scale: 1, since Llama 3.1 does not change it."""
         return 1.0
 
     def scaled(self, frequencies_P: Tensor, theta: float) -> Tensor:
-        """Return the frequencies to use. `frequencies_P` are those that the base theta alone determines."""
+        """Return `frequencies_P` scaled. They are the unscaled frequencies, theta^(-2p / dim)."""
         turns_P = self.original_seq_len * frequencies_P / (2 * math.pi)
         width = self.high_freq_factor - self.low_freq_factor
         kept_share_P = ((turns_P - self.low_freq_factor) / width).clamp(0, 1)
@@ -85,7 +87,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """Table length in tokens, the base of the frequencies, and their scaling, if any."""
+    """The tables' length in tokens, the base theta of the frequencies, and how they are scaled; None if not."""
 
     max_seq_len: int
     theta: float = 10000.0
@@ -93,13 +95,13 @@ class RopeConfig:
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotates each even/odd pair of a head's elements by its position's angle.
+    """Rotates each even/odd pair of a head's elements by the angle for the token's position.
 
-    Cosines and sines come from float32 tables of shape (L, P), indexed by position. The forward never computes them:
-    cos and sin kernels may give a vector's body and its tail different bits, so a split of the rows would change
-    values. The tables are always computed on the CPU, so that all devices agree on them.
+    Cosines and sines are read from float32 tables of shape (L, P), indexed by position. The forward never computes
+    them: cos and sin kernels may give the same angle different bits in a vector's body and in its tail, so splitting
+    the rows would change values. The tables are always computed on the CPU, so that all devices agree on them.
 
-    The tables are non-persistent buffers. Built on the meta device, they have no values until `reset_tables`.
+    The tables are non-persistent buffers. A module built on the meta device has no tables until `reset_tables`.
     """
 
     cos_LP: Tensor
@@ -129,7 +131,8 @@ class RotaryEmbedding(nn.Module):
         self.sin_LP.copy_(angles_LP.sin())
 
     def forward(self, x_BSHR: Tensor, positions_BS: Tensor) -> Tensor:
-        """Rotate in float32; returns x's dtype. Positions are integers below L. Batch and sequence may be one dim."""
+        """Rotate x in float32; returns x's shape and dtype. Positions are integers below L. Instead of (B, S) there may
+        be one dim of folded tokens."""
         cos_BS1P = self.cos_LP[positions_BS].unsqueeze(-2)
         sin_BS1P = self.sin_LP[positions_BS].unsqueeze(-2)
         wide = self.wide

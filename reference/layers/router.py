@@ -65,7 +65,8 @@ class RoutingConfig:
 
 
 class Routing(NamedTuple):
-    """A token's experts by slot, best first; their weights in float32; how many rows each expert gets (int64)."""
+    """`experts_TK`: each token's experts by slot, best first. `weights_TK`: their weights in float32. `counts_E`: how
+    many rows each expert gets, int64."""
 
     experts_TK: Tensor
     weights_TK: Tensor
@@ -73,7 +74,8 @@ class Routing(NamedTuple):
 
 
 class Router(nn.Module):
-    """Computes scores in float32 for any dtypes of x and the parameter, with explicit casts and no autocast."""
+    """Chooses each token's experts. Scores are computed in float32 for any dtypes of x and the parameter, with explicit
+    casts and no autocast."""
 
     def __init__(self, dim: int, config: RoutingConfig) -> None:
         super().__init__()
@@ -83,7 +85,7 @@ class Router(nn.Module):
         self.wide = wides("x", "weight", "logits", "scores", "choice", "group_choice", "eligible", "picked", "sum")
 
     def forward(self, x_TD: Tensor, expert_bias_E: Tensor) -> Routing:
-        """Route each token. The bias affects the selection, not the weights."""
+        """Choose each token's experts and weights. The bias affects which experts are chosen, not their weights."""
         scores_TE = self._scores(x_TD)
         experts_TK = select_experts(scores_TE.detach(), expert_bias_E, self.config, self._seen)
         weights_TK: Tensor = self.wide["picked"](scores_TE.gather(1, experts_TK))
@@ -113,8 +115,8 @@ def select_experts(
 ) -> Tensor:
     """The top k experts by score plus bias, within the top groups. Returns experts_TK, best first.
 
-    A group's score is the sum of its two best experts' (sigmoid) or its best expert's (softmax). Each value that
-    decides the choice passes through `seen`, with its name.
+    With sigmoid scores a group is rated by the sum of its two best experts' values, with softmax scores by its best
+    expert's. `seen` is called with a name and each value that decides the choice, and must return the value.
     """
     choice_TE = seen("choice", scores_TE + expert_bias_E)
     if config.top_groups < config.num_groups:

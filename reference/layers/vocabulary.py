@@ -8,7 +8,7 @@ and both gradients before the next piece begins, so that only one piece's logits
     gradient of W       the same sum, in float32, rounded once to W's dtype
     gradient of x       the pieces' gradients, one after another
 
-Backward only multiplies these gradients by that of the loss.
+Backward only multiplies these gradients by the gradient of the loss.
 
 T tokens, P pieces, t tokens of a piece (T / P), D model dim, V vocabulary
 """
@@ -23,10 +23,11 @@ from torch.nn import functional
 
 
 class Output(nn.Linear):
-    """Hidden states in, logits out; with labels and more than one piece, the mean cross entropy instead."""
+    """Projects hidden states to logits; with labels, returns the mean cross entropy instead."""
 
     def forward(self, x_BSD: Tensor, labels_BS: Tensor | None = None, pieces: int = 1) -> Tensor:
-        """Returns logits_BSV, or the loss in `pieces` equal pieces of adjacent tokens: a float32 scalar."""
+        """Returns logits_BSV without labels. With labels, returns the mean cross entropy as a float32 scalar, computed
+        in `pieces` equal pieces of adjacent tokens."""
         if labels_BS is None:
             return functional.linear(x_BSD, self.weight)
         loss: Tensor = _LossInPieces.apply(x_BSD.flatten(0, -2), self.weight, labels_BS.flatten(), pieces)  # type: ignore[no-untyped-call]
@@ -34,11 +35,10 @@ class Output(nn.Linear):
 
 
 class _LossInPieces(torch.autograd.Function):
-    """Mean cross entropy over all tokens, in pieces; forward computes the gradients, too."""
+    """Mean cross entropy over all tokens, piece by piece. Its forward computes the gradients, too."""
 
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, pieces: int) -> Tensor:
-        """The loss: a float32 scalar."""
         x_PtD, labels_Pt = (x.unflatten(0, (pieces, -1)).unbind(0) for x in (x_TD, labels_T))
         loss, grad_VD, grads_PtD = None, None, []
         for x_tD, labels_t in zip(x_PtD, labels_Pt, strict=True):
@@ -61,7 +61,7 @@ class _LossInPieces(torch.autograd.Function):
 def _loss_and_gradients(
     x_tD: Tensor, weight_VD: Tensor, labels_t: Tensor, pieces: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A piece's part of the mean loss, and its gradients of x and W.
+    """A piece's share of the mean loss (its own mean, divided by `pieces`), and the share's gradients of x and W.
 
     The gradient of a token's logits is its probabilities, less 1 at its label. It is rounded to x's dtype.
     """

@@ -1,4 +1,5 @@
-"""Names for values that a module computes in float32 and then rounds, so that a case can observe them."""
+"""A module that returns its input, to name a value that is computed in float32 and then rounded: a case can observe
+it."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ from torch import Tensor, nn
 
 
 class Wide(nn.Module):
-    """The identity, as a module boundary that a case can observe: see `observe` in `harness.case.Case`.
+    """The identity, as a module whose output a case can record: see `observe` in `harness.case.Case`.
 
-    Placed after a cast to float32, its output's gradient is the value that backward rounds; placed before a cast to a
-    narrower dtype, its output is the value that forward rounds; placed at a summand, it shows the last bits that a sum
+    After a cast to float32, the gradient of its output is the value that backward rounds. Before a cast to a narrower
+    dtype, its output is the value that forward rounds. On a term of a sum, its output shows the last bits that the sum
     may lose.
     """
 
@@ -19,5 +20,5 @@ class Wide(nn.Module):
 
 
 def wides(*names: str) -> nn.ModuleDict:
-    """A boundary per name, without parameters or buffers."""
+    """A `Wide` for each name, so that a case can record the values that pass through it."""
     return nn.ModuleDict({name: Wide() for name in names})

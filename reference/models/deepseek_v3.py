@@ -18,7 +18,7 @@ from bitproof.reference.layers.router import RoutingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSeekV3Config:
-    """A size of the model. The first `num_dense_layers` of `num_layers` layers have no experts."""
+    """The dimensions of a flavor of the model. The first `num_dense_layers` of `num_layers` layers have no experts."""
 
     dim: int
     num_layers: int
@@ -39,7 +39,7 @@ class DeepSeekV3Config:
 
 
 class DeepSeekV3(Decoder):
-    """Token and position ids in, logits out, in the parameters' dtype."""
+    """DeepSeek-V3: maps token and position ids to logits in the parameters' dtype; with labels, to the mean loss."""
 
     def __init__(self, config: DeepSeekV3Config) -> None:
         blocks = (_block(config, layer) for layer in range(config.num_layers))
@@ -55,8 +55,8 @@ def _block(config: DeepSeekV3Config, layer: int) -> Block:
 
 
 def _tiny() -> DeepSeekV3Config:
-    """The 671B model's features in miniature, without the query latent. The latent would add six parameters to gather,
-    and collectives take most of a CPU step.
+    """A small model with the 671B model's features, except the query latent, which would add six parameters to gather:
+    collectives take most of a CPU step.
 
     Dims of elementwise kernels are multiples of 64, so that no row count leaves a vector kernel a tail; query/key and
     value head dims are equal, so that attention on a CPU is a single flash kernel.
@@ -87,10 +87,11 @@ def _tiny() -> DeepSeekV3Config:
 
 
 def _uneven() -> DeepSeekV3Config:
-    """`tiny` with first dims that 8 ranks (or 4 that share an expert's shard) do not divide, so that shards are padded.
+    """Like `tiny`, but shards are padded: the first dims of parameters are not divisible by 8 ranks, nor by 4 ranks
+    that shard the same experts.
 
-    Ten experts are split in two parts of five, each sharded over 4 ranks: rank 3 has only padding. The router's ten
-    rows are sharded over 8 ranks: three of them have only padding.
+    With two expert-parallel ranks, each has five of the ten experts, sharded over 4 ranks: rank 3 has only padding. The
+    router's ten rows are sharded over 8 ranks: three of them have only padding.
     """
     tiny = _tiny()
     return replace(
@@ -109,7 +110,7 @@ def _many_experts() -> DeepSeekV3Config:
 
 
 def _debugmodel() -> DeepSeekV3Config:
-    """Wide latents and heads of published size in a narrow model; softmax scores, no groups, no query latent."""
+    """A narrow model whose latents and heads have published sizes; softmax scores, no groups, no query latent."""
     return DeepSeekV3Config(
         dim=256,
         num_layers=6,
@@ -158,8 +159,10 @@ def _671b() -> DeepSeekV3Config:
 
 
 def _published_attention(*, num_heads: int, q_lora_rank: int, mscale: float, max_seq_len: int) -> LatentAttentionConfig:
-    """Fields that all published sizes share. The tables are shorter than the published 163,840 rows, which nothing here
-    would use."""
+    """The attention of a published size. The fields that are set here are the same in all published sizes.
+
+    The rotary tables are shorter than the published 163,840 rows, which nothing here would use.
+    """
     return LatentAttentionConfig(
         num_heads=num_heads,
         q_lora_rank=q_lora_rank,

@@ -16,7 +16,7 @@ from bitproof.reference.layers.rope import Llama3Scaling, RopeConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Config:
-    """A size of the model."""
+    """The dimensions of a flavor of the model."""
 
     dim: int
     num_layers: int
@@ -27,7 +27,7 @@ class Llama3Config:
 
 
 class Llama3(Decoder):
-    """Token and position ids in, logits out, in the parameters' dtype."""
+    """Llama 3: maps token and position ids to logits in the parameters' dtype; with labels, to the mean loss."""
 
     def __init__(self, config: Llama3Config) -> None:
         blocks = (_block(config) for _ in range(config.num_layers))
@@ -41,8 +41,8 @@ def _block(config: Llama3Config) -> Block:
 
 
 def _tiny() -> Llama3Config:
-    """The published sizes' features in miniature. Four tensor-parallel ranks get a key/value head each, and dims of
-    elementwise kernels stay multiples of 64 on each."""
+    """A small model with the published sizes' features. Each of four tensor-parallel ranks gets one key/value head, and
+    its dims of elementwise kernels are still multiples of 64."""
     return Llama3Config(
         dim=64,
         num_layers=2,
@@ -58,15 +58,17 @@ def _tiny() -> Llama3Config:
 
 
 def _debugmodel() -> Llama3Config:
-    """Heads of published size in a narrow model."""
+    """A narrow model whose heads have published sizes."""
     return _published(dim=512, num_layers=6, num_heads=4, num_kv_heads=2, hidden_dim=1536, vocab_size=2048)
 
 
 def _published(
     *, dim: int, num_layers: int, num_heads: int, hidden_dim: int, num_kv_heads: int = 8, vocab_size: int = 128256
 ) -> Llama3Config:
-    """Fields that all published sizes share. The tables are shorter than the published 131,072 rows, which nothing here
-    would use."""
+    """The configuration of a published size. The fields that are set here are the same in all published sizes.
+
+    The rotary tables are shorter than the published 131,072 rows, which nothing here would use.
+    """
     scaling = Llama3Scaling(factor=8.0, original_seq_len=8192)
     return Llama3Config(
         dim=dim,

@@ -3,8 +3,8 @@
 Routing is a softmax over all experts; the top k weights are divided by their sum. There are no shared experts. A bias
 balances the experts, as in all mixtures here; at its initial zero, routing is as published.
 
-Rotation pairs even with odd elements of a head; published checkpoints pair the halves of a head, so their query and key
-rows, and the weights of those norms, have another order.
+Rotation pairs even with odd elements of a head. Published checkpoints pair the halves of a head, so their query and key
+rows, and the weights of the heads' norms, have another order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bitproof.reference.layers.router import RoutingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3MoEConfig:
-    """A size of the model."""
+    """The dimensions of a flavor of the model."""
 
     dim: int
     num_layers: int
@@ -31,7 +31,7 @@ class Qwen3MoEConfig:
 
 
 class Qwen3MoE(Decoder):
-    """Token and position ids in, logits out, in the parameters' dtype."""
+    """Qwen3-MoE: maps token and position ids to logits in the parameters' dtype; with labels, to the mean loss."""
 
     def __init__(self, config: Qwen3MoEConfig) -> None:
         blocks = (_block(config) for _ in range(config.num_layers))
@@ -45,7 +45,7 @@ def _block(config: Qwen3MoEConfig) -> Block:
 
 
 def _tiny() -> Qwen3MoEConfig:
-    """The published sizes' features in miniature; dims of elementwise kernels are multiples of 64."""
+    """A small model with the published sizes' features; dims of elementwise kernels are multiples of 64."""
     return _config(
         dim=64,
         num_layers=2,
@@ -57,7 +57,7 @@ def _tiny() -> Qwen3MoEConfig:
 
 
 def _debugmodel() -> Qwen3MoEConfig:
-    """Heads of published size in a narrow model with few experts."""
+    """A narrow model with few experts, whose heads have published sizes."""
     return _config(dim=256, num_layers=6, vocab_size=2048, heads=(4, 2, 128), experts=(16, 4, 256), max_seq_len=4096)
 
 
@@ -70,10 +70,10 @@ def _config(
     vocab_size: int = 151936,
     max_seq_len: int = 16384,
 ) -> Qwen3MoEConfig:
-    """Fields that all sizes share. `heads`: query heads, key/value heads, head dim; `experts`: number, top k, hidden
-    dim.
+    """The configuration of one size. The fields that are set here are the same in all sizes.
 
-    The tables are shorter than the published 40,960 rows, which nothing here would use.
+    `heads`: number of query heads, number of key/value heads, head dim. `experts`: number of experts, top k, hidden
+    dim. The rotary tables are shorter than the published 40,960 rows, which nothing here would use.
     """
     num_heads, num_kv_heads, head_dim = heads
     num_experts, top_k, hidden_dim = experts

@@ -1,4 +1,4 @@
-"""Applies the sizes that a case states to its flavor's configuration."""
+"""Changes the configuration of a model's flavor to the sizes that a case states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from bitproof.harness.errors import CaseError
 
 
 def sizes_of(config: Any) -> dict[str, int]:
-    """A configuration's sizes, by their names in `case.Model`."""
+    """A configuration's sizes by the names of their fields in `case.Model`, such as {"layers": 3, "dim": 64, "heads":
+    4}."""
     sizes = {"layers": config.num_layers, "dim": config.dim, "heads": config.attention.num_heads}
     if hasattr(config, "num_dense_layers"):
         sizes["dense_layers"] = config.num_dense_layers
@@ -20,9 +21,10 @@ def sizes_of(config: Any) -> dict[str, int]:
 
 
 def resize(config: Any, model: Model) -> Any:
-    """Return the configuration with the sizes that `model` states; unchanged if it states none.
+    """Return `config` with the sizes that `model` states; unchanged if it states none.
 
-    Raises CaseError for a size that the family does not have, and for sizes that contradict each other.
+    Raises CaseError for a size or capacity that the family does not have, for a `dim` that does not scale the hidden
+    dims to whole numbers, and for sizes that contradict each other.
     """
     sizes, known = model.sizes, sizes_of(config)
     if lacking := sizes.keys() - known.keys():
@@ -58,7 +60,7 @@ def resize(config: Any, model: Model) -> Any:
 
 
 def _with_heads(attention: Any, heads: int) -> Any:
-    """Keep the number of query heads per key/value head, if there are enough heads."""
+    """Set the number of query heads. Key/value heads are scaled in proportion, rounded down, to at least one."""
     if not hasattr(attention, "num_kv_heads"):
         return replace(attention, num_heads=heads)
     num_kv_heads = max(1, heads * attention.num_kv_heads // attention.num_heads)
@@ -66,7 +68,8 @@ def _with_heads(attention: Any, heads: int) -> Any:
 
 
 def _with_dim(config: Any, changes: dict[str, Any], dim: int) -> dict[str, Any]:
-    """Set the model dim, and scale every hidden dim in proportion."""
+    """Return the changes for a model dim: `dim`, and every hidden dim scaled in proportion. `changes` are those already
+    made to the same config. Raises CaseError if a scaled hidden dim is no whole number."""
 
     def hidden(extent: int) -> int:
         if extent * dim % config.dim:

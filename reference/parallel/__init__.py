@@ -1,1 +1,1 @@
-"""Distribute parameters and tokens over ranks: the mesh, its process groups, FSDP, tensor and expert parallelism."""
+"""Distributes parameters and tokens over ranks: the mesh, its process groups, FSDP, tensor and expert parallelism."""

@@ -1,10 +1,11 @@
-"""Call functional collectives over named groups; each function launches the collective and waits for it.
+"""Calls functional collectives over named groups; each function launches the collective and waits for it.
 
 Eager and traced code share these calls, so both issue the same collectives, and in a traced graph the wait follows the
 launch.
 
-A group written in Python is called directly if nothing observes operators. The operator would call the same method, but
-through the dispatcher, autograd and torch's registry of pending work, which takes twice as long.
+If nothing observes operators, and the group is one of bitproof's classes in Python, the group's method is called
+directly. The operator would call the same method, but through the dispatcher, autograd and torch's registry of pending
+work, which takes twice as long.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def all_to_all(x: Tensor, output_splits: list[int], input_splits: list[int], gro
 
 
 def _own_group(x: Tensor, name: str) -> dist.ProcessGroup | None:
-    """The Python group to call directly for tensors in host memory; None if the operator must be called instead. The
-    operator must be called if a mode, a trace or a profiler has to see it, or if autograd has to."""
+    """The Python group whose methods can be called directly for `x`, if it is in host memory. None if the operator must
+    be called instead: for a group of torch, or if a mode, a trace, a profiler or autograd has to see the operator."""
     if is_watched() or not x.is_cpu or (x.requires_grad and torch.is_grad_enabled()):
         return None
     found = group_named(name)

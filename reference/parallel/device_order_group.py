@@ -1,10 +1,10 @@
 """A process group that sums on the device in ascending rank order, over any backend that can move the tensors.
 
-NCCL chooses the order of a sum by algorithm, message size and the ranks' positions in its rings, and documents none of
+NCCL chooses the order of a sum by algorithm, message size and the ranks' positions in its rings, and does not document
 it. So a bucketed reduce-scatter may add in another order than a reduce-scatter for each parameter. Here NCCL only moves
 bits: an all-to-all exchanges the parts, and each rank adds them in ascending rank order when it waits. A reduce-scatter
-moves as many bytes as a ring, (W - 1) / W of the input from each rank. It needs memory for a second copy of its input,
-and for its result.
+over W ranks moves as many bytes as a ring, (W - 1) / W of the input from each rank. It needs memory for a second copy
+of its input, and for its result.
 
 In an all-reduce of a small tensor every rank gathers all inputs, W / 2 times the traffic of a ring. If the inputs take
 more than `MOST_GATHERED` bytes, the all-reduce is a reduce-scatter and, in the wait, an all-gather of the sums. Then it
@@ -33,8 +33,8 @@ MOST_GATHERED = 64 * 2**20
 
 
 class DeviceOrderGroup(RankOrderGroup):
-    """The collectives of `RankOrderGroup`, with the same bits, without a copy to host memory. `transport` moves the
-    tensors: NCCL on GPUs, gloo on a CPU."""
+    """Has the collectives of `RankOrderGroup`, with the same bits, but without a copy to host memory. `transport` moves
+    the tensors: NCCL on GPUs, gloo on a CPU."""
 
     def __init__(self, transport: dist.ProcessGroup) -> None:
         dist.ProcessGroup.__init__(self, transport.rank(), transport.size())  # type: ignore[call-arg]
@@ -67,7 +67,8 @@ class DeviceOrderGroup(RankOrderGroup):
         return _Held(work, gathered_WN, lambda: x.copy_(self._sum(gathered_WN).view_as(x)))
 
     def all_reduce_by_parts(self, x: Tensor) -> Work:
-        """Sum a tensor over ranks in rank order, in place: each rank sums a W-th of it, then all gather the sums."""
+        """Sum a tensor over ranks in rank order, in place: each of the W ranks sums 1/W of the elements, then all ranks
+        gather the sums."""
         # Padded with zeros to W equal parts; the last parts' padding is left out of the result.
         sent_WN = x.new_zeros(self.size(), -(-x.numel() // self.size()))
         sent_WN.view(-1)[: x.numel()].copy_(x.reshape(-1))
@@ -93,8 +94,8 @@ class DeviceOrderGroup(RankOrderGroup):
 
 
 class _Held(Work):
-    """Work that keeps its inputs alive until the wait, and then calls `finish`. On CUDA only the current stream waits,
-    and `finish` runs on that stream; the host continues."""
+    """An async handle that keeps the collective's inputs alive until the wait, and then calls `finish`. On CUDA only
+    the current stream waits, and `finish` runs on that stream; the host continues."""
 
     def __init__(self, work: Work, read: Tensor, finish: Callable[[], Any] | None = None) -> None:
         super().__init__()
@@ -111,7 +112,8 @@ class _Held(Work):
 
 
 def sum_in_one_kernel(parts_WN: Tensor) -> Tensor:
-    """The sum in rank order, with the bits of `sum_in_rank_order`, by Triton's kernel, which reads each part once."""
+    """The sum over dim 0, in rank order. Triton's kernel reads each part once; the bits equal those of sequential
+    additions."""
     from bitproof.reference.parallel.rank_order_kernel import add_parts
 
     parts_WN = parts_WN if parts_WN[0].is_contiguous() else parts_WN.contiguous()
@@ -121,13 +123,13 @@ def sum_in_one_kernel(parts_WN: Tensor) -> Tensor:
 
 
 def sums_in_one_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel runs on a device, with the bits of sequential additions where the order of a sum matters."""
+    """Whether a device sums tensors of a dtype over ranks with the Triton kernel, rather than part by part."""
     return why_no_kernel(device, dtype) is None
 
 
 @functools.cache
 def why_no_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
-    """The reason why a device adds part by part instead of by the kernel, in words; None if the kernel is used."""
+    """Why a device sums tensors of a dtype part by part, in words; None if the Triton kernel sums them."""
     large = 2 / torch.finfo(dtype).eps  # ascending: the first 1 is lost, the sum is 1; descending: it is 2
     ordered_W = torch.tensor([large, 1.0, -large, 1.0], dtype=dtype, device=device)
     many_WN = torch.randn(4, 4097, generator=torch.Generator().manual_seed(0)).to(device, dtype)
@@ -140,7 +142,8 @@ def why_no_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def sums_of(device: torch.device) -> str:
-    """How a device sums float32 and bfloat16 over ranks, in words, for manifests and reports."""
+    """How a device sums float32 and bfloat16 over ranks, in words for manifests and reports, such as "by one Triton
+    kernel"."""
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
         why = why_no_kernel(device, dtype)

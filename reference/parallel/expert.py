@@ -1,9 +1,9 @@
-"""Send routed rows to the ranks of their experts, and back (expert parallelism).
+"""Sends routed rows to the ranks of their experts, and back (expert parallelism).
 
 Rank i of the expert group has experts [i * L, (i + 1) * L). Rows to send are sorted by expert, so the rows for a rank
 are adjacent; ranks exchange counts first, so that each knows its split sizes. Received rows are ordered by sender, then
 expert. `dispatch` sorts them by expert (within an expert: by sender, then in the sender's order) for the grouped matrix
-product, and `combine` restores the order before it returns them.
+product, and `combine` restores the order of senders before it sends the rows back.
 """
 
 # E experts in all, L local experts, W ranks of the expert group, R rows sent, P rows received, D row size,
@@ -22,23 +22,26 @@ from bitproof.reference.parallel.collectives import all_to_all
 
 
 class AllToAll(torch.autograd.Function):
-    """Uneven all-to-all of rows over a named group; backward sends the gradient back the same way."""
+    """Uneven all-to-all of rows over a named group. Its backward sends the gradients of received rows back to the
+    senders."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, received: list[int], sent: list[int], group: str) -> Tensor:
-        """`rows` (sum(sent), D) -> (sum(received), D)."""
+        """Send `rows` (sum(sent), D): `sent[i]` rows to rank i. Returns the received rows (sum(received), D)."""
         ctx.received, ctx.sent, ctx.group = received, sent, group
         return all_to_all(rows, received, sent, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        """`grad` (sum(received), D) -> (sum(sent), D)."""
+        """Send the gradient of the received rows (sum(received), D) back. Returns the gradient of `rows` (sum(sent),
+        D)."""
         return all_to_all(grad.contiguous(), ctx.sent, ctx.received, ctx.group), None, None, None
 
 
 @dataclass(frozen=True)
 class _Route:
-    """The state with which `combine` undoes `dispatch`."""
+    """State with which `combine` undoes a `dispatch`: the number of rows sent to and received from each rank, and the
+    indices that put received rows back into the order of their senders."""
 
     sent: list[int]
     received: list[int]
@@ -46,15 +49,18 @@ class _Route:
 
 
 class ExpertExchange:
-    """Sends rows to their experts over the named group of `size` ranks, and back."""
+    """Sends rows to the ranks of their experts, over a named group of `size` ranks, and sends the results back."""
 
     def __init__(self, size: int, group: str) -> None:
         self.size = size
         self.group = group
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Route]:
-        """Send `rows_RD`, sorted by expert with `counts_E` (int64) rows each, to the experts' ranks. Returns the
-        received rows in expert order, the int32 end offset of each local expert, and the route back."""
+        """Send `rows_RD`, sorted by expert with `counts_E` (int64) rows each, to the experts' ranks.
+
+        Returns the received rows sorted by local expert, the end of each local expert's rows (int32), and the route for
+        `combine`.
+        """
         num_local = counts_E.shape[0] // self.size
         even = [num_local] * self.size
         counts_WL = all_to_all(counts_E, even, even, self.group).view(self.size, num_local)
@@ -67,13 +73,14 @@ class ExpertExchange:
         ends_WL = counts_WL.flatten().cumsum(0)
         row_P = torch.arange(rows_PD.shape[0], device=rows_RD.device)
         expert_P = torch.searchsorted(ends_WL, row_P, right=True) % num_local
+        # Stable, so that an expert's rows stay in the order of their senders.
         to_expert_order_P = torch.argsort(expert_P, stable=True)
         to_sender_order_P = torch.argsort(to_expert_order_P)
         ends_L = counts_WL.sum(0).cumsum(0).to(torch.int32)
         return rows_PD[to_expert_order_P], ends_L, _Route(sent, received, to_sender_order_P)
 
     def combine(self, rows_PD: Tensor, route: _Route) -> Tensor:
-        """Send the experts' rows back: the inverse of `dispatch`, (R, D) in the order of its input."""
+        """Send the experts' results back. Returns rows (R, D) in the order of the rows that `dispatch` took."""
         rows_PD = rows_PD[route.to_sender_order_P]
         return AllToAll.apply(rows_PD, route.sent, route.received, self.group)  # type: ignore[no-untyped-call]
 
@@ -81,9 +88,10 @@ class ExpertExchange:
 class CapacityExchange:
     """`ExpertExchange` with a limit: an expert accepts at most C of each rank's rows.
 
-    C is `capacity` times an expert's even share of a rank's rows, rounded up. No size depends on data, so the host
-    waits for nothing. Each rank sends an expert's first C rows in order and drops the others, whose results are zeros.
-    Unused slots hold zeros. A chunk is a call, so it has a C of its own.
+    C is `capacity` times an expert's even share of a rank's rows, rounded up. Each rank has C slots for every expert:
+    it sends the expert's first C rows in order and drops the others, whose results are zeros. Unused slots hold zeros.
+    So no tensor's size depends on the data, and the host never waits for a count. A chunk has its own C, from its own
+    rows.
     """
 
     limits_rows = True
@@ -95,7 +103,12 @@ class CapacityExchange:
         self.capacity = Fraction(str(capacity))
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Slots]:
-        """`ExpertExchange.dispatch`, but an expert's rows are ordered by sender, then slot."""
+        """Send at most C rows of `rows_RD` to each expert. Rows are sorted by expert, with `counts_E` (int64) rows
+        each.
+
+        Returns the received slots, sorted by local expert, then sender, then slot; the end of each local expert's slots
+        (int32); and the state for `combine`.
+        """
         num_experts = counts_E.shape[0]
         num_slots = -(-rows_RD.shape[0] * self.capacity.numerator // (num_experts * self.capacity.denominator))
         ends_E = counts_E.cumsum(0)
@@ -116,13 +129,14 @@ class CapacityExchange:
         return rows_LWCD.flatten(0, 2), ends_L, _Slots(num_slots, slot_R)
 
     def combine(self, rows_PD: Tensor, slots: _Slots) -> Tensor:
-        """Send the experts' rows back: (R, D) in the order of the input, zeros for dropped rows."""
+        """Send the experts' results back. Returns rows (R, D) in the order of the rows that `dispatch` took; zeros for
+        dropped rows."""
         rows_LWCD = rows_PD.view(-1, self.size, slots.number, rows_PD.shape[1])
         rows_WLCD = self._exchange(rows_LWCD.transpose(0, 1).contiguous())
         return _after_zeros(rows_WLCD.flatten(0, 2))[slots.of_R]
 
     def _exchange(self, rows_WLCD: Tensor) -> Tensor:
-        """Send part i of the first dim to rank i; part i of the result is from rank i."""
+        """Send `rows_WLCD[i]` to rank i of the group. Element i of the result is from rank i."""
         even = [rows_WLCD.shape[1] * rows_WLCD.shape[2]] * self.size
         sent = rows_WLCD.flatten(0, 2)
         received: Tensor = AllToAll.apply(sent, even, even, self.group)  # type: ignore[no-untyped-call]
@@ -131,10 +145,8 @@ class CapacityExchange:
 
 @dataclass(frozen=True)
 class _Slots:
-    """`number`: the slots that each expert has for a rank's rows.
-
-    `of_R`: each row's slot, from 1; 0 for a dropped row.
-    """
+    """`number`: how many slots an expert has for each rank's rows. `of_R`: the index of each row's slot among all slots
+    that the rank sends, counted from 1; 0 for a dropped row."""
 
     number: int
     of_R: Tensor

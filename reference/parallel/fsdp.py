@@ -1,7 +1,7 @@
-"""Shard parameters fully: each rank stores 1/W of a parameter and gathers it when a module reads it.
+"""Fully sharded parameters: each of W ranks stores 1/W of a parameter, and all ranks gather it when a module reads it.
 
 A rank stores its rows of dim 0 of a parameter, in float32, padded with zero rows so that all ranks have the same shape
-(a single traced graph then fits every rank). Reading the module's attribute
+(a single traced graph then fits every rank). When a module reads the parameter as its attribute:
 
     forward     casts the shard to the compute dtype and all-gathers it
     backward    casts the gradient to the reduce dtype, reduce-scatters it (a sum over ranks, in rank
@@ -40,12 +40,13 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class Sharding:
-    """A parameter's layout: a rank's part of it has `rows` rows, which are sharded over the `size` ranks of `group`.
+    """A parameter's layout. The ranks of `group`, `size` of them, shard `rows` rows of it.
 
-    `part` has `narrow`'s arguments: (dim, first, extent). The part is the whole parameter, unless expert parallelism
-    (dim 0) or tensor parallelism (dim 0 or 1) splits it. `is_summed`: each rank of the tensor group has the whole
-    parameter and a part of its gradient. `copies`: the number of tensor ranks with the same rows. `is_replicated`:
-    every rank of `group` has all rows, and `size` is 1.
+    `part` is the part of the parameter that these ranks have, as arguments of `narrow`: (dim, first, extent). It is the
+    whole parameter, unless expert parallelism (dim 0) or tensor parallelism (dim 0 or 1) splits it. `compute` and
+    `reduce` are the dtypes of the gathered parameter and of the gradient's sum. `is_summed`: each rank of the tensor
+    group has the whole parameter and a part of its gradient. `copies`: the number of tensor ranks with the same rows.
+    `is_replicated`: every rank of `group` has all rows, and `size` is 1.
     """
 
     group: str
@@ -64,13 +65,15 @@ class Sharding:
         return -(-self.rows // self.size)
 
     def local_rows(self, whole: Tensor, coordinate: int) -> Tensor:
-        """The rows of the whole parameter that the rank at `coordinate` stores (fewer at the end, or none)."""
+        """The rows of the whole parameter `whole` that the rank at `coordinate` of the group stores, without
+        padding."""
         start = 0 if self.is_replicated else coordinate * self.rows_per_rank
         return whole.narrow(*self.part)[start : start + self.rows_per_rank]
 
 
 class Unshard(torch.autograd.Function):
-    """shard -> full parameter in the compute dtype; gradient -> this rank's rows of its sum over ranks."""
+    """Gathers a parameter from the ranks' shards, in the compute dtype. Its backward sums the gradient over ranks and
+    returns this rank's rows."""
 
     @staticmethod
     def forward(ctx: Any, shard: Tensor, sharding: Sharding) -> Tensor:
@@ -114,13 +117,13 @@ def fully_shard(
     """Replace every parameter of `model`, in place, by this rank's shard with its initial values.
 
     Parameters below a module with an `exchange` (the routed experts) are split over the expert group, then sharded over
-    the expert-FSDP group. All others are sharded over the FSDP group. Those named in `tensor_dims` are first split over
-    the tensor group along that dim; if the dim is None, they stay whole and their gradients are summed over the tensor
-    group. Parameters named in `replicated` are whole on every rank of the group that they would be sharded over. On the
-    meta device no values are made. `initial_values` documents `spread`. A parameter of several modules is a single
-    shard, with the initial values of its first name. `values_of` maps a parameter's name to the name whose initial
-    values it has instead. Raises CaseError for a name in `replicated` that no parameter has, and for a parameter for
-    which its modules need different layouts.
+    the expert-FSDP group. All others are sharded over the FSDP group. The parameters in `tensor_dims` are first split
+    over the tensor group along the given dim; if the dim is None, they stay whole and their gradients are summed over
+    the tensor group. A parameter in `replicated` is whole on every rank of the group that it would be sharded over. A
+    parameter of several modules is a single shard, with the initial values of its first name. `values_of` maps a
+    parameter's name to another name, whose initial values it gets. `spread` is that of `initial_values`. On the meta
+    device no values are made. Raises CaseError for a name in `replicated` that no parameter has, and for a parameter
+    for which its modules need different layouts.
     """
     tied = _tied_parameters(model)
     shards: dict[str, tuple[Sharding, nn.Parameter]] = {}
@@ -162,7 +165,7 @@ def fully_shard(
 
 
 def _tied_parameters(model: nn.Module) -> dict[str, str]:
-    """The first name of each parameter that several modules share, by each further name."""
+    """For parameters that several modules share: each further name, with the parameter's first name as its value."""
     first: dict[nn.Parameter, str] = {}
     every = model.named_parameters(remove_duplicate=False)
     found = {name: first.setdefault(parameter, name) for name, parameter in every}
@@ -170,7 +173,10 @@ def _tied_parameters(model: nn.Module) -> dict[str, str]:
 
 
 def _part(shape: torch.Size, dim: int | None, mesh: Mesh, group: str) -> tuple[int, int, int]:
-    """This rank's part of a parameter that `group` splits evenly along `dim`; all of it if `dim` is None."""
+    """This rank's part of a parameter that `group` splits evenly along `dim`, as (dim, first, extent) for `narrow`.
+
+    If `dim` is None the part is the whole parameter. Raises CaseError if the group's size does not divide the extent.
+    """
     if dim is None:
         return 0, 0, shape[0]
     if shape[dim] % mesh.size(group):
@@ -213,8 +219,8 @@ def _initial_shard(
 
 
 def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> type[nn.Module]:
-    """A subclass of a module's class that unshards a sharded parameter when it is read. The parameter stays registered
-    under its own name, so `named_parameters` yields shards."""
+    """A subclass of `cls` whose attributes named in `shardings` gather the parameter when they are read. The parameters
+    stay registered under their names, so `named_parameters` yields the shards."""
 
     def reader(name: str) -> property:
         return property(lambda module: Unshard.apply(registered_parameter(module, name), shardings[name]))  # type: ignore[no-untyped-call]
@@ -224,7 +230,8 @@ def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> t
 
 
 def placement_hash(model: nn.Module) -> str:
-    """The SHA-256 of all parameters' layouts, equal on all ranks: it leaves out which part a rank has."""
+    """The SHA-256 of all parameters' layouts. It is equal on all ranks, since it does not depend on a rank's own
+    part."""
     told = [
         [name, x.group, x.size, x.part[0], x.part[2], x.rows, x.is_summed, x.copies, x.is_replicated]
         for name, x in shardings_of(model).items()

@@ -1,16 +1,17 @@
-"""Define the ranks of a case and their process groups, under names that are the same on every rank.
+"""Defines the ranks of a case and their process groups, under names that are the same on every rank.
 
 A traced graph names its groups. A DeviceMesh makes names that differ from rank to rank, so ranks could not run the same
 graph. Here each group is named by its purpose, and every rank registers its own instance under that name.
 
-    fsdp    ranks with the same part of dense parameters, all ranks unless tp > 1: their shards, token counts
-    efsdp   ranks with the same experts: shards of expert parameters
-    ep      ranks that divide a set of experts among them, with the same text or not: token exchange
-    tp      ranks that read the same text and share each layer except the routed experts: sums of a layer's parts
-    pp      ranks with the same place in each stage of a pipeline: messages between stages. It is torch's own
-            group, as no graph names it
+    fsdp    shards of dense parameters, and token counts: the ranks with the same part of dense parameters, which
+            are all ranks unless tp > 1
+    efsdp   shards of expert parameters: the ranks with the same experts
+    ep      exchange of tokens: ranks that divide a set of experts among them, whether or not they read the same text
+    tp      sums within a layer: ranks that read the same text and share each layer except the routed experts
+    pp      messages between the stages of a pipeline: the ranks at the same position in each stage. It is torch's
+            own group, as no graph names it
 
-A rewritten graph may need more groups over the same ranks: `ensure_group` makes them.
+If a rewritten graph needs more groups over the same ranks, `ensure_group` makes them.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class Mesh:
 
     Rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep. It has `tp` coordinate r % tp and `fsdp`
     coordinate r // tp, which also chooses its text. For example, with ep=2 and tp=1, rank 5 has `ep` coordinate 1,
-    `efsdp` coordinate 2 and `fsdp` coordinate 5. In a pipeline, r is the rank's index among the ranks of its own
-    stages. The rank computes on `device`.
+    `efsdp` coordinate 2 and `fsdp` coordinate 5. In a pipeline, r counts only the ranks with the same stages. `device`
+    is the device that the rank computes on.
     """
 
     rank: int
@@ -89,7 +90,7 @@ class Mesh:
         return next(ranks for ranks in self.partition(group) if self.rank in ranks)
 
     def partition(self, group: str) -> list[list[int]]:
-        """Every instance of the named group: a partition of all ranks."""
+        """Every instance of the named group, as the list of its ranks. Each rank is in exactly one of them."""
         world, ep, tp = self.parallelism.world_size, self.parallelism.ep, self.parallelism.tp
         ranks, size = range(world), self.parallelism.stage_ranks
         parts = [ranks[first : first + size] for first in range(0, world, size)]
@@ -102,7 +103,8 @@ class Mesh:
         }[group]
 
     def object_of(self, group: str) -> str:
-        """The first name of the process-group object of `group`, since several names may share an object."""
+        """The name under which the process group of `group` was made: several names may share a process group, and the
+        first of them makes it."""
         if not self.parallelism.shared_groups:
             return group
         return next(name for name in GROUP_NAMES if self.partition(name) == self.partition(group))
@@ -124,9 +126,10 @@ def join_groups(
 
     `backend` is "nccl" or "gloo". Collectives wait for at most `timeout` seconds. Groups sum in rank order: gloo copies
     CUDA tensors through host memory (see `RankOrderGroup`), NCCL adds on the device (see `DeviceOrderGroup`) unless
-    `native` asks for NCCL's own sums. With `memory`, made before the ranks were forked, the named groups communicate
-    through it, with the same bits; torch's default group still uses gloo. For a fault, `disturb` wraps every named
-    group. The rank reports the collectives of named groups on the `board`, if given.
+    `native` asks for NCCL's own sums. `memory` must be made before the ranks are forked: then the named groups on gloo
+    communicate through it, with the same bits; torch's default group still uses gloo. `disturb` is a fault: a function
+    that takes each named group and returns the group to use instead. The rank reports the collectives of named groups
+    on the `board`, if given.
     """
     limit = timedelta(seconds=timeout)
     world_size = mesh.parallelism.world_size
@@ -154,11 +157,11 @@ def join_groups(
 
 
 def ensure_group(name: str, partition: Partition, *, high_priority: bool = False) -> None:
-    """Make and register a group over each part of `partition`, all ranks together. Does nothing if the group exists.
+    """Make and register a group over each list of ranks in `partition`, unless the group exists. All ranks call this,
+    for the same groups in the same order.
 
-    All ranks call this for the same groups in the same order. On NCCL, `high_priority` runs the group's collectives on
-    a high-priority stream. Raises ValueError if the name belongs to another partition, and for ranks that do not
-    ascend, which torch would silently sort.
+    On NCCL, `high_priority` runs the group's collectives on a high-priority stream. Raises ValueError if the group
+    exists with another partition, and if ranks in a list do not ascend, which torch would silently sort.
     """
     partition = [list(ranks) for ranks in partition]
     if name in joined_groups:
@@ -173,13 +176,15 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
 
 
 def pipeline_group(mesh: Mesh) -> dist.ProcessGroup:
-    """torch's own group of the ranks in this rank's pipeline; all ranks make it together. It is only for messages
-    between two ranks, which the other groups here do not support."""
+    """torch's own group of the ranks in this rank's pipeline. All ranks make it together.
+
+    It is for messages between two ranks only, which the other groups in this file do not support.
+    """
     return _own_part(mesh.partition(PIPELINE), False)
 
 
 def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
-    """torch's group over this rank's part: a rank makes a single group, for any number of parts.
+    """Make torch's group over the ranks in this rank's part of `partition`.
 
     NCCL splits the communicator of all ranks once for the whole partition. With gloo only the ranks of a part make its
     group. torch then names the group by its ranks and by the number of groups that the rank has made, which must be
@@ -204,7 +209,8 @@ def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
 
 
 def _in_rank_order(group: dist.ProcessGroup, partition: Partition) -> dist.ProcessGroup:
-    """A group in shared memory if enough of that memory is left, else a group over torch's `group`.
+    """Make a group that communicates through shared memory if enough of it is left, else one that wraps torch's
+    `group`.
 
     gloo's group is made in both cases. Its idle threads cost almost nothing, but without them steps on a busy machine
     take up to three times as long (docs/explanation/decisions/shared-memory.md).
@@ -221,13 +227,15 @@ def _in_rank_order(group: dist.ProcessGroup, partition: Partition) -> dist.Proce
 
 
 def collectives_in_memory() -> dict[str, int]:
-    """The number of collectives that this rank has launched in each group in shared memory of several ranks."""
+    """How many collectives this rank has launched in each of its shared-memory groups, by a name such as "shared memory
+    0". Groups of a single rank are left out."""
     groups = [group for group in _in_memory if group.num_ranks > 1]
     return {f"shared memory {index}": group.inline.posted for index, group in enumerate(groups)}
 
 
 def ranks_in(name: str) -> tuple[int, ...] | None:
-    """The ranks of this rank's instance of a group, the reference's or torch's own; None for an unknown group."""
+    """The ranks of this rank's instance of a group, in the group's order; None for an unknown name. `name` may also be
+    a group of torch's own."""
     if name in partitions:
         rank = dist.get_rank()
         return next((tuple(ranks) for ranks in partitions[name] if rank in ranks), None)
@@ -258,7 +266,8 @@ def leave_groups() -> None:
 
 
 def keep_group(name: str, partition: Partition, group: dist.ProcessGroup, *, is_new: bool = True) -> None:
-    """Store a new group and register it under its name, inside a fault's wrapper if there is one."""
+    """Store a group and register it under its name. A new group is first wrapped, to inject faults and to report its
+    collectives, if `join_groups` was asked to."""
     for disturb in disturbances if is_new else ():
         group = disturb(group)
     for board in _boards if is_new else ():

@@ -1,10 +1,12 @@
-"""A process group that sums in another order than rank order, to see whether a case detects it.
+"""A process group that adds the ranks' values in another order than rank order, to find out whether a case detects it.
 
     descending   ((r7 + r6) + r5) + ...
     pairwise     ((r0 + r1) + (r2 + r3)) + ..., as a tree adds
-    position     ascending, but in each of W equal blocks of the result from another rank on, as a ring adds
+    position     the result of W ranks has W equal blocks; each block's sum begins at another rank and ascends from
+                 there, as in a ring
 
-The third depends on an element's position in the message, so a bucket and its parts are added in different orders.
+In the third, the order depends on an element's position in the message. So gradients are added in other orders in a
+bucket than one by one.
 """
 
 from __future__ import annotations
@@ -28,8 +30,11 @@ pairs of three ranks are added in ascending order.
 
 
 class OtherOrderGroup(DeviceOrderGroup):
-    """A group that communicates through `transport`, and adds in `order` while `is_on()`. It calls `tell` for each sum
-    in that order: of floating-point values, over at least as many ranks as the order needs."""
+    """A group that communicates through `transport`. While `is_on()`, it adds floating-point values in `order`.
+
+    It calls `tell` before each such sum. A sum over so few ranks that the order makes no difference is added in rank
+    order.
+    """
 
     def __init__(
         self, transport: dist.ProcessGroup, order: str, is_on: Callable[[], bool], tell: Callable[[], None]
@@ -47,7 +52,8 @@ class OtherOrderGroup(DeviceOrderGroup):
 
 
 def sum_in_order(parts_WN: Tensor, order: str) -> Tensor:
-    """Sum each rank's part, (N,), in one of the ORDERS, which the top of this file describes."""
+    """Sum the ranks' tensors `parts_WN[rank]` in one of the ORDERS, which the top of this file describes. Returns
+    (N,)."""
     match order:
         case "descending":
             return sum_in_rank_order(parts_WN.flip(0))

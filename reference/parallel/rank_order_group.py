@@ -23,7 +23,8 @@ from bitproof.harness.within_user_code import refused
 
 
 class _FinishOnWait(Work):
-    """Work that does its last part, a sum or a copy to the device, in the wait."""
+    """An async handle whose wait finishes the collective: it adds the received parts, or copies the result to the
+    device."""
 
     def __init__(self, transfer: Work, finish: Any) -> None:
         super().__init__()
@@ -56,11 +57,11 @@ class RankOrderGroup(dist.ProcessGroup):
     # releases call other names of the same method, so each name is defined here.
 
     def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-        """Gather each input in rank order; its shape is the same on all ranks."""
+        """Gather each tensor of `inputs` in rank order. A tensor's shape is the same on all ranks."""
         return _all_of([self._all_gather(out, x) for out, x in zip(outputs, inputs, strict=True)])
 
     def reduce_scatter_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-        """Sum each input over ranks in rank order; this rank keeps its part."""
+        """Sum each tensor of `inputs` over ranks in rank order; this rank keeps its part of each sum."""
         _refuse_all_but_sum(opts)
         return _all_of([self._reduce_scatter(out, x) for out, x in zip(outputs, inputs, strict=True)])
 
@@ -83,7 +84,7 @@ class RankOrderGroup(dist.ProcessGroup):
     def alltoall_base(
         self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Work:
-        """Exchange rows: send part i of the input to rank i, receive part i of the output from rank i."""
+        """Exchange rows: send part i of `x` to rank i, receive part i of `output` from rank i."""
         return self._all_to_all(output, x, output_splits, input_splits)
 
     all_gather_single = _allgather_base  # type: ignore[assignment]
@@ -118,8 +119,8 @@ class RankOrderGroup(dist.ProcessGroup):
 
 
 class LoneGroup(RankOrderGroup):
-    """The group of a single rank: a collective is a copy at its launch, since the sum over ranks is the rank's own
-    part."""
+    """The group of a single rank. Each collective copies its input to its output at the launch, since a sum over one
+    rank is its input."""
 
     def __init__(self) -> None:
         dist.ProcessGroup.__init__(self, 0, 1)  # type: ignore[call-arg]
@@ -138,8 +139,6 @@ class LoneGroup(RankOrderGroup):
 
 
 class _Done(Work):
-    """Work that is already done."""
-
     def wait(self, timeout: Any = None) -> bool:
         return True
 
@@ -154,7 +153,7 @@ def _all_of(works: list[Work]) -> Work:
 
 
 class _AllOf(Work):
-    """Several collectives, waited for together."""
+    """An async handle of several collectives. Its wait waits for all of them."""
 
     def __init__(self, works: list[Work]) -> None:
         super().__init__()
@@ -167,7 +166,8 @@ class _AllOf(Work):
 
 
 def sum_in_rank_order(parts_WN: Tensor) -> Tensor:
-    """Sum each rank's part, (N,), in the order ((r0 + r1) + r2) + ..., with memory for the sum alone."""
+    """Sum the ranks' tensors `parts_WN[rank]` in the order ((r0 + r1) + r2) + ... The only new memory is that of the
+    sum."""
     total_N = parts_WN[0].clone()
     for part_N in parts_WN[1:]:
         total_N += part_N
@@ -185,7 +185,7 @@ def to_host(x: Tensor) -> Tensor:
 
 
 def kept_apart(sent: Tensor, given: Tensor) -> Tensor:
-    """The tensor to send, in memory that is not written during the transfer: a copy if it shares its input's memory."""
+    """`sent`, or a copy of it if it shares the memory of `given`: the caller may write `given` during the transfer."""
     return sent.clone() if sent.data_ptr() == given.data_ptr() else sent
 
 

@@ -1,4 +1,4 @@
-"""Sum over ranks in ascending rank order by a Triton kernel: each part is read once, and the sum written once.
+"""Sums over ranks in ascending rank order by a Triton kernel: each part is read once, and the sum written once.
 
 Separate additions per rank would read and write the sum W - 1 times, and need memory for two sums. Each instance of the
 kernel adds its elements in registers, in the order ((r0 + r1) + r2) + ..., and rounds to the tensors' dtype after every
@@ -19,7 +19,8 @@ _BFLOAT16, _HALF, _OTHER = tl.constexpr(2), tl.constexpr(1), tl.constexpr(0)
 
 
 def add_parts(parts_WN: torch.Tensor, total_N: torch.Tensor) -> None:
-    """Write the sum of each rank's part, (N,), in rank order. Parts and sum are contiguous and of the same dtype."""
+    """Add the ranks' tensors `parts_WN[rank]` in rank order, and write the sum into `total_N`. All are contiguous and
+    of one dtype."""
     kind = {torch.bfloat16: 2, torch.float16: 1}.get(parts_WN.dtype, 0)
     stride, num = parts_WN.stride(0), total_N.numel()
     if kind == 2:
@@ -38,8 +39,11 @@ def add_in_rank_order(
     block: tl.constexpr,
     kind: tl.constexpr,
 ) -> None:
-    """Add the elements of all parts that belong to this instance of the kernel. bfloat16 elements are passed as
-    integers."""
+    """Add one block of all parts: `block` adjacent elements, at this program's index among the blocks.
+
+    `stride` is the number of elements from one part to the next. `kind` is 2 for bfloat16, whose elements are passed as
+    int16, 1 for float16, else 0.
+    """
     places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     mask = places < num_elements
     found = tl.load(parts + places, mask)

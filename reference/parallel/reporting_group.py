@@ -1,11 +1,12 @@
-"""A process group that reports each collective on a board before it launches it and before it waits for it.
+"""A process group that reports each collective before and after its launch, and before and after its wait.
 
 A rank that hangs in a collective is stuck in C++ or in the kernel. Its Python stack shows the line that waits, but not
-which collective it waits for. Another process reads the board (`harness.shared_memory.Board`), so the stuck rank need
-not run any code.
+which collective it waits for. So the reports go to a board, a line of text per rank in shared memory
+(`harness.shared_memory.Board`). Another process reads it, and the stuck rank need not run any code.
 
-On CUDA the host runs ahead of its device: its last launch may not have started. The numbers still help: all ranks of a
-group count its collectives alike, and the others wait for the rank with the lowest number.
+A report has the collective's number in its group, such as "waits for all_reduce 7 of group fsdp". On CUDA the host runs
+ahead of its device: its last launch may not have started. The numbers still help: all ranks of a group count its
+collectives alike, and the others wait for the rank with the lowest number.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Tell = Callable[[str], None]
 
 
 class ReportingGroup(dist.ProcessGroup):
-    """The collectives of another group, `inner`, named `name`.
+    """The collectives of another group, `inner`. `name` is the group's name in reports.
 
     Calls `tell` before and after each launch and each wait.
     """
@@ -94,7 +95,7 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 class _Told(Work):
-    """Work that reports its wait."""
+    """An async handle that reports before and after its wait."""
 
     def __init__(self, work: Work, what: str, tell: Tell) -> None:
         super().__init__()

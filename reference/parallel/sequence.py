@@ -1,14 +1,16 @@
-"""Split the sequence among the ranks of a tensor group outside split layers (sequence parallelism).
+"""Splits the sequence among the ranks of a tensor group outside split layers (sequence parallelism).
 
 Each rank has adjacent tokens of every row. Residuals and norms are computed on a rank's own part of the sequence
-(https://arxiv.org/abs/2205.05198, section 4.2). At the start of a split layer its ranks' parts are gathered; at its end
-its partial sums are added and scattered. So the two sums of a split layer (see `tensor`) become
+(https://arxiv.org/abs/2205.05198, section 4.2). A split layer gathers the ranks' parts of its input. At its end it adds
+the ranks' partial sums, and each rank keeps its own part of the result. So the two sums of a split layer (see `tensor`)
+become
 
     input      forward: all-gather       backward: reduce-scatter, the sum of the ranks' gradients
     output     forward: reduce-scatter   backward: all-gather
 
-After the embeddings a rank keeps its part, and before the projection to logits the parts are gathered: every rank
-computes these two for all tokens, so a sum over the ranks would count each token W times.
+Every rank computes the embeddings and the projection to logits for all tokens. After the embeddings a rank keeps its
+part, and before the projection the parts are gathered. No sum over ranks is needed there: it would count each token W
+times.
 
 Collectives join tensors along dim 0, so ranks get a dim of their own before the batch. A rank reads the index of its
 part from a buffer, as all ranks must run the same code.
@@ -39,7 +41,7 @@ def scattered(x_BSD: Tensor, size: int, group: str) -> Tensor:
 
 
 def own_part(x_BSD: Tensor, size: int, coordinate: Tensor) -> Tensor:
-    """The part of the sequence of the rank with this `coordinate` (1,): (B, s, D)."""
+    """The part of the sequence that belongs to the rank at `coordinate`, an index tensor (1,). Returns (B, s, D)."""
     return x_BSD.unflatten(1, (size, -1)).index_select(1, coordinate).flatten(1, 2)
 
 
@@ -93,8 +95,8 @@ class KeepOwn(torch.autograd.Function):
 
 
 class GatherWhole(torch.autograd.Function):
-    """Gather the ranks' parts for layers that every rank computes for all tokens. Backward keeps this rank's part,
-    without a sum: each rank already has the whole gradient."""
+    """Gather the ranks' parts for layers that every rank computes for all tokens. Backward keeps this rank's part of
+    the gradient, without a sum: each rank already has the whole gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, coordinate: Tensor, size: int, group: str) -> Tensor:

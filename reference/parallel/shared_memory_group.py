@@ -1,9 +1,9 @@
 """A process group for ranks on the same machine: they exchange data through shared memory and sum in rank order.
 
 A launch writes this rank's data into shared memory; a wait reads the data of the others. Both copy on the calling
-thread, so a collective needs no rank's help after all ranks have launched it. All ranks launch a group's collectives in
-the same order, as with any backend; groups are independent. A wait first finishes the group's earlier collectives, and
-so does a launch when all slots are taken.
+thread, so once all ranks have launched a collective, each can finish it alone. All ranks launch a group's collectives
+in the same order, as with any backend; groups are independent. A wait first finishes the group's earlier collectives. A
+launch first finishes the group's oldest collective if all slots are taken.
 
 A slot has a header and the message. A message that is too large for a slot is exchanged in pieces during the wait, each
 with an equal part for every rank; the launch copies it, so that later writes to the input do not change it. Headers
@@ -48,8 +48,8 @@ bytes before.
 
 
 class SharedMemoryGroup(RankOrderGroup):
-    """The collectives of `RankOrderGroup`, over two rings in shared memory: inline for small messages, bulk for large
-    ones."""
+    """The collectives of `RankOrderGroup` in shared memory. Each of the `rings` has slots for messages: the first for
+    small messages, the second for pieces of large ones."""
 
     def __init__(self, gloo: dist.ProcessGroup, rings: tuple[Ring, Ring]) -> None:
         super().__init__(gloo)
@@ -105,7 +105,8 @@ class SharedMemoryGroup(RankOrderGroup):
         return exchange
 
     def _rows(self, dtype: torch.dtype, at: int, stride: int, count: int) -> Sequence[Tensor]:
-        """Each rank's `count` elements: the first rank's at byte `at`, each next rank's `stride` bytes further."""
+        """`count` elements of each rank, as tensors in shared memory. Those of the first rank begin at byte `at`, those
+        of each next rank `stride` bytes further."""
         if dtype not in self._views:
             self._views[dtype] = torch.frombuffer(self.memory.map, dtype=dtype)
         view, itemsize = self._views[dtype], dtype.itemsize
@@ -113,7 +114,8 @@ class SharedMemoryGroup(RankOrderGroup):
 
 
 class _Exchange(Work):
-    """A collective. `sent`: the number of bytes for each rank; `received`: the number of bytes from each rank."""
+    """The async handle of a collective. `sent`: how many bytes this rank sends to each rank; `received`: how many it
+    receives from each."""
 
     def __init__(
         self,
@@ -127,7 +129,8 @@ class _Exchange(Work):
         finish: Callable[[], Any] | None,
         given: Tensor,
     ) -> None:
-        """Write the header, and the data if they fit. `x` is `given`, contiguous and on the host."""
+        """Write the header into a slot, and the data if they fit into it. `x` is the input `given`, made contiguous and
+        copied to the host if need be."""
         super().__init__()
         self._group, self._kind, self._sent, self._received = group, kind, sent, received
         self._receive, self._finish = receive, finish
@@ -145,13 +148,13 @@ class _Exchange(Work):
         group.inline.end_post()
 
     def wait(self, timeout: Any = None) -> bool:
-        """Finish the group's earlier collectives, then receive."""
+        """Finish the group's earlier collectives, then this one."""
         while self._x is not None:
             self._group.under_way.popleft().complete()
         return True
 
     def complete(self) -> None:
-        """Receive the data of all ranks, and exchange messages too large for a slot in pieces."""
+        """Receive the data of all ranks. Messages too large for a slot are exchanged in pieces."""
         group, ring = self._group, self._group.inline
         first = ring.begin_read()
         if self._is_inline and self._are_headers_mine(first):  # nearly always, and cheaper than comparing each size
@@ -198,7 +201,8 @@ class _Exchange(Work):
         )
 
     def _read_headers(self, first: int) -> list[Sequence[int]]:
-        """For each rank, the number of bytes that it sends to each rank. Raises RuntimeError if collectives differ."""
+        """Return, for each rank, the number of bytes that it sends to every rank. Raises RuntimeError if ranks call
+        different collectives."""
         if self._are_headers_mine(first):
             return [self._sent] * self._group.num_ranks
         group, memory = self._group, self._group.memory.map
@@ -225,7 +229,9 @@ class _Exchange(Work):
         )
 
     def _exchange_pieces(self, sent_by: list[Sequence[int]], is_inline: list[bool]) -> None:
-        """Exchange the large messages of the ranks in `sent_by` in pieces."""
+        """Exchange the large messages in pieces. `sent_by`: for each rank with a large message, the number of bytes
+        that it sends to every rank. `is_inline`: for each rank, whether its message was small and is already
+        received."""
         group, ring, me = self._group, self._group.bulk, self._group.index
         num_parts, mine = (1, 0) if self._kind == _GATHER else (group.num_ranks, me)
         piece = BULK_BYTES // num_parts // _LINE * _LINE
@@ -257,8 +263,8 @@ class _Exchange(Work):
 
 
 class _Call(NamedTuple):
-    """A collective as headers describe it: operator, dtype and shape. `told`: the whole text. `text`: as much of it as
-    fits in a header. `digest`: a digest of all of it."""
+    """A collective's operator, dtype and shape as text, such as "all_reduce of float32[8, 64]". `told`: the whole text.
+    `text`: the part of it that fits in a header. `digest`: the digest of the whole text."""
 
     told: str
     text: bytes
@@ -267,14 +273,16 @@ class _Call(NamedTuple):
 
 @functools.lru_cache(_MAX_VIEWS)
 def _call_of(operator: str, dtype: torch.dtype, shape: Sequence[int], of_rows: bool = False) -> _Call:
-    """The collective that a rank calls. `of_rows` leaves out the first dim, which may differ from rank to rank."""
+    """Describe a collective. With `of_rows`, dim 0 is the number of rows, which may differ from rank to rank: the text
+    has "rows" for it. Then `shape` has the other dims only."""
     sizes = ", ".join([*(["rows"] if of_rows else []), *map(str, shape)])
     told = f"{operator} of {str(dtype).removeprefix('torch.')}[{sizes}]"
     return _Call(told, told.encode()[:_CALL_BYTES], hashlib.blake2b(told.encode(), digest_size=_HASH_BYTES).digest())
 
 
 def _copying(group: SharedMemoryGroup, target: Tensor, received: list[int]) -> Receive:
-    """Concatenate the parts of all ranks, in rank order."""
+    """A function that copies a piece of each rank's part to its position in `target`, where parts are in rank order.
+    `received` are the sizes of the whole parts in bytes."""
     source = group.memory.address
 
     def receive(offsets: Sequence[int], sizes: Sequence[int], done: int) -> None:
@@ -288,7 +296,8 @@ def _copying(group: SharedMemoryGroup, target: Tensor, received: list[int]) -> R
 
 
 def _summing(group: SharedMemoryGroup, target: Tensor) -> Receive:
-    """Add the equally large parts of all ranks, element by element: ((r0 + r1) + r2) + ..."""
+    """A function that sums a piece of all ranks' parts into its position in `target`: ((r0 + r1) + r2) + ... All parts
+    have the same size."""
 
     def receive(offsets: Sequence[int], sizes: Sequence[int], done: int) -> None:
         itemsize = target.element_size()
@@ -309,14 +318,15 @@ def _summing(group: SharedMemoryGroup, target: Tensor) -> Receive:
 
 
 def _host_target(output: Tensor) -> Tensor:
-    """The tensor that a collective writes: the output itself, unless it is on a device or not contiguous."""
+    """The tensor on the host that a collective writes: `output` itself if it is contiguous and on the host, else a new
+    one."""
     if output.device.type == "cpu" and output.is_contiguous():
         return output
     return torch.empty(output.shape, dtype=output.dtype)
 
 
 def _bytes_of_parts(x: Tensor, splits: list[int], size: int) -> list[int]:
-    """The bytes of each rank's rows; equal parts without splits."""
+    """The number of bytes of each rank's rows in `x`. Without `splits` all ranks have equal parts."""
     if not splits:
         return [x.nbytes // size] * size
     row = x.nbytes // x.shape[0] if x.shape[0] else 0

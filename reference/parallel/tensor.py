@@ -1,15 +1,15 @@
-"""Share layers among the ranks of a tensor group: attention and feed-forward (tensor parallelism).
+"""Shares layers among the ranks of a tensor group: attention and feed-forward (tensor parallelism).
 
 Weights that map into heads or hidden features are split by output (dim 0), weights that map out of them by input (dim
-1), so a rank computes whole heads and features, and a partial sum of the layer's output. Each layer needs two sums over
+1). So a rank computes whole heads and features, and a partial sum of the layer's output. Each layer needs two sums over
 the ranks (https://arxiv.org/abs/1909.08053, section 3):
 
-    forward     the layer's output, over its ranks' partial sums
-    backward    the gradient of the layer's input: each rank has the part of its own features
+    forward     the layer's output: the sum of the ranks' partial sums
+    backward    the gradient of the layer's input: the sum of the gradients through each rank's own features
 
 Both sums use the tensor's dtype and, on gloo, rank order, so all ranks of a tensor group have equal bits outside split
-layers. Norms, embeddings and the output layer are replicated: they read the same input and get the same gradient on
-each rank, so their gradients agree without a sum.
+layers. Norms, embeddings and the output layer are replicated: on each rank they read the same input and get the same
+gradient, so their gradients agree without a sum.
 
 Some parameters within a split layer are whole on every rank: the projections to latents, norms over single heads, and
 routers. A rank computes only its own heads' or tokens' part of their gradient. So the gradient is summed over the
@@ -22,7 +22,7 @@ output, zero for the tokens of other ranks. The shared experts' partial sum is a
 ranks. A rank reads the index of its share from a buffer, as all ranks must run the same code.
 
 With `Parallelism.sequence` a rank has only its own tokens outside split layers (see `sequence`). Then the norms between
-layers also have gradients from those tokens only, which are summed in the same way.
+layers also have gradients from those tokens only, which are summed over the tensor group as well.
 """
 
 # W ranks of the tensor group, T tokens of a rank's text, t of one share (T / W)
@@ -70,7 +70,7 @@ _ROUTED = "experts."
 
 
 class SumGradient(torch.autograd.Function):
-    """The identity at a split layer's input; backward sums the gradient over the group."""
+    """The identity at a split layer's input; its backward sums the gradient over the group."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: str) -> Tensor:
@@ -85,7 +85,8 @@ class SumGradient(torch.autograd.Function):
 
 
 class SumOutput(torch.autograd.Function):
-    """The sum over the group at a split layer's output; backward gives every rank the whole gradient."""
+    """The sum over the group at a split layer's output. Backward passes the gradient on unchanged: every rank has it
+    whole."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: str) -> Tensor:
@@ -101,10 +102,11 @@ class SumOutput(torch.autograd.Function):
 def split_layers(
     model: nn.Module, mesh: Mesh, num_tokens: int, only: Collection[str] | None = None
 ) -> dict[str, int | None]:
-    """Change every attention and feed-forward layer of a decoder, in place, to compute this rank's part and the sum.
+    """Change every attention and feed-forward layer of a decoder, in place: each rank computes its part of the layer,
+    and the layer's output is the sum over the tensor group.
 
-    Returns the dim along which `fully_shard` must split each of their parameters, by name; None for a parameter that
-    stays whole and whose gradient must be summed; empty without tensor parallelism. `num_tokens` is the number of
+    Returns the dim along which `fully_shard` must split each of the layers' parameters, by name; None for a parameter
+    that stays whole and whose gradient must be summed; empty without tensor parallelism. `num_tokens` is the number of
     tokens in a call of a layer. With `only`, just the layers of these names are split; each tensor rank computes all
     other layers whole. Raises CaseError for a layer that cannot be split, or not evenly, for a name in `only` that no
     such layer has, and for a mixture of experts missing from `only`.
@@ -212,7 +214,7 @@ def _refuse_unless_split_evenly(path: str, module: nn.Module, size: int, num_tok
 
 
 def _keeping_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
-    """A subclass that returns this rank's part of the sequence."""
+    """A subclass of `cls` whose output is only this rank's part of the sequence."""
 
     @functools.wraps(cls.forward)
     def forward(self: nn.Module, x: Tensor) -> Tensor:
@@ -222,7 +224,8 @@ def _keeping_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
 
 
 def _gathering_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
-    """A subclass that takes this rank's part of the sequence, and computes with all parts."""
+    """A subclass of `cls` that takes this rank's part of the sequence, gathers all parts, and calls `cls` with the
+    whole."""
 
     @functools.wraps(cls.forward)
     def forward(self: nn.Module, x: Tensor, *others: Any) -> Tensor:
@@ -233,8 +236,8 @@ def _gathering_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
 
 
 def _splitting_class(cls: type[nn.Module], size: int, by_sequence: bool) -> type[nn.Module]:
-    """A subclass whose forward computes this rank's part of the layer, between the two sums. `by_sequence`: it takes
-    and returns this rank's part of the sequence."""
+    """A subclass of `cls` whose forward computes this rank's part of the layer, with a sum over ranks at its input (in
+    backward) and at its output. `by_sequence`: it takes and returns this rank's part of the sequence."""
 
     signature = inspect.signature(cls.forward)
     own = list(signature.parameters)[1]
@@ -253,7 +256,7 @@ def _splitting_class(cls: type[nn.Module], size: int, by_sequence: bool) -> type
 
 
 def _routed_share(self: MoE, cls: type[MoE], size: int, x_TD: Tensor, routing: Routing) -> Tensor:
-    """The routed sum for this rank's share of the tokens, zero for all others: (T, D)."""
+    """The routed experts' output for this rank's share of the tokens, and zeros for all other tokens: (T, D)."""
 
     coordinate = self.get_buffer("tensor_coordinate")
 

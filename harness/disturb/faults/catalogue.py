@@ -1,4 +1,4 @@
-"""The catalogue: all entries by name, from a module per family. Loads no torch."""
+"""The catalogue: all entries by name, from one module per family. Loads no torch."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def halves_interleaved(g: GraphEditor) -> list[Site]:
 
 @row("ours; blind wherever every row of a batch has the same positions", needs=(BLOCKS,), sees=(POSITIONS,))
 def chunk_1_uses_chunk_0s_positions(g: GraphEditor) -> list[Site]:
-    """chunk 1 is rotated by the positions of chunk 0's rows."""
+    """chunk 1's rotary embedding uses the positions of chunk 0's rows."""
     found = [
         node
         for node in g.all("slice", ".*rope", chunk=1)
@@ -152,7 +152,7 @@ def chunk_1_attends_to_chunk_0s_keys(g: GraphEditor) -> list[Site]:
 
 @row(CHUNK_PASS, needs=(CHUNKED,), kinds=("grad",))
 def gradient_halves_exchanged(g: GraphEditor) -> list[Site]:
-    """backward exchanges the gradients of both chunks' halves."""
+    """backward exchanges the two chunks' halves of a gradient."""
     first, second = (g.require(g.halves(chunk, "backward"), "halves of gradients") for chunk in (0, 1))
     first.args, second.args = second.args, first.args
     sites = [*g.sites(first, "split"), *g.sites(second, "split")]
@@ -172,7 +172,7 @@ def last_row_of_chunk_0_lost(g: GraphEditor) -> list[Site]:
 
 @row("ours: a live-out of one region read by both chunks", needs=(CHUNKED,))
 def chunk_1_weighs_by_chunk_0s_routing(g: GraphEditor) -> list[Site]:
-    """chunk 1's experts are weighted by the routing of chunk 0's tokens."""
+    """the results of chunk 1's experts are weighted by the routing of chunk 0's tokens."""
     node = g.find("mul", r".*router", chunk=1, where=lambda node: isinstance(node.args[1], float))
     reader = next(iter(node.users))
     reader.replace_input_with(node, g.twin(node))

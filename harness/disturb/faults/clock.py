@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class Clock:
-    """This process's rank, world size and step; `memory` keeps a fault's values from step to step."""
+    """This process's rank, world size and step. `memory` stores a fault's values from step to step."""
 
     rank: int = 0
     world_size: int = 1
@@ -17,7 +17,7 @@ class Clock:
 
     @property
     def is_last_rank(self) -> bool:
-        """Whether this is the last rank, which faults of a single rank choose."""
+        """Whether this is the last rank. Faults of a single rank change this rank only."""
         return self.rank == self.world_size - 1
 
 

@@ -38,7 +38,7 @@ def _not_awaited(g: GraphEditor, name: str, direction: str) -> list[Site]:
 
 @row("ours: ranks of a group in another order", needs=(ranks(2), NO_BUCKETS))
 def gathered_blocks_rotated(g: GraphEditor) -> list[Site]:
-    """each rank's rows of a gathered parameter are at its neighbour's offset."""
+    """each rank's rows of a gathered parameter are at the next rank's offset."""
     node = _gather(g)
     g.after(g.wait_of(node), g.kernel("rolled_blocks"), node.args[1])
     return [g.site(node, "roll")]
@@ -46,7 +46,7 @@ def gathered_blocks_rotated(g: GraphEditor) -> list[Site]:
 
 @row("ours: one send too few", needs=(ranks(2), NO_BUCKETS))
 def a_ranks_block_missing(g: GraphEditor) -> list[Site]:
-    """a gathered parameter has the first rank's rows in place of the last rank's."""
+    """a gathered parameter has the first rank's rows where the last rank's belong."""
     node = _gather(g)
     g.after(g.wait_of(node), g.kernel("first_block_repeated"), node.args[1])
     return [g.site(node, "cat"), g.site(node, "slice")]
@@ -145,7 +145,8 @@ def loss_of_all_ranks(g: GraphEditor) -> list[Site]:
 
 
 def _summed(order: str, least: int) -> Callable[[Callable[..., Any]], Entry]:
-    """Decorate a row with sums in this order; it needs `least` ranks for a different result."""
+    """Return a decorator for an entry that takes sums over ranks in `order`, which needs `least` ranks to differ from
+    rank order."""
     sites = (Site("*", "backward", "*", "reduce_scatter_tensor"),)
     return row(ORDERS, order=order, needs=(ranks(least),), sees=(FLOAT32,), kinds=("grad",), sites=sites)
 

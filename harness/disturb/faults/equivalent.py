@@ -1,4 +1,4 @@
-"""Rewrites that keep every bit: none may be flagged."""
+"""Rewrites that keep every bit: bitproof must report no difference for any of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def activation_copied(g: GraphEditor) -> list[Site]:
 
 @row(EXACT)
 def activation_reshaped_and_back(g: GraphEditor) -> list[Site]:
-    """an activation is flattened and back."""
+    """an activation is flattened and then reshaped back."""
     node = _activation(g)
     flat = g.after(node, "aten.reshape.default", [-1])
     g.after(flat, "aten.reshape.default", [-1, *map(int, g.value(node).shape[1:])])
@@ -73,7 +73,7 @@ def documents_counted_from_elsewhere(g: GraphEditor) -> list[Site]:
 
 @row("ours: an accumulator that begins with zero; no loss is -0.0", needs=(PIECES,))
 def losses_of_pieces_added_to_zero(g: GraphEditor) -> list[Site]:
-    """the sum over the loss's pieces begins with zero."""
+    """the sum of the pieces' losses begins with zero instead of the first loss."""
     first = g.find("add", "output", where=lambda node: g.is_floating(node) and g.value(node).dim() == 0)
     g.before(first, first.args[0], "aten.add.Tensor", 0.0)
     return []
@@ -81,7 +81,7 @@ def losses_of_pieces_added_to_zero(g: GraphEditor) -> list[Site]:
 
 @row("ours: the projection's gradients of two pieces", needs=(PIECES,))
 def pieces_projection_gradients_exchanged(g: GraphEditor) -> list[Site]:
-    """the first two pieces' gradients of the vocabulary projection change places in their sum."""
+    """the first two pieces' gradients of the vocabulary projection are added in exchanged order."""
     first = g.find("add", "output", where=lambda node: g.is_floating(node) and g.value(node).dim() == 2)
     first.args = (first.args[1], first.args[0])
     return []
@@ -89,7 +89,7 @@ def pieces_projection_gradients_exchanged(g: GraphEditor) -> list[Site]:
 
 @row("torchtitan #3434: what an overlap schedule does")
 def waits_moved_late(g: GraphEditor) -> list[Site]:
-    """each wait moves to the first reader of its result."""
+    """each wait is moved to just before the first reader of its result."""
     place = {node: index for index, node in enumerate(g.graph.nodes)}
     for wait in g.calls:
         if "wait_tensor" in str(wait.target) and wait.users:
@@ -119,7 +119,7 @@ def gathers_moved_early(g: GraphEditor) -> list[Site]:
 
 @row(EXACT)
 def product_cut_and_joined(g: GraphEditor) -> list[Site]:
-    """a product's rows are cut and joined."""
+    """a product's rows are split in two and joined again."""
     node = g.find("mm", direction="forward")
     rows = int(g.value(node).shape[0])
     readers = list(node.users)
@@ -147,7 +147,7 @@ def multiplied_by_one(g: GraphEditor) -> list[Site]:
 
 @row(EXACT)
 def doubled_and_halved(g: GraphEditor) -> list[Site]:
-    """an activation is doubled and halved."""
+    """an activation is doubled and then halved."""
     g.after(g.after(_activation(g), "aten.mul.Scalar", 2.0), "aten.mul.Scalar", 0.5)
     return []
 
@@ -162,7 +162,7 @@ def widened_and_narrowed(g: GraphEditor) -> list[Site]:
 
 @row("ours: recomputation")
 def computed_twice(g: GraphEditor) -> list[Site]:
-    """an activation's last reader reads a second computation of it."""
+    """an activation is computed twice, and its last reader reads the second result."""
     node = _activation(g)
     again = g.make_before(node, node.target, *node.args, **node.kwargs)
     reader = list(node.users)[-1]
@@ -196,7 +196,7 @@ def transposed_twice(g: GraphEditor) -> list[Site]:
 
 @row(EXACT)
 def activation_in_place(g: GraphEditor) -> list[Site]:
-    """silu runs in place on a copy."""
+    """silu overwrites a copy of its input in place."""
     node = _activation(g)
     copy = g.make_before(node, "aten.clone.default", node.args[0])
     g.instead(node, "aten.silu_.default", copy)
@@ -222,7 +222,7 @@ def cast_after_the_gather(g: GraphEditor) -> list[Site]:
 
 @row("ours: DDP against FSDP", needs=(ranks(2),))
 def all_reduce_for_reduce_scatter(g: GraphEditor) -> list[Site]:
-    """a gradient is all-reduced in rank order on every rank, which keeps its own rows."""
+    """a gradient is all-reduced in rank order, and each rank keeps its own rows of the sum."""
     node = g.find("reduce_scatter_tensor", direction="backward")
     wait = g.wait_of(node)
     whole = g.make_before(node, "_c10d_functional.all_reduce.default", node.args[0], "sum", node.args[3])
@@ -287,13 +287,13 @@ def gradients_added_in_place(step: Any) -> None:
 
 @row(EXACT, runner=True, needs=(MICRO_BATCHES,))
 def micro_batches_summands_exchanged(step: Any) -> None:
-    """a micro-batch's gradient is added to the sum of the others from the left."""
+    """a micro-batch's gradient g is added as g + sum instead of sum + g."""
     step.add = lambda total, gradient: gradient + total
 
 
 @row(EXACT, runner=True, needs=(PIPELINED, SHARED))
 def shared_gradients_doubled_and_halved(step: Any) -> None:
-    """gradients of a shared parameter are doubled, joined and halved."""
+    """gradients of a shared parameter are doubled, added over stages and halved."""
     own = step.join
 
     def join(gradients: Any) -> Any:
@@ -332,7 +332,7 @@ def messages_in_float32(step: Any) -> None:
 
 @row(EXACT, runner=True, needs=(PIPELINED,))
 def messages_in_two_parts(step: Any) -> None:
-    """stages send positions in two parts and join the received parts."""
+    """stages send an activation in two parts along its positions, and join the received parts."""
     import torch
 
     send, receive = step.send, step.receive
@@ -351,7 +351,7 @@ def messages_in_two_parts(step: Any) -> None:
 
 @row("ours: only time differs", runner=True, needs=(PIPELINED,))
 def late_with_a_message(step: Any) -> None:
-    """a rank waits before it sends."""
+    """every rank sleeps before it sends a message."""
     import time
 
     own = step.send

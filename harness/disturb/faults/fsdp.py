@@ -22,9 +22,10 @@ def _alike_parts(g: GraphEditor, split: Call) -> list[tuple[Call, Call]]:
 
 
 def _total(node: Call) -> Call:
-    """The addition that reads a bucket part, or else a later call.
+    """The addition that reads a bucket's part, directly or through up to four calls; the last of these calls if there
+    is no addition.
 
-    Two parts with the same addition, both chunks' gradients of a parameter, can be exchanged without any effect.
+    If one addition reads both parts, such as both chunks' gradients of a parameter, exchanging them has no effect.
     """
     for _ in range(4):
         users = list(node.users)
@@ -35,7 +36,7 @@ def _total(node: Call) -> Call:
 
 
 def _through(g: GraphEditor, nodes: list[Call], depth: int = 4) -> list[Site]:
-    """The sites of the calls that read these nodes, directly or through the next few calls."""
+    """The sites of the calls that read these nodes, directly or through up to `depth` - 1 other calls."""
     sites, reached = [], nodes
     for _ in range(depth):
         reached = [user for node in reached for user in node.users if user.op == "call_function"]

@@ -38,7 +38,7 @@ def _not_averaged(g: GraphEditor) -> list[Site]:
 
 
 def _last_sum_of_pieces(g: GraphEditor, rank: int) -> Call:
-    """The last addition over the loss's pieces of values with so many dims: 0 for the loss, 2 for a gradient."""
+    """The last addition over pieces of the loss that has `rank` dims: 0 for the loss itself, 2 for a gradient."""
     return g.all("add", "output", where=lambda node: g.is_floating(node) and g.value(node).dim() == rank)[-1]
 
 
@@ -50,7 +50,7 @@ def _without_last_piece(g: GraphEditor, rank: int) -> list[Site]:
 
 
 def _gradient_of(g: GraphEditor, at: str = ".*") -> Call:
-    """A gradient produced by a single reduce-scatter, of a parameter in a module that matches `at`."""
+    """The first wait for a gradient's reduce-scatter in a module whose name matches `at`."""
     return g.find("wait_tensor", at, direction="backward", where=lambda node: "reduce_scatter" in str(node.args[0]))
 
 
@@ -68,7 +68,7 @@ def gradient_of_chunk_0_overwritten(g: GraphEditor) -> list[Site]:
 
 @row("ours: both summands mapped to one node", needs=(CHUNKED,), kinds=("grad",))
 def gradient_of_chunk_0_counted_twice(g: GraphEditor) -> list[Site]:
-    """chunk 0's gradient is added to itself."""
+    """chunk 0's gradient is added to itself, in place of chunk 1's."""
     node = _sum(g)
     node.args = (node.args[0], node.args[0])
     return g.sites(node)
@@ -120,6 +120,7 @@ def gradient_not_averaged(g: GraphEditor) -> list[Site]:
 def gradient_divided_twice(g: GraphEditor) -> list[Site]:
     """an averaged gradient is divided by the number of ranks again."""
     node = _gradient_of(g)
+    # On a single rank a division by 1 would change nothing.
     g.after(node, "aten.div.Tensor", 3.0 if g.ranks == 1 else float(g.ranks))
     return [g.site(node, "div")]
 
@@ -163,7 +164,7 @@ def router_untrained(g: GraphEditor) -> list[Site]:
 
 @row("transformers #48205: partial gradients that are never summed", kinds=("grad",))
 def gradient_of_a_branch_lost(g: GraphEditor) -> list[Site]:
-    """one of two branches' gradients is dropped at their sum."""
+    """one of two branches' gradients is left out of their sum."""
     found = g.all("add", "", direction="backward", where=lambda node: node not in g.gradients)
     node = g.require([x for x in found if x not in g.sums_of_chunks()], "a gradient of two branches")
     sites = [*g.sites(node), *g.readers(node)]

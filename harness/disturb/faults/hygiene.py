@@ -93,7 +93,7 @@ def parts_exchanged(g: GraphEditor) -> list[Site]:
 
 @row("ours: a rule for sums applied to differences")
 def operands_exchanged(g: GraphEditor) -> list[Site]:
-    """a difference has its operands exchanged."""
+    """a difference a - b becomes b - a."""
     node = g.find("sub", r".*rope")
     node.args = (node.args[1], node.args[0])
     return g.sites(node)

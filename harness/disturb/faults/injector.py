@@ -23,7 +23,7 @@ WORDS = {"grad": "gradient", "param": "parameter", "buffer": "buffer", "optimize
 
 
 class Injector(Injection):
-    """Applies a fault on a rank, and notes whether it fired."""
+    """Applies a fault on a rank while the rank takes its steps, and records whether the fault fired."""
 
     def __init__(self, fault: Fault | None, rank: int, world_size: int = 1) -> None:
         self.fault = fault if fault is not None and fault.is_on(rank) else None
@@ -36,20 +36,20 @@ class Injector(Injection):
         NOW.memory.clear()
 
     def _is_silent_here(self, rank: int, world_size: int) -> bool:
-        """Whether this rank cannot notice that the fault fired: the fault is in the graph, or only on another rank."""
+        """Whether the fault fires where this rank cannot see it: in the graph, or on another rank only."""
         assert self.entry is not None
         return self.entry.edit is not None or self.entry.rank_of(world_size) not in (None, rank)
 
     @property
     def sum_order(self) -> str | None:
-        """The order of sums over ranks; None for the normal order."""
+        """The order of sums over ranks, such as "descending"; None for rank order."""
         if isinstance(self.fault, SumOrder):
             return self.fault.order
         return self.entry.order if self.entry else None
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Context in which the system takes its steps."""
+        """Context around the steps of the system. In it, a fault that replaces operator calls is active."""
         if self.entry is None or self.entry.call is None:
             yield
             return
@@ -59,7 +59,8 @@ class Injector(Injection):
             yield
 
     def unseen(self, observe: Observe) -> Observe:
-        """Wrap `observe`, so that a fault of calls does not affect the calls that recording makes."""
+        """Return a function that calls `observe` with the fault switched off: it replaces only the system's own
+        operator calls."""
         if self.entry is None or self.entry.call is None:
             return observe
         from bitproof.harness.disturb.tamper import untampered
@@ -67,7 +68,8 @@ class Injector(Injection):
         return untampered(observe)
 
     def begin_step(self, step: int) -> None:
-        """Apply the fault if this is its step; a fault of values waits for the gradients."""
+        """Set the current step, and apply a fault that kills, hangs or raises if this is its step. Other faults are
+        applied later in the step."""
         self.step = NOW.step = step
         if self._turns is not None:
             self._turns.clear()
@@ -77,17 +79,18 @@ class Injector(Injection):
             self.fault.strike()
 
     def strike_runner(self, step: Any) -> None:
-        """Apply a runner fault to the runner of a staged step."""
+        """Apply a fault that changes the runner of a staged step or a built-in loop; `step` is the runner."""
         if self.entry is not None and self.entry.runner is not None:
             self.entry.runner(step)
             self.fired = True
 
     def fire(self) -> None:
-        """Record that the fault fired; called by the code that applies it."""
+        """Record that the fault fired. The code that applies the fault calls this."""
         self.fired = True
 
     def wrap(self, function: GradientFunction) -> GradientFunction:
-        """Wrap a function that computes gradients, so that its result has the flipped bit."""
+        """Return a function that calls `function`, which computes gradients, and flips the fault's bit in the
+        result."""
         self._wraps = True
 
         @refusing()
@@ -101,7 +104,7 @@ class Injector(Injection):
         return faulty
 
     def flipping(self, observe: Observe) -> Observe:
-        """Wrap `observe`, so that it flips the bit in place in the named tensor, and then records the tensor.
+        """Return a function that flips the fault's bit in place in the named tensor, and then calls `observe`.
 
         A gradient is flipped here only if the function that computes it cannot be wrapped.
         """
@@ -124,7 +127,7 @@ class Injector(Injection):
         return flip
 
     def check_fired(self) -> None:
-        """Raise UsageError if the fault should have fired by now but did not."""
+        """Raise UsageError if the fault's step has begun, but the fault has not fired."""
         # A fault of a later step may still fire.
         if self.fault is None or self.fault.step > self.step or self.fired:
             return
@@ -150,7 +153,8 @@ class Injector(Injection):
 
 
 def flip_bit(fault: FlipBit, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return a copy of the named tensor with one bit flipped. Raises UsageError if there is no such tensor or bit."""
+    """Return a copy of the tensor that the fault names, with one bit flipped. Raises UsageError if there is no such
+    tensor or bit."""
     import torch
 
     kind, name = fault.tensor

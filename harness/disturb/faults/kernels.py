@@ -1,4 +1,5 @@
-"""Wrong kernels that edits insert into a graph; some are only active on the last rank or in later steps."""
+"""Wrong kernels that faults insert into a graph. Some are active on the last rank only, some from the second step
+on."""
 
 # R rows, N elements
 
@@ -12,32 +13,32 @@ from bitproof.harness.torch_distributed import group_named
 
 
 def flipped_on_last_rank(x: Tensor) -> Tensor:
-    """The rows in reverse order, on the last rank only."""
+    """Return x with its rows in reverse order on the last rank, and x itself on other ranks."""
     return x.flip(0) if NOW.is_last_rank else x
 
 
 def doubled_on_last_rank(x: Tensor) -> Tensor:
-    """Twice the values, on the last rank only."""
+    """Return 2 * x on the last rank, and x itself on other ranks."""
     return x * 2 if NOW.is_last_rank else x
 
 
 def nudged_on_last_rank(x: Tensor) -> Tensor:
-    """One element off by 1 ULP, on the last rank only."""
+    """Return x with one element off by 1 ULP on the last rank, and x itself on other ranks."""
     return nudged(x) if NOW.is_last_rank else x
 
 
 def nudged_from_step_1(x: Tensor) -> Tensor:
-    """One element off by 1 ULP, from the second step on."""
+    """Return x with one element off by 1 ULP from the second step on."""
     return nudged(x) if NOW.step >= 1 else x
 
 
 def zeroed_from_step_1(x: Tensor) -> Tensor:
-    """Zeros from the second step on."""
+    """Return zeros in x's shape from the second step on."""
     return torch.zeros_like(x) if NOW.step >= 1 else x
 
 
 def nudged(x: Tensor) -> Tensor:
-    """Move the element of largest magnitude by 1 ULP away from zero."""
+    """Return x with the element of largest magnitude moved by 1 ULP away from zero."""
     flat = x.detach().clone().reshape(-1)
     bits = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
     place = flat.float().abs().argmax()
@@ -47,51 +48,52 @@ def nudged(x: Tensor) -> Tensor:
 
 
 def last_row_zeroed(x: Tensor, dim: int) -> Tensor:
-    """The last index along `dim` overwritten with zeros, as padding would."""
+    """Return x with zeros at the last index along `dim`, as padding would leave it."""
     x = x.clone()
     x.select(dim, x.shape[dim] - 1).zero_()
     return x
 
 
 def last_row_zeroed_on_last_rank(x: Tensor) -> Tensor:
-    """The last row overwritten with zeros, on the last rank only."""
+    """Return x with zeros in the last row on the last rank, and x itself on other ranks."""
     return last_row_zeroed(x, 0) if NOW.is_last_rank and len(x) else x
 
 
 def truncated(x: Tensor) -> Tensor:
-    """float32 truncated to bfloat16, instead of rounded to nearest."""
+    """Truncate float32 to bfloat16, instead of rounding to nearest."""
     # -65536 is 0xFFFF0000: bfloat16 is the upper half of a float32 number.
     return (x.contiguous().view(torch.int32) & -65536).view(torch.float32).to(torch.bfloat16)
 
 
 def in_tf32(x: Tensor) -> Tensor:
-    """float32 rounded (half up) to the 10 mantissa bits of TF32."""
+    """Round float32 (half up) to the 10 mantissa bits of TF32."""
     # Add half of the lowest kept bit, then clear the 13 lower bits.
     return ((x.contiguous().view(torch.int32) + 4096) & -8192).view(torch.float32)
 
 
 def flushed(x: Tensor) -> Tensor:
-    """float32 with values below 2^-14 flushed to zero, as if they were subnormals of float16."""
+    """Return x with elements below 2^-14 in magnitude set to zero, as if they were subnormals of float16."""
     return torch.where(x.abs() < 2.0**-14, torch.zeros_like(x), x)
 
 
 def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor, d: Tensor, sign: int) -> Tensor:
-    """a * b + sign * c * d with the first product unrounded, as contraction to an FMA computes it."""
+    """a * b + sign * c * d, in which a * b is not rounded, as an FMA computes it."""
+    # float64 represents the product of two float32 numbers exactly.
     return (a.double() * b.double() + sign * (c * d).double()).float()
 
 
 def sigmoid_by_exp(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x))."""
+    """The sigmoid, computed as 1 / (1 + exp(-x))."""
     return 1 / (1 + torch.exp(-x))
 
 
 def silu_in_two_roundings(x: Tensor) -> Tensor:
-    """x * sigmoid(x), each rounded to x's dtype."""
+    """silu, computed as sigmoid(x) and then x times that, both rounded to x's dtype."""
     return x * torch.sigmoid(x)
 
 
 def square_mean_in_bfloat16(x: Tensor) -> Tensor:
-    """The mean of squares over the last dim, (..., 1) in float32, with squares and mean in bfloat16."""
+    """The mean of squares over the last dim, computed in bfloat16 and returned as (..., 1) in float32."""
     return x.bfloat16().square().mean(-1, keepdim=True).float()
 
 
@@ -112,24 +114,24 @@ def mm_rowwise(a: Tensor, b: Tensor) -> Tensor:
 
 
 def summed_backwards(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    """The sum over `dims`, in reverse order."""
+    """The sum over `dims`, with the elements along these dims in reverse order."""
     return x.flip(dims).contiguous().sum(dims, keepdim=keepdim)
 
 
 def own_rows(x: Tensor, size: int, group: str) -> Tensor:
-    """This rank's own rows of `x`, not summed over the `size` ranks of the group."""
+    """Return this rank's rows of `x`, which has rows for each of the `size` ranks, without a sum over the group."""
     rows = len(x) // size
     first = group_named(group).rank() * rows
     return x[first : first + rows].clone()
 
 
 def rolled_blocks(x: Tensor, size: int) -> Tensor:
-    """The blocks of `size` ranks, each moved to the next rank's offset."""
+    """Return x, which has a block of rows for each of `size` ranks, with every block at the next rank's offset."""
     return x.roll(len(x) // size, 0)
 
 
 def first_block_repeated(x: Tensor, size: int) -> Tensor:
-    """The last rank's block replaced by the first rank's."""
+    """Return x, which has a block of rows for each of `size` ranks, with the first block in place of the last."""
     rows = len(x) // size
     return torch.cat([x[:-rows], x[:rows]]) if size > 1 else x
 
@@ -141,26 +143,26 @@ def clipped(x: Tensor, limit: float) -> Tensor:
 
 
 def of_step_before(x: Tensor, key: str) -> Tensor:
-    """The value of x at the previous step; at the first step x itself."""
+    """Return the value that x had at the previous step; at the first step x itself. `key` names the stored value."""
     before = NOW.memory.get(key)
     NOW.memory[key] = (NOW.step, x.clone())
     return before[1].clone() if before is not None and before[0] < NOW.step else x
 
 
 def with_step_before(x: Tensor, key: str) -> Tensor:
-    """x plus its values at all previous steps."""
+    """Return x plus its values at all previous steps. `key` names the stored sum."""
     total = NOW.memory[key] + x if key in NOW.memory else x.clone()
     NOW.memory[key] = total.clone()
     return total
 
 
 def narrowed_to_bytes(x: Tensor) -> Tensor:
-    """Integer counts narrowed to eight bits and back."""
+    """Cast integer counts to eight bits and back."""
     return x.to(torch.uint8).to(x.dtype)
 
 
 def slept_on_last_rank(x: Tensor) -> Tensor:
-    """x, delayed on the last rank."""
+    """Return x, after a pause on the last rank."""
     import time
 
     if NOW.is_last_rank:

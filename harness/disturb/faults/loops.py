@@ -76,6 +76,7 @@ def _neighbours(part: Any) -> Any:
 )
 def expert_gradient_doubled(loop: Loop) -> None:
     """experts' gradients are divided by a group's size instead of the world size."""
+    # As if divided by the size of a group of half of the ranks.
     _after_backward(loop, lambda: loop.experts.weight.grad.mul_(2))
 
 
@@ -171,6 +172,7 @@ def one_replica_exchanges_shards(loop: Loop) -> None:
 
     def exchange() -> None:
         part = loop.model.blocks[0].up.weight.grad.to_local()
+        # All ranks call this collective, also those that do not use its result.
         other = _neighbours(part)
         if 2 * NOW.rank < NOW.world_size:
             part.copy_(other)
@@ -187,7 +189,7 @@ def one_replica_exchanges_shards(loop: Loop) -> None:
 )
 def loader_one_batch_late(loop: Loop) -> None:
     """the loader has lost its first batch."""
-    loop.batch()
+    loop.batch()  # drawn, but used by no step
 
 
 _DATA = tuple(Site(module, "forward", None, "randint") for module in ("embedding", "", None))
@@ -290,7 +292,7 @@ def mean_of_means(loop: Loop) -> None:
     sites=(Site("", "forward", None, ANY),),
 )
 def last_micro_batch_counts_half(loop: Loop) -> None:
-    """the last micro-batch of a step has half its weight."""
+    """the last micro-batch of a step counts with half its weight."""
     own, turn = loop.mean, [0]
 
     def mean(rows: Any, tokens: Any) -> Any:
@@ -305,7 +307,8 @@ def _in_last_attention(*operators: str) -> tuple[Site, ...]:
 
 
 def _parts_in_backward(loop: Loop, other: Callable[[list[Any]], list[Any]]) -> None:
-    """Apply `other` to the parts that backward reads: a list with each rank's keys and values."""
+    """Call `other` with the parts that ring attention's backward reads, and let backward read the parts that it
+    returns. A part is a rank's keys and values."""
     own, ring = loop.ring.parts, loop.ring
 
     def parts(tensors: Any) -> Iterator[Any]:
@@ -342,7 +345,7 @@ def stale_keys_in_backward(loop: Loop) -> None:
     sites=_in_last_attention("add", "stack"),
 )
 def gradients_of_keys_kept(loop: Loop) -> None:
-    """a rank adds only its own share to the gradients of its keys and values."""
+    """the gradients of a rank's keys and values lack the other ranks' shares."""
     own = loop.ring.returned
 
     def returned(shares: Any) -> Any:

@@ -19,7 +19,7 @@ def _again(g: GraphEditor, name: str) -> Call:
 
 
 def _both(g: GraphEditor, node: Call, *operators: str) -> list[Site]:
-    """The sites of a recomputed call in both directions, since it repeats a call of forward in backward."""
+    """The sites of a recomputed call in forward and in backward, since it repeats a call of forward in backward."""
     sites = [*g.sites(node, *operators), *g.readers(node)]
     sites += [
         g.site(read, name) for read in node.all_input_nodes[:1] for name in operators
@@ -51,7 +51,7 @@ def recomputed_from_the_other_chunk(g: GraphEditor) -> list[Site]:
 
 @row("TTrace's kind: a cast that recomputation takes otherwise", needs=(RECOMPUTES,), kinds=("grad",))
 def recomputed_in_bfloat16(g: GraphEditor) -> list[Site]:
-    """a root is recomputed in bfloat16."""
+    """the reciprocal root of a norm is recomputed in bfloat16."""
     node = _again(g, "rsqrt")
     narrow = g.after(node, "aten._to_copy.default", dtype=g.dtype("bfloat16"))
     g.after(narrow, "aten._to_copy.default", dtype=g.dtype("float32"))

@@ -29,12 +29,12 @@ _ADDS_IN_PLACE = (Site(ANY, "backward", None, "add_"),)  # eager adds in place; 
 
 
 def _exchanged(action: Any) -> Any:
-    """The same action of the other micro-batch, for the first two; other actions are returned unchanged."""
+    """The same action with micro-batches 0 and 1 exchanged; unchanged for any other micro-batch."""
     return action._replace(micro_batch=action.micro_batch ^ 1 if action.micro_batch < 2 else action.micro_batch)
 
 
 def _received_otherwise(step: Step, half: str, other: Callable[..., Any]) -> None:
-    """Receive a half's messages by `other`, called with the original method, sender, index and crossing."""
+    """Receive a half's messages by `other`. It is called with the original `receive` and its arguments."""
     own = step.receive
     step.receive = lambda sender, *args: other(own, sender, *args) if sender.half == half else own(sender, *args)
 
@@ -55,19 +55,19 @@ def _given_otherwise(step: Step, place: int) -> None:
 
 @row(OF_OTHERS, runner=True, needs=_IN, sites=_LOSS)
 def activation_of_another_micro_batch(step: Step) -> None:
-    """a stage receives the first two micro-batches' activations exchanged."""
+    """a stage receives the activations of the first two micro-batches in exchanged order."""
     _received_otherwise(step, "forward", lambda own, sender, *args: own(_exchanged(sender), *args))
 
 
 @row(OF_OTHERS, runner=True, needs=_IN, kinds=("grad",), sites=(Site(ANY, "backward", None, ANY),))
 def gradient_of_another_micro_batch(step: Step) -> None:
-    """a stage receives the first two micro-batches' gradients exchanged."""
+    """a stage receives the gradients of the first two micro-batches in exchanged order."""
     _received_otherwise(step, "backward", lambda own, sender, *args: own(_exchanged(sender), *args))
 
 
 @row("ours: a buffer for messages that is used again too early", runner=True, needs=_IN, sites=_LOSS)
 def activation_of_the_micro_batch_before(step: Step) -> None:
-    """a stage reads each activation twice, the second time in place of the next."""
+    """from the second micro-batch on, a stage reads the previous micro-batch's activation."""
     last: list[Any] = []
 
     def receive(own: Any, *args: Any) -> Any:
@@ -110,7 +110,7 @@ def messages_out_of_order(step: Step) -> None:
 
 @row("low-precision pipelines", runner=True, needs=_IN, sites=(Site(ANY, "forward", None, "_to_copy"),))
 def activation_rounded_on_the_way(step: Step) -> None:
-    """activations are sent in 8 bits."""
+    """activations are rounded to 8 bits before they are sent."""
     _sent_otherwise(step, "forward", _in_eight_bits)
 
 
@@ -118,7 +118,7 @@ def activation_rounded_on_the_way(step: Step) -> None:
     "low-precision pipelines", runner=True, needs=_IN, kinds=("grad",), sites=(Site(ANY, "backward", None, "_to_copy"),)
 )
 def gradient_rounded_on_the_way(step: Step) -> None:
-    """gradients of activations are sent in 8 bits."""
+    """gradients of activations are rounded to 8 bits before they are sent."""
     _sent_otherwise(step, "backward", _in_eight_bits)
 
 
@@ -166,7 +166,7 @@ def labels_of_another_micro_batch(step: Step) -> None:
 
 @row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), sites=_LOSS)
 def tokens_of_another_micro_batch(step: Step) -> None:
-    """the first stage embeds the first two micro-batches' tokens exchanged."""
+    """the first stage embeds the tokens of the first two micro-batches in exchanged order."""
     _given_otherwise(step, -3)
 
 
@@ -274,20 +274,20 @@ def gradients_divided_once_more(step: Step) -> None:
 
 @row("ours: a loss that is overwritten", runner=True, needs=(MICRO_BATCHES,), kinds=("loss",))
 def loss_of_the_last_micro_batch(step: Step) -> None:
-    """the loss is the last micro-batch's."""
+    """the loss is that of the last micro-batch alone."""
     own = step.finish
     step.finish = lambda losses, found: own([x.clone() for x in losses[-1:]], found)
 
 
 @row("ours: a sum where a mean is meant", runner=True, needs=(MICRO_BATCHES,), kinds=("loss",))
 def losses_summed(step: Step) -> None:
-    """the loss is the sum of the micro-batches' losses."""
+    """the loss is the sum of the micro-batches' losses, not their mean."""
     own = step.finish
     step.finish = lambda losses, found: own([sum(losses[1:], losses[0])] if losses else [], found)
 
 
 def _joined(*operators: str) -> tuple[Site, ...]:
-    """Sites of joining both stages' gradients, after backward and outside any module."""
+    """Call sites for faults in adding both stages' gradients of a shared parameter, in any module and direction."""
     return tuple(Site(ANY, ANY, None, name) for name in operators)
 
 
@@ -299,7 +299,7 @@ def _joined(*operators: str) -> tuple[Site, ...]:
     sites=_joined("recv_", "add"),
 )
 def shared_gradients_not_joined(step: Step) -> None:
-    """each stage keeps its own gradient of a shared parameter."""
+    """each stage updates a shared parameter with its own gradient alone."""
     step.join = dict
 
 
@@ -312,7 +312,7 @@ def shared_gradients_not_joined(step: Step) -> None:
     sites=_joined("_fused_adamw_", "add"),
 )
 def shared_gradients_not_joined_on_one_rank(step: Step) -> None:
-    """the first rank keeps its own gradient of a shared parameter."""
+    """the first rank updates a shared parameter with its own gradient alone."""
     own, is_wrong = step.join, NOW.rank == 0
 
     def join(gradients: Any) -> Any:
@@ -324,7 +324,7 @@ def shared_gradients_not_joined_on_one_rank(step: Step) -> None:
 
 @row("ours: a sum that is taken again", runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_joined("send", "add"))
 def shared_gradients_joined_twice(step: Step) -> None:
-    """joined gradients of a shared parameter are joined a second time."""
+    """the sum of both stages' gradients of a shared parameter is exchanged and added a second time."""
     own = step.join
     step.join = lambda gradients: own(own(gradients))
 
@@ -349,7 +349,7 @@ def own_shared_gradient_added_twice(step: Step) -> None:
     sites=_joined("div"),
 )
 def shared_gradients_averaged(step: Step) -> None:
-    """both gradients of a shared parameter are averaged."""
+    """both stages' gradients of a shared parameter are averaged instead of added."""
     own = step.join
 
     def join(gradients: Any) -> Any:
@@ -361,7 +361,7 @@ def shared_gradients_averaged(step: Step) -> None:
 
 @row(SUMS, runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_joined("send", "add"))
 def shared_gradients_joined_a_micro_batch(step: Step) -> None:
-    """gradients of a shared parameter are joined per micro-batch before they are added."""
+    """gradients of a shared parameter are added over stages for each micro-batch, and then over micro-batches."""
     own, finish, of = step.join, step.finish, dict[int, list[Any]]()
     step.add = lambda found, gradient: [*(found if isinstance(found, list) else [found]), gradient]
 

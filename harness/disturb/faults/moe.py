@@ -52,7 +52,7 @@ def tokens_counted_twice(g: GraphEditor) -> list[Site]:
 
 @row("ours: both chunks' writes with one operand", needs=(EXPERTS, CHUNKED), kinds=("buffer",))
 def chunk_1_counts_chunk_0s_tokens(g: GraphEditor) -> list[Site]:
-    """chunk 1 adds chunk 0's counts."""
+    """chunk 1 adds chunk 0's token counts in place of its own."""
     node = _count(g, 1)
     node.args = (node.args[0], g.twin(node.args[1]))
     return g.sites(node)
@@ -167,7 +167,7 @@ def expert_groups_ignored(g: GraphEditor) -> list[Site]:
 
 @row("ours: an off-by-one", needs=(EXPERTS,), kinds=("loss", "grad", "buffer"))
 def one_expert_group_too_few(g: GraphEditor) -> list[Site]:
-    """a group of experts too few stays eligible."""
+    """one group of experts too few stays eligible."""
     node = g.find("topk", r".*router", turn=1)
     node.args = (node.args[0], 1, *node.args[2:])
     return [*g.sites(node, "scatter"), *g.readers(node)]
@@ -175,7 +175,7 @@ def one_expert_group_too_few(g: GraphEditor) -> list[Site]:
 
 @row("ours: the wrong side of a search", needs=(EXPERTS, EXPERT_RANKS))
 def border_rows_to_the_neighbour(g: GraphEditor) -> list[Site]:
-    """an expert's first row counts as its neighbour's."""
+    """an expert's first row is computed by the expert before it."""
     node = g.find("searchsorted", r".*experts")
     node.kwargs = dict(node.kwargs) | {"right": False}
     return g.sites(node)
@@ -199,7 +199,7 @@ def rows_not_put_back(g: GraphEditor) -> list[Site]:
 
 @row("capacity factors drop tokens: Switch Transformer, arXiv:2101.03961", needs=(EXPERTS,))
 def last_row_over_capacity(g: GraphEditor) -> list[Site]:
-    """the last row of an expert rank is dropped."""
+    """the last row that a rank's experts compute is zero."""
     node = g.find("_grouped_mm", r".*experts", turn=2)
     g.after(node, g.kernel("last_row_zeroed"), 0)
     return [g.site(node, name) for name in ("clone", "zero_", "select")]
@@ -207,7 +207,7 @@ def last_row_over_capacity(g: GraphEditor) -> list[Site]:
 
 @row("ours: checkpoints that name w1 and w3 the other way round", needs=(EXPERTS,))
 def gate_and_up_exchanged(g: GraphEditor) -> list[Site]:
-    """silu is applied to the up projection."""
+    """the weights of the gate and up projections are exchanged, so silu is applied to the wrong one."""
     gate, up = (g.find("_grouped_mm", r".*experts", turn=turn) for turn in (0, 1))
     gate.args, up.args = (gate.args[0], up.args[1], *gate.args[2:]), (up.args[0], gate.args[1], *up.args[2:])
     return [*g.sites(gate), *g.sites(up), *g.readers(gate), *g.readers(up)]  # each product is right by itself

@@ -23,7 +23,7 @@ def _replaced(g: GraphEditor, name: str, at: str, target: str, *operators: str, 
 
 
 def _through(g: GraphEditor, name: str, at: str, dtype: str, back: str = "float32", **options: Any) -> list[Site]:
-    """Round a call's output to another dtype and back."""
+    """Cast the output of a call to `dtype` and then to `back`. Returns the site of both casts."""
     node = g.find(name, at, **options)
     narrow = g.after(node, "aten._to_copy.default", dtype=g.dtype(dtype))
     g.after(narrow, "aten._to_copy.default", dtype=g.dtype(back))
@@ -134,7 +134,7 @@ def other_softmax_scale(g: GraphEditor) -> list[Site]:
 
 @row("ours: a default of the operator", needs=(SDPA,))
 def attention_not_causal(g: GraphEditor) -> list[Site]:
-    """attention sees later positions."""
+    """a token attends to later positions, too."""
     node = g.find(ATTEND)
     node.args = (*node.args[:4], False, *node.args[5:])
     return g.sites(node)
@@ -156,7 +156,7 @@ def labels_shifted(g: GraphEditor) -> list[Site]:
 
 @row("transformers #34191: sums and means in gradient accumulation")
 def loss_summed(g: GraphEditor) -> list[Site]:
-    """the loss is a sum over tokens."""
+    """the loss is a sum over tokens instead of a mean."""
     node = g.find("nll_loss_forward")
     node.args = (*node.args[:3], 2, *node.args[4:])
     return g.sites(node)

@@ -27,13 +27,13 @@ def _without_last(call: TamperedCall) -> Any:
 
 @_update("ours")
 def no_weight_decay(call: TamperedCall) -> Any:
-    """weights do not decay."""
+    """weight decay is left out."""
     return call.with_(weight_decay=0.0)
 
 
 @_update("ours: in the loss and in the update")
 def decayed_twice(call: TamperedCall) -> Any:
-    """weight decay counts twice."""
+    """weight decay is applied twice."""
     return call.with_(weight_decay=2 * call.given("weight_decay"))
 
 
@@ -53,7 +53,7 @@ def betas_exchanged(call: TamperedCall) -> Any:
 
 @_update("ours: another library's default")
 def other_epsilon_in_adam(call: TamperedCall) -> Any:
-    """epsilon is 1e-6."""
+    """AdamW's epsilon is 1e-6."""
     return call.with_(eps=1e-6)
 
 
@@ -65,7 +65,7 @@ def schedule_off_by_one(call: TamperedCall) -> Any:
 
 @_update("ours: maximize")
 def ascends(call: TamperedCall) -> Any:
-    """parameters climb."""
+    """parameters move up the gradient instead of down."""
     return call.with_(maximize=True)
 
 
@@ -89,7 +89,7 @@ def bias_correction_off_by_one(call: TamperedCall) -> Any:
 
 @_update("ours: a step count that is not advanced", needs=(steps(2),))
 def bias_correction_of_the_first_step(call: TamperedCall) -> Any:
-    """bias correction always uses the first step's count."""
+    """bias correction uses the first step's count at every step."""
     return call.with_(state_steps=[step * 0 + 1 for step in call.given(STEPS)]) if call.clock.step else call.run()
 
 
@@ -113,7 +113,7 @@ def updated_twice(call: TamperedCall) -> Any:
 
 @_update("trl #2175: gradients kept in 16 bits")
 def gradients_rounded_for_the_update(call: TamperedCall) -> Any:
-    """the update reads gradients in bfloat16."""
+    """the update reads gradients rounded to bfloat16."""
     return call.with_(grads=[gradient.bfloat16().float() for gradient in call.given(GRADIENTS)])
 
 

@@ -19,7 +19,7 @@ def known_faults() -> str:
 
 
 def parse_fault(text: str) -> Fault:
-    """Parse `kind:field=value,...`, or a name of the catalogue.
+    """Parse a fault: `kind:field=value,...`, or a name of the catalogue.
 
     Raises UsageError for an unknown kind, name or field, or a value of the wrong type.
     """
@@ -44,7 +44,7 @@ def parse_fault(text: str) -> Fault:
 
 
 def check_fault(fault: Fault, case: Case) -> None:
-    """Raise UsageError for a fault that this case can never reach, e.g. at step 5 of 3."""
+    """Raise UsageError for a fault that can never fire in this case, e.g. at step 5 of 3."""
     if fault.step >= case.steps:
         raise UsageError(
             f"fault {fault} never fires in case {case.name}",

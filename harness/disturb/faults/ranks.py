@@ -53,13 +53,13 @@ def zeros_from_the_second_step(g: GraphEditor) -> list[Site]:
 
 @row("ours: uneven rows", rank=-1)
 def last_row_lost_on_one_rank(g: GraphEditor) -> list[Site]:
-    """the last rank computes a row less."""
+    """the last row of a product is lost on the last rank."""
     return _after(g, "last_row_zeroed_on_last_rank", ("clone", "zero_", "select"), "mm", r".*attention.*")
 
 
 @row("TTrace's kind: parameters that part between ranks", rank=-1, needs=(ranks(2),))
 def a_ranks_shard_doubled(g: GraphEditor) -> list[Site]:
-    """the last rank sends twice its rows of a parameter."""
+    """the last rank doubles its rows of a parameter before it sends them."""
     return _before(
         g, "doubled_on_last_rank", ("mul",), "all_gather_into_tensor", r".*(norm|attention.*|feed_forward.*)"
     )

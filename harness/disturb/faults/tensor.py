@@ -27,13 +27,13 @@ def _not_summed(g: GraphEditor, at: str, direction: str) -> list[Site]:
 
 @row("TTrace's kind: a missing all-reduce", needs=(SPLIT, WHOLE))
 def tensor_parts_not_summed(g: GraphEditor) -> list[Site]:
-    """a split layer's output is not summed: each rank has its own part."""
+    """each tensor rank keeps its own part of a split layer's output, without a sum."""
     return _not_summed(g, r".*attention", "forward")
 
 
 @row("TTrace's kind: a missing all-reduce in backward", needs=(SPLIT, WHOLE), kinds=("grad",))
 def tensor_gradient_not_summed(g: GraphEditor) -> list[Site]:
-    """the gradient of a split layer's input is not summed: each rank has its own part."""
+    """each tensor rank keeps its own part of the gradient of a split layer's input, without a sum."""
     return _not_summed(g, r".*attention", "backward")
 
 
@@ -48,13 +48,13 @@ def _scattered_not_summed(g: GraphEditor, at: str, direction: str) -> list[Site]
 
 @row("TTrace's kind: a split in place of a reduce-scatter", needs=(SPLIT, SEQUENCE))
 def scattered_parts_not_summed(g: GraphEditor) -> list[Site]:
-    """each tensor rank keeps its positions of its own unsummed output of a split layer."""
+    """each tensor rank keeps its positions of its own part of a split layer's output, without a sum."""
     return _scattered_not_summed(g, r".*attention", "forward")
 
 
 @row("TTrace's kind: a split in place of a reduce-scatter, in backward", needs=(SPLIT, SEQUENCE), kinds=("grad",))
 def scattered_gradient_not_summed(g: GraphEditor) -> list[Site]:
-    """each tensor rank keeps its positions of its own unsummed input gradient of a split layer."""
+    """each tensor rank keeps its positions of its own part of a split layer's input gradient, without a sum."""
     return _scattered_not_summed(g, r".*attention", "backward")
 
 
@@ -66,8 +66,9 @@ def whole_parameters_gradient_not_summed(g: GraphEditor) -> list[Site]:
 
 @row("ours: a share by the wrong coordinate", needs=(PAIRS, EXPERTS))
 def neighbours_share_of_the_tokens(g: GraphEditor) -> list[Site]:
-    """a tensor rank sends its neighbour's tokens to the experts of its own."""
+    """a tensor rank sends its neighbour's share of the tokens to the experts, in place of its own."""
     node = g.find("index_select", r".*moe", where=g.is_floating)
+    # Exchanges the coordinates 0 and 1, 2 and 3, and so on.
     g.before(node, node.args[2], "aten.bitwise_xor.Scalar", 1)
     return [*g.sites(node, "bitwise_xor"), *g.readers(node)]
 
@@ -84,8 +85,7 @@ def share_in_the_neighbours_place(g: GraphEditor) -> list[Site]:
 def baked_coordinate(g: GraphEditor) -> list[Site]:
     """rank 0's tensor coordinate is a constant in the code of all ranks.
 
-    It appears in forward and backward: a trace that bakes a coordinate does so everywhere. A step read from a file has
-    no values to inspect, so it has no such site.
+    The constant replaces the coordinate for every reader, in forward and backward, as it would if tracing had baked it.
     """
     coordinate, own = g.find("index_select", r".*moe").args[2], g.rank % g.case.parallelism.tp
     readers = [node for node in coordinate.users if node.op == "call_function"]

@@ -1,1 +1,1 @@
-"""The passes, each in its own module, with their names in the pass list of `harness.graph.pipeline`."""
+"""The passes. Each has a module of its own, named as in the pass list of `harness.graph.pipeline`."""

@@ -1,21 +1,21 @@
-"""Join the all-gathers of a block's parameters, and the reduce-scatters of their gradients.
+"""Join the all-gathers of a block's parameters into buckets, and the reduce-scatters of their gradients likewise.
 
 Needs:    parameters are the graph's first inputs; their gradients are its outputs after the loss, in the same
           order; every collective names a group of `context.groups`.
 Promises: same bits, as sums are element by element in rank order; a module's calls keep their
           order; reductions run in their own groups, so that they can overlap with gathers.
-Refuses:  a collective whose group is unknown. Other collectives than parameters' stay as they are.
+Refuses:  a collective whose group is unknown. Collectives that are not of a parameter stay as they are.
 
-1. Find the all-gathers that read a parameter through only casts, changes of shape and padding.
+1. Find the all-gathers whose input is a parameter, after casts, changes of shape and padding at most.
 2. Drop repeated gathers: same parameter, same casts, same group.
-3. Find the reduce-scatters from which only casts, changes of shape, cuts and additions lead to a gradient.
+3. Find the reduce-scatters whose result is a gradient, after casts, changes of shape, cuts and additions at most.
 4. Sort the gathers into buckets, and the reduce-scatters into others. A bucket's members have the same group,
-   operation, dtype, block, direction and, in a partitioned graph, half. Recomputed gathers have their own buckets, and
-   so has each module outside all blocks. Each chunk has its own buckets, but with `join_chunks` reductions of all
-   chunks are joined. Inside a bucket, parameters have the order of the graph's inputs.
-5. Write a bucket's gathered values at its first member, and launch its gather a bucket earlier within the half. Write
-   its reduction after its last gradient, and wait for it when the next reduction is launched, so that a single
-   reduction is in flight.
+   operation, dtype, block, direction and, if the graph is divided into forward and backward, half. Recomputed gathers
+   have their own buckets, and so has each module outside all blocks. Each chunk has its own buckets, but with
+   `join_chunks` reductions of all chunks are joined. Inside a bucket, parameters have the order of the graph's inputs.
+5. Write a bucket's gathered values at its first member. Launch its gather where the bucket before it is written, if
+   both are in the same half. Write its reduction after its last gradient, and wait for it when the next reduction is
+   launched, so that a single reduction is in flight.
 6. Move every node behind the nodes that it now reads.
 """
 
@@ -53,7 +53,7 @@ _TO_GRADIENT = operators.VIEWS | {aten._to_copy.default, aten.slice.Tensor, aten
 
 
 class _Member(NamedTuple):
-    """A parameter's collective: the launch, the wait, and the parameter's index among the graph's inputs."""
+    """The collective of one parameter: its launch, its wait, and the parameter's index among the graph's inputs."""
 
     launch: Node
     wait: Node
@@ -61,7 +61,7 @@ class _Member(NamedTuple):
 
     @property
     def source(self) -> Node:
-        """The collective's input."""
+        """The node that the collective sends."""
         return _source(self.launch)
 
 
@@ -74,7 +74,8 @@ def _source(launch: Node) -> Node:
 class _Kind(NamedTuple):
     """The properties that all members of a bucket share.
 
-    `arguments` are those of the collective: the group's size, and before it, for a reduction, "sum" or "avg".
+    `arguments` are the collective's arguments between the tensor and the group: the group's size, and for a reduction
+    first its operation, "sum" or "avg".
     """
 
     group: str
@@ -88,7 +89,7 @@ class _Kind(NamedTuple):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The metadata of the bucket's new nodes, without values."""
+        """The metadata of the nodes that are written for the bucket, except their values."""
         origin = Origin(self.block, self.direction)
         marks = {META_KEY: origin, RECOMPUTED_KEY: self.recomputed or None, CHUNK_KEY: self.chunk, HALF_KEY: self.half}
         return {key: mark for key, mark in marks.items() if mark is not None}
@@ -100,7 +101,10 @@ class _Bucket(NamedTuple):
 
 
 def bucket(module: GraphModule, context: PassContext, *, blocks: str, join_chunks: bool = True) -> GraphModule:
-    """The pass: see the top of this file. `blocks` is a pattern over module names, such as layers.*."""
+    """Join collectives of a block's parameters into buckets: see the top of this file.
+
+    `blocks` is a pattern over module names, such as layers.*. With `join_chunks` both chunks' reductions share buckets.
+    """
     graph = module.graph
     place = {node: index for index, node in enumerate(graph.nodes)}
     gathers, reductions = _find_gathers(graph), _find_reductions(graph)
@@ -165,16 +169,16 @@ def _find_reductions(graph: Graph) -> list[_Member]:
 
 
 def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
-    """Yield each launch of the collective `name` with its wait.
+    """Yield each launch of the collective `name`, with its wait.
 
-    It leaves out launches that have other readers than one wait, and launches with an input or output that some call
-    writes in place.
+    A launch is left out if anything but a single wait reads it, or if some call writes its input or output in place.
     """
     owners = operators.storage_owners(graph.nodes)
     written = {owners[x] for node in graph.nodes for x in operators.written_arguments(node)}
     for launch in graph.nodes:
         if operators.is_collective(launch) and operators.operator_name(launch) == name:
             waits = list(launch.users)
+            # A bucket moves the launch. Across an in-place write it would read or leave another value.
             touched = {owners[launch], *(owners[x] for x in chain_to_input(launch))}
             if len(waits) == 1 and operators.is_wait(waits[0]) and not touched & written:
                 yield launch, waits[0]
@@ -184,10 +188,11 @@ def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
 
 
 def _drop_repeated(gathers: list[_Member], kind_of: Callable[[_Member], _Kind]) -> list[_Member]:
-    """Merge equal gathers, and return those that remain.
+    """Drop gathers that repeat another one, and return those that remain. Readers of a dropped gather read the other
+    one.
 
-    A recomputed gather is merged only with recomputed gathers of its kind, so that a block in backward still gathers
-    its parameters again.
+    A recomputed gather repeats only another recomputed gather with the same properties, so that a block in backward
+    still gathers its parameters again.
     """
     first: dict[Any, _Member] = {}
     for member in gathers:
@@ -217,7 +222,7 @@ def _block_of(module: str, pattern: str) -> str:
 
 
 class _Writer:
-    """Writes buckets into the graph. The nodes that a bucket replaces have no readers afterwards.
+    """Writes buckets into the graph. The collectives that a bucket replaces stay, but nothing reads them any more.
 
     `place` has each node's index before the pass. For a bucket with a single member, the collective is only moved,
     without copies.
@@ -228,7 +233,8 @@ class _Writer:
         self.place = place
 
     def write_gathers(self, buckets: list[_Bucket]) -> None:
-        """Write each bucket's result at its first member's wait, and just before that the launch of the next bucket."""
+        """Write each bucket's results at the first wait among its members, and just before them the launch of the next
+        bucket."""
         launched: list[Node] = []
         for index, bucket in enumerate(buckets):
             anchor = min((member.wait for member in bucket.members), key=self.place.__getitem__)
@@ -242,7 +248,8 @@ class _Writer:
                 self._finish_gather(bucket, launched[index])
 
     def write_reductions(self, buckets: list[_Bucket], groups: GroupTable) -> None:
-        """Write each bucket's launch at its last gradient, and its wait just before the next bucket's launch."""
+        """Write each bucket's launch where its last gradient is ready, and its wait just before the next bucket's
+        launch."""
         waiting: tuple[_Bucket, Node] | None = None
         for bucket in buckets:
             anchor = max((member.launch for member in bucket.members), key=self.place.__getitem__)
@@ -257,7 +264,8 @@ class _Writer:
                 self._finish_reduction(*waiting, output)
 
     def _launch_gather(self, bucket: _Bucket, anchor: Node) -> Node:
-        """Write a bucket's launch before `anchor`: shards of n_i elements are joined to (N,), gathered to (W * N,)."""
+        """Write a bucket's launch before `anchor`: the members' shards, of n_i elements each, are joined to (N,), and
+        this is gathered to (W * N,)."""
         kind, members = bucket
         # The launch moves ahead, so the casts of all members must move with it.
         for member in members:
@@ -272,9 +280,9 @@ class _Writer:
         return self._call(kind, members[0].launch.target, flat_N, *kind.arguments, kind.group)
 
     def _finish_gather(self, bucket: _Bucket, launch: Node) -> None:
-        """Write a bucket's wait and results: (W * N,) viewed as (W, N), split into copies of shape (W, n_i).
+        """Write a bucket's wait and results: (W * N,) is viewed as (W, N), and split into copies of shape (W, n_i).
 
-        As copies, they have the layout of separate gathers.
+        Copies are contiguous, like the results of separate gathers.
         """
         kind, members = bucket
         if len(members) == 1:
@@ -285,7 +293,8 @@ class _Writer:
         self._hand_out(kind, members, self._call(kind, aten.split_with_sizes_copy.default, rows_WN, sizes, 1))
 
     def _launch_reduction(self, bucket: _Bucket, group: str) -> Node:
-        """Write a bucket's launch: gradients as (W, n_i), concatenated to (W, N), reduced and scattered to (1, N)."""
+        """Write a bucket's launch: gradients, viewed as (W, n_i), are concatenated to (W, N), and this is reduced and
+        scattered to (1, N)."""
         kind, members = bucket
         first = members[0].launch
         if len(members) == 1:
@@ -299,7 +308,7 @@ class _Writer:
         return self._call(kind, first.target, rows_WN, *kind.arguments, group)
 
     def _finish_reduction(self, bucket: _Bucket, launch: Node, anchor: Node) -> None:
-        """Write a bucket's wait and results before `anchor`: (1, N) split into views of shape (1, n_i)."""
+        """Write a bucket's wait and results before `anchor`: (1, N) is split into views of shape (1, n_i)."""
         kind, members = bucket
         if len(members) == 1:
             anchor.prepend(members[0].wait)
@@ -315,7 +324,8 @@ class _Writer:
             member.wait.replace_all_uses_with(self._call(kind, aten.view.default, part, shape))
 
     def _call(self, kind: _Kind, target: Any, *args: Any) -> Node:
-        """Write a call with the bucket's metadata and the fake value that it computes from those of its arguments."""
+        """Write a call with the bucket's metadata, and with the fake value that the call has for its arguments' fake
+        values."""
         values = map_arg(args, lambda node: node.meta["val"])
         with torch.no_grad(), _fake_mode_of(values):
             value = target(*values)

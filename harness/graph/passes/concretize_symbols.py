@@ -1,7 +1,7 @@
 """Replace the chunk symbol by its number everywhere.
 
 Needs:    `context.chunk_symbol`; the conditions that tracing deferred, in `context.guards`.
-Promises: no value, no argument and no nested graph module carries the symbol; same bits.
+Promises: no value, no argument and no nested graph module has the symbol in a size; same bits.
 Refuses:  a condition that is false for the whole extent or, in a chunked graph, for half of it.
 
 1. Check every deferred condition with the numbers that the run will have.
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def concretize_symbols(module: GraphModule, context: PassContext) -> GraphModule:
-    """The pass: see the top of this file."""
+    """Replace the chunk symbol by its number everywhere: see the top of this file."""
     _check_guards(context)
     symbol, extent = context.chunk_symbol.symbol, context.chunk_symbol.hint
     if symbols.graph_carries(module, symbol):

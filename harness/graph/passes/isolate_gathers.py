@@ -5,11 +5,11 @@ Needs:    parameters are the graph's first inputs; their gradients are its outpu
 Promises: same nodes, same order, same bits; only the groups of parameters' all-gathers change.
 Refuses:  a process-group object reported with two rank sets.
 
-The collectives of a process-group object run in sequence. In a shared group, a gather for the next block would wait for
-gradients' reductions and any other collective.
+The collectives of a process-group object run in sequence. If a gather shared the object with other collectives, the
+gather for the next block would wait for the reductions of gradients, for example.
 
 1. Sort the graph's collectives by process-group object.
-2. Find the all-gathers that read a parameter through only casts, changes of shape and padding.
+2. Find the all-gathers whose input is a parameter, after casts, changes of shape and padding at most.
 3. If an object has such gathers and other collectives, move the gathers to a new group over the same ranks.
 """
 
@@ -27,7 +27,7 @@ ALL_GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
 
 
 def isolate_gathers(module: GraphModule, context: PassContext) -> GraphModule:
-    """The pass: see the top of this file."""
+    """Give the all-gathers of parameters their own process group: see the top of this file."""
     parameters = parameters_of(module.graph)
     for collectives in collectives_by_object(module.graph, context.groups):
         gathers = [node for node in collectives if node.target is ALL_GATHER and chain_to_input(node)[-1] in parameters]

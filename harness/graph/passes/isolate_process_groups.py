@@ -28,7 +28,7 @@ ALL_TO_ALL = torch.ops._c10d_functional.all_to_all_single.default
 
 
 def isolate_process_groups(module: GraphModule, context: PassContext) -> GraphModule:
-    """The pass: see the top of this file."""
+    """Give expert all-to-alls their own process group: see the top of this file."""
     for collectives in collectives_by_object(module.graph, context.groups):
         exchanges = [node for node in collectives if node.target is ALL_TO_ALL]
         if exchanges and len(exchanges) < len(collectives):

@@ -1,7 +1,7 @@
 """Measure the bytes of live tensors at each call.
 
 Needs:    nothing.
-Promises: an unchanged graph; the facts have the peak of live bytes and its node.
+Promises: an unchanged graph; the facts have the peak of live bytes, and the name of the call at the peak.
 Refuses:  nothing.
 
 1. Find the storage of each value: a view has its base's storage; each result of a call has its own.
@@ -36,7 +36,8 @@ Storage = tuple[Node, int]
 
 @dataclass(frozen=True)
 class LiveMemory:
-    """Numbers of bytes of live tensors: at the peak, when backward starts, and at the peak of host memory.
+    """Bytes of live tensors: `peak` is the most at any call, `at_backward` those when backward starts, `host_peak` the
+    most in host memory.
 
     `peak_node` is the name of the call at the peak. `num_unsized` is the number of storages that are left out because
     their size is unknown.
@@ -50,7 +51,7 @@ class LiveMemory:
 
 
 def measure_memory(module: GraphModule, context: PassContext) -> GraphModule:
-    """The pass: see the top of this file."""
+    """Measure the bytes of live tensors at each call: see the top of this file."""
     found = live_memory(module.graph, context.chunk_symbol)
     context.facts.update(
         peak_mib=round(found.peak / MIB, 3),
@@ -99,7 +100,8 @@ def live_memory(graph: Graph, chunk_symbol: ChunkSymbol) -> LiveMemory:
 
 
 def _storages(graph: Graph) -> dict[Node, list[Storage]]:
-    """For each node, the storages that its value keeps alive, without those of graph inputs and attributes."""
+    """For each node, the storages that its value keeps alive, as (node that makes the storage, index of its result).
+    Storages of graph inputs and attributes are left out."""
     found: dict[Node, list[Storage]] = {}
     for node in graph.nodes:
         shared = operators.sharing_arguments(node)

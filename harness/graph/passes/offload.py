@@ -6,10 +6,10 @@ Refuses:  nothing.
 
 For each activation tagged `offload`:
 
-1. Start the copy to host memory after the activation's last use in forward. Wait for the copy before the block after
-   the next, so that it overlaps with a whole block.
-2. Start the copy back one block ahead. For example, if backward of layers.2 needs it, start it before backward of
-   layers.3.
+1. Start the copy to host memory after the activation's last use in forward. Wait for it when forward has run the whole
+   next block, so that the copy overlaps with that block.
+2. Start the copy back one block before backward needs it. For example, if backward of layers.2 needs it, start it
+   before backward of layers.3.
 3. Wait for the copy back just before backward first needs the activation, also for a recomputation. Let backward read
    this copy; its metadata names the activation.
 
@@ -40,7 +40,10 @@ from bitproof.harness.graph.origin import META_KEY, origin_of
 
 
 def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphModule:
-    """The pass: see the top of this file. `blocks` is a pattern over module names, such as layers.*."""
+    """Keep activations in host memory between forward and backward: see the top of this file.
+
+    `blocks` is a pattern over module names, such as layers.*.
+    """
     graph = module.graph
     nodes = list(graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}
@@ -81,7 +84,8 @@ def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphM
 
 
 def _last_uses(nodes: list[Node]) -> dict[Node, Node]:
-    """For each forward value, the last forward call that uses its storage; the value itself if no other call does."""
+    """For each value of forward, the last forward call that uses the value's storage. If none uses it, that is the call
+    that computes the value."""
     owners = operators.storage_owners(nodes)
     last: dict[Node, Node] = {}
     for node in nodes:

@@ -4,9 +4,9 @@ Needs:    a graph without chunks and without in-place writes, except to buffers 
           that makes backward's initial gradient (export_joint.py marks this call).
 Promises: same bits: every call computes the same value, and some calls run twice. All of forward precedes all of
           backward, and each call states its half (halves.py).
-Refuses:  a graph with other in-place writes, or without a start of backward.
+Refuses:  a graph with other in-place writes, or without a call that makes backward's initial gradient.
 
-1. Write the graph in the form of torch's partitioners: the start of backward is a separate input, a buffer's
+1. Write the graph in the form of torch's partitioners: backward's initial gradient is a separate input, a buffer's
    new value is an output of forward.
 2. Let torch partition it: the saved values are a minimum cut of the graph, weighted by their bytes. Cheap
    values are recomputed, collectives never.
@@ -44,14 +44,14 @@ _TAG = "partitioner_tag"
 
 
 class _Write(NamedTuple):
-    """A write to a graph input at the end of the graph."""
+    """A write at the end of the graph: the input `buffer` gets the new `value`."""
 
     buffer: Node
     value: Node
 
 
 def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphModule:
-    """The pass: see the top of this file.
+    """Partition the step into a forward and a backward graph: see the top of this file.
 
     `by` is "min_cut", or "default", torch's partitioner that saves every value of forward that backward reads.
     """
@@ -82,14 +82,16 @@ def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphMod
 
 
 def bytes_kept(values: Iterable[Node], sizes: TensorBytes) -> int:
-    """The number of bytes in the storages that `values` keep alive, without graph inputs; unknown sizes count as 0."""
+    """The number of bytes in the storages that `values` keep alive. Graph inputs are left out; unknown sizes count as
+    0."""
     owners = dict.fromkeys(map(_owner, values))
     tensors = [x.meta["val"] for x in owners if x.op == "call_function" and isinstance(x.meta["val"], torch.Tensor)]
     return sum(sizes.of(tensor) or 0 for tensor in tensors)
 
 
 def _owner(node: Node) -> Node:
-    """The first value that has a value's storage; each of a call's several results counts as its own storage."""
+    """The node that makes the storage of a node's value. An item of a tuple counts as its own owner, since each of a
+    call's results has its own storage."""
     while node.target is not operator.getitem and (shared := operators.sharing_arguments(node)):
         node = shared[0]
     return node
@@ -100,7 +102,7 @@ def _num_tensors(values: Iterable[Node]) -> int:
 
 
 def _crossing(graph: Graph) -> list[Node]:
-    """The calls of forward whose results backward reads, in the graph before it is partitioned."""
+    """The calls of forward whose results backward reads, before the graph is partitioned."""
     reads = {x for node in graph.nodes if _is_backward(node) for x in node.all_input_nodes}
     return [node for node in graph.nodes if node in reads and node.op == "call_function" and not _is_backward(node)]
 
@@ -113,7 +115,7 @@ def _is_backward(node: Node) -> bool:
 
 
 def _final_writes(graph: Graph) -> list[_Write]:
-    """The writes at the end of the graph. Raises PassError for any other in-place write."""
+    """The writes to graph inputs at the end of the graph. Raises PassError for any other in-place write."""
     found = []
     for node in graph.nodes:
         if not operators.written_arguments(node):
@@ -143,7 +145,8 @@ def _seed_of(graph: Graph) -> Node:
 def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphModule:
     """Return a copy of the graph in the form of torch's partitioners.
 
-    The start of backward is an input. The outputs are the loss, the new values of buffers, then the gradients.
+    `seed`, the call that makes backward's initial gradient, is an input of the copy. The outputs are the loss, the new
+    values of buffers, then the gradients.
     """
     graph = Graph()
     env: dict[Node, Node] = {}
@@ -175,7 +178,7 @@ def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphM
 def _as_one(
     module: GraphModule, forward: GraphModule, backward: GraphModule, writes: list[_Write], seed: Node
 ) -> tuple[GraphModule, list[Node], int]:
-    """Join both halves in a single graph.
+    """Join forward and backward in a single graph.
 
     Returns the graph, the values of forward that backward reads, and the number of calls that run in both halves.
     """
@@ -211,16 +214,17 @@ def _as_one(
 
 
 def _copy(graph: Graph, half: GraphModule, values: dict[str, Node], name: str, known: Iterable[str] = ()) -> int:
-    """Append the calls of `half` to the graph; return the number of those among `known`, which run a second time.
+    """Append the calls of `half` to the graph. Returns how many of them run a second time.
 
-    `values` has the copies of nodes by name, and gets those of the half. `name` is the half's name; `known` has the
-    names of calls in the other half.
+    `values` has the copies of nodes by name, and gets those of the half. `name` is the half's name, forward or
+    backward; `known` has the names of calls in the other half, which run a second time here.
     """
     recomputed = 0
     for node in half.graph.nodes:
         if node.op not in ("call_function", "get_attr"):
             continue
         copy = graph.node_copy(node, lambda x: values[x.name])
+        # Both keys are marks for torch's partitioner or by it.
         copy.meta = {key: value for key, value in node.meta.items() if key not in (_TAG, "recompute")}
         if node.op == "call_function":
             copy.meta[HALF_KEY] = name

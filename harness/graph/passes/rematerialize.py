@@ -32,7 +32,7 @@ from bitproof.harness.torch_compat import rename
 
 
 def rematerialize(module: GraphModule, context: PassContext) -> GraphModule:
-    """The pass: see the top of this file."""
+    """Recompute in backward the activations tagged `recompute`: see the top of this file."""
     graph = module.graph
     needs = first_needs(graph, is_recomputed)
     repeated = [node for node in graph.nodes if node in needs and is_recomputed(node)]

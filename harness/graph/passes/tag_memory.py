@@ -55,7 +55,10 @@ GIB = 2**30
 
 
 def tag_memory(module: GraphModule, context: PassContext, *, blocks: str) -> GraphModule:
-    """The pass: see the top of this file. `blocks` is a pattern over module names, such as layers.*."""
+    """Decide how each activation is kept for backward: see the top of this file.
+
+    `blocks` is a pattern over module names, such as layers.*.
+    """
     _read_sizes_in_forward(module)
     _Tagger(module, context, blocks).tag()
     return module
@@ -128,7 +131,8 @@ class _Tagger:
         return not (touches_written or operators.is_random(node) or operators.reads_data(node.target))
 
     def _smaller_than_their_source(self) -> set[Node]:
-        """The values that would be recomputed from a larger value, where that larger value is saved only for them."""
+        """The recomputed values that are smaller than the saved value that they are computed from, if nothing else
+        needs the larger one."""
         needs = first_needs(self.graph, self._is_recomputed)
         found = set()
         for source in needs:
@@ -167,7 +171,8 @@ class _Tagger:
         self.context.facts["offload_mib"] = round(moved / MIB, 3)
 
     def _leaves_when_copied(self, node: Node) -> bool:
-        """Whether a copy frees a saved value: it is a whole storage that no other saved value keeps alive."""
+        """Whether copying a saved value to host memory frees its storage: it is the whole storage, and no other saved
+        value keeps the storage alive."""
         owner = self.owners[node]
         is_part = node.target is operator.getitem and node.args[0] is owner
         is_whole = node is owner or is_part or operators.is_wait(node)

@@ -1,19 +1,19 @@
-"""Run the chosen modules' forward and backward in two chunks.
+"""Run the forward and backward of chosen modules in two chunks.
 
 Needs:    every node has an origin and a `val`; `context.chunk_symbol` is the chunked dim's symbol.
-Promises: the bits of the eager chunked reference; no value carries the symbol any more.
+Promises: the bits of the eager chunked reference; no value's size has the symbol any more.
 Refuses:  collectives other than the experts', a tensor group's, or a gradient's own reduction; all collectives over
-          ranks that divide the chunked dim; views with a baked constant; a live-out that is needed whole but cannot be
-          joined; sequence chunks through attention; a module that mixes rows of different chunks, or that calls a
-          higher-order operator such as `cond`, whose nested graphs are not split (see mixing.py); in-place writes to a
-          value that is also split or joined; a parameter with two uses; a pattern that matches nothing; a chosen module
-          that did not run, that has calls without chunks, or that runs within another.
+          ranks that divide the chunked dim; views with a baked constant; an output of a chosen module that is needed
+          whole but cannot be joined; sequence chunks through attention; a module that mixes rows of different chunks,
+          or that calls a higher-order operator such as `cond`, whose nested graphs are not split (see mixing.py);
+          in-place writes to a value that is also split or joined; a parameter with two uses; a pattern that matches
+          nothing; a chosen module that did not run, that has calls without chunks, or that runs within another.
 
 The pass reads the graph like an interpreter, and writes a new graph. A value is either a node of the new graph or a
 pair of nodes, for chunk 0 and chunk 1:
 
-1. A node of a chosen module that reads a pair, or the symbol, is written once per chunk: a pair.
-   A whole input is split on first use if it carries the symbol, and shared otherwise.
+1. A node of a chosen module that reads a pair, or a size with the symbol, is written once per chunk: a pair.
+   An input that is no pair is split on first use if its shape has the symbol, and otherwise both chunks read it.
 2. Every other node is written once. A pair that it reads is joined on first use: a parameter's
    gradient is added (chunk 0 + chunk 1), any other value is concatenated along the chunked dim.
 3. Autograd's own gradient additions belong to no module. They are written once per chunk if both operands are pairs.
@@ -22,17 +22,17 @@ pair of nodes, for chunk 0 and chunk 1:
    extent or half of it.
 5. The pass writes chunk 1 of a module only when something needs it. So a module's chunk 0 runs before its chunk 1, and
    buffer writes and random draws happen in chunk order, as in eager.
-6. A tensor that a chosen module writes in place is no static state: its readers in the module run
+6. A tensor that a chosen module writes in place changes during the step: its readers in the module run
    once per chunk, and readers elsewhere run after both chunks.
 7. The collectives of a module, the experts' all-to-alls and a tensor group's sums, gathers and
    scatters, run once per chunk, in chunk order on every rank, like any other node that reads a pair.
-8. If calls state their half, as in a pipeline stage, chunk 1 of forward is written before backward
-   begins, and values for other stages are joined.
+8. If calls state their half (forward or backward), as in a pipeline stage, chunk 1 of forward is written before
+   backward begins, and values for other stages are joined.
 
 For example, `y = moe(x)` becomes x0, x1 = split(x); y0 = moe(x0); y1 = moe(x1); y = cat(y0, y1).
 
-With early gradient accumulation, the chain from a gradient to its output (cast, reduce-scatter, wait) belongs to no
-module, so rule 2 adds the chunks before this chain.
+With early gradient accumulation, the nodes from a gradient to its output (cast, reduce-scatter, wait) belong to no
+module, so rule 2 adds the chunks before them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Pair:
 
 
 def chunk(module: GraphModule, context: PassContext) -> GraphModule:
-    """The pass: see the top of this file."""
+    """Run the chosen modules' forward and backward in two chunks: see the top of this file."""
     assert context.chunking is not None
     refusals.refuse_idle_modules(context.chunking, context.module_calls)
     chunker = _Chunker(module, context)
@@ -119,7 +119,8 @@ class _Chunker:
         self._find_reductions()
 
     def run(self) -> GraphModule:
-        """Write the whole graph."""
+        """Write the whole graph, and return it as a new module. Raises ChunkError for anything that the pass
+        refuses."""
         if not any(self.roots.values()):
             raise refusals.refuse_no_match(self.chunking, self.graph.nodes)
         if missing := set(self.chunking.only) - set(self.roots.values()):
@@ -139,7 +140,8 @@ class _Chunker:
         return self.writer.module()
 
     def _refuse_before_writing(self) -> None:
-        """Refuse mixed rows before anything is written: no half may fit a call that mixes them."""
+        """Raise ChunkError for modules that mix rows of different chunks. This comes before anything is written: a call
+        that mixes rows may not even run on half of them."""
         for node in self.graph.nodes:
             if self.roots[node] and any(symbols.carries(x.meta.get("val"), self.symbol) for x in node.all_input_nodes):
                 refusals.refuse_attention_over_sequence(node, self.chunking.dim)
@@ -153,7 +155,8 @@ class _Chunker:
         return self.chunking.root_of(module) if module and node.op == "call_function" else None
 
     def _find_reductions(self) -> None:
-        """Find the reductions of gradients; with early accumulation, take them out of their modules."""
+        """Find the nodes that reduce gradients over ranks. With early accumulation they no longer belong to their
+        modules."""
         for gradient in self.gradients:
             tail = reduction_tail(gradient)
             self.reductions.update(tail)
@@ -162,7 +165,7 @@ class _Chunker:
                 self.roots.update(dict.fromkeys(tail))
 
     def _root_of_chunks(self, node: Node) -> str | None:
-        """The chosen module for which this node is written once per chunk, or None if the node is written once."""
+        """The chosen module of a node that must be written once per chunk; None for a node that is written once."""
         root = self.roots[node]
         if root is None:
             return self._root_of_gradient_addition(node)
@@ -179,12 +182,14 @@ class _Chunker:
         return bool(self.mutated) and any(self.owners[x] in self.mutated for x in (node, *node.all_input_nodes))
 
     def _root_of_gradient_addition(self, node: Node) -> str | None:
-        """The chosen module for which an addition of autograd is written once per chunk, or None if there is none.
+        """The chosen module of an addition of gradients by autograd that must be written once per chunk; None if the
+        addition is written once, or if the node is no such addition.
 
-        Both operands must be pairs. If they carry the symbol, they may be from two modules, or be whole and already
-        split. Otherwise they must be from the same module, and the sum must not be a parameter's whole gradient: with
-        uses a and b, eager computes ((b1 + a1) + b0) + a0 within a module, ((b1 + b0) + a1) + a0 across two, and adding
-        chunk by chunk equals neither.
+        Both operands must be chunked. If their shapes have the symbol, they may be of two modules, or be whole values
+        that are already split. Otherwise the sum is of a parameter's two uses: both must be in the same module, and the
+        sum must not be the parameter's whole gradient. With uses a and b, eager computes ((b1 + a1) + b0) + a0 within a
+        module, ((b1 + b0) + a1) + a0 across two, and adding chunk by chunk equals neither. Raises ChunkError for such a
+        sum.
         """
         if node.target is not aten.add.Tensor or origin_of(node) != Origin(None, "backward"):
             return None
@@ -222,7 +227,8 @@ class _Chunker:
             self.env[node] = self.writer.call(node, args, kwargs)
 
     def _end_half(self) -> None:
-        """Join the values that are outputs of the graph, before the next half begins."""
+        """Write chunk 1 of all values, and join those that are outputs of the graph, before the next half (backward)
+        begins."""
         self._write_held_back()
         for node in self.graph.output_node().all_input_nodes:
             if isinstance(pair := self.env.get(node), Pair):
@@ -248,7 +254,8 @@ class _Chunker:
         self.calls.setdefault(root, set()).update(call.earlier for call in chosen)
 
     def _check_writes(self, node: Node, root: str | None) -> None:
-        """Refuse an in-place write to a value that is also split or joined, or that is in chunks outside `root`."""
+        """Raise ChunkError if a node writes a value in place that is also split or joined, or that is in chunks of
+        another module than `root`."""
         for written in operators.written_arguments(node):
             owner = self.owners[written]
             stored = self.env.get(owner)
@@ -283,7 +290,8 @@ class _Chunker:
     # -- reading --------------------------------------------------------------------------------
 
     def _whole(self, node: Node) -> Any:
-        """The argument for a reader that is written once: a number for a size, otherwise the whole value."""
+        """The argument for a reader that is written once: a number if `node` is a size, else the node of the whole
+        value."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.whole)
@@ -293,10 +301,8 @@ class _Chunker:
         return stored if isinstance(stored, Node) else self._join(node, stored)
 
     def _part(self, node: Node, root: str, index: int, reader: Node) -> Any:
-        """The argument for chunk `index` of `reader`.
-
-        It is a number for a size, a chunk if the value is chunked, and otherwise the whole value.
-        """
+        """The argument for chunk `index` of `reader`, a node of module `root`: a number if `node` is a size, the chunk
+        if it is chunked or its shape has the symbol, else the whole value."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.half)
@@ -313,9 +319,10 @@ class _Chunker:
         return self._split(node, stored, reader)[index] if symbols.carries(value, self.symbol) else stored
 
     def _is_laid_out_as_half(self, node: Node, pair: Pair) -> bool:
-        """Whether another module can use the chunks of `pair` in place of the halves of their concatenation.
+        """Whether a module can read another module's chunks directly, where eager would split the concatenation of the
+        two.
 
-        In eager that module splits the whole: the halves must have the same strides as the chunks.
+        The halves in eager must have the same strides as the chunks.
         """
         value = node.meta["val"]
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
@@ -327,7 +334,7 @@ class _Chunker:
         return pair.first.meta["val"].is_contiguous() and (is_forward or dim == 0)
 
     def _split(self, node: Node, whole: Node, reader: Node) -> tuple[Node, Node]:
-        """The nodes of both halves of a live-in, written at the first use, with the strides that eager has.
+        """The nodes of both halves of a whole value, written at the first use, with the strides that eager has.
 
         The halves of a module's input are made contiguous; those of a gradient stay views, as in the backward of `cat`.
         """
@@ -347,7 +354,8 @@ class _Chunker:
         return write((half,), {"memory_format": torch.contiguous_format}, target=aten.clone.default)
 
     def _join(self, node: Node, pair: Pair) -> Node:
-        """The node of a whole live-out, written on first use: a concatenation, or the sum of a gradient's chunks."""
+        """The node of the whole value of a pair, written on first use: the concatenation of the chunks, or their sum
+        for a gradient. For a buffer that both chunks write, it is chunk 1's node."""
         if pair.second is None:
             self._write_held_back()
         owner = self.owners[node]
@@ -379,7 +387,7 @@ class _Chunker:
 
 
 def _needs_reshape(node: Node, args: Any) -> bool:
-    """Whether a view in backward must be a reshape here, since its argument is not contiguous in a chunk.
+    """Whether a view in backward must be written as a reshape, since its argument is not contiguous in a chunk.
 
     Autograd reshapes gradients. The trace has a view instead, if the whole gradient is contiguous.
     """

@@ -21,10 +21,10 @@ def gradient_outputs(output: Node) -> list[Node]:
 
 
 def reduction_tail(gradient: Node) -> list[Node]:
-    """The chain that ends in `gradient`, last node first: casts, pads, reduce-scatters and waits.
+    """The nodes that reduce a gradient over ranks, from `gradient` back: casts, pads, reduce-scatters and waits.
 
-    The chain may be cut anywhere, without changing a bit of the values computed before the cut. It does not go back
-    past any other operator, nor past a narrowing cast: narrow(a) + narrow(b) is not narrow(a + b).
+    With early accumulation the gradients of two chunks are added before all of these nodes. Going back, the list ends
+    at any other operator, and at a cast to a narrower dtype: narrow(a) + narrow(b) is not narrow(a + b).
     """
     tail: list[Node] = []
     node = gradient

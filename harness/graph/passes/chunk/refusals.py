@@ -16,7 +16,8 @@ from bitproof.harness.graph.symbols import carries, number, source_of
 
 
 def refuse_idle_modules(chunking: Chunking, module_calls: Mapping[str, int]) -> None:
-    """Refuse a chosen module that the step never called: the pass would chunk its submodules, but eager would not."""
+    """Raise ChunkError for a chosen module that the step never called: the pass would chunk its submodules, but eager
+    would not."""
     idle = [name for name, calls in module_calls.items() if chunking.root_of(name) == name and not calls]
     if idle:
         running = sorted({pattern_of(name) for name, calls in module_calls.items() if calls})
@@ -42,7 +43,8 @@ def refuse_no_match(chunking: Chunking, nodes: Iterable[Node]) -> ChunkError:
 
 
 def refuse_whole_calls(module_calls: Mapping[str, int], written: Mapping[str, Collection[int]]) -> None:
-    """Refuse calls of chosen modules that the pass left whole, as eager runs each call in chunks.
+    """Raise ChunkError for a chosen module with calls that the pass did not write in chunks; eager runs each call in
+    chunks.
 
     `module_calls` has the number of traced calls by module; `written` has the calls that are written in chunks.
     """
@@ -58,7 +60,8 @@ def refuse_whole_calls(module_calls: Mapping[str, int], written: Mapping[str, Co
 
 
 def refuse_nested_calls(node: Node, calls: Sequence[ModuleCall]) -> ChunkError:
-    """The error for a chosen module that runs within another: it would be split in four. `calls`: outermost first."""
+    """The error for a chosen module that runs within another chosen module: it would be split in four. `calls` are the
+    chosen modules' calls around the node, outermost first."""
     return ChunkError(
         f"cannot chunk {calls[-1].module}: it runs within {calls[-2].module}, which is chunked too",
         expected="chosen modules that do not call each other",
@@ -69,7 +72,8 @@ def refuse_nested_calls(node: Node, calls: Sequence[ModuleCall]) -> ChunkError:
 
 
 def refuse_foreign_collective(node: Node, reductions: set[Node], chunk_groups: frozenset[str]) -> None:
-    """Refuse a collective that would run once per chunk, unless its group is known or it reduces a gradient."""
+    """Raise ChunkError for a collective that would run once per chunk, unless its group is in `chunk_groups` or the
+    collective reduces a gradient."""
     if not operators.is_collective(node) or node in reductions or operators.group_name(node) in chunk_groups:
         return
     raise ChunkError(
@@ -83,9 +87,9 @@ def refuse_foreign_collective(node: Node, reductions: set[Node], chunk_groups: f
 
 
 def refuse_divided_dim(node: Node, root: str, symbol: Symbol, extent: int) -> None:
-    """Refuse a collective in the module `root` over ranks that divide the chunked dim.
+    """Raise ChunkError for a collective in the module `root` whose ranks each have a part of the chunked dim.
 
-    A chunk would have a part of each rank's part of that dim. `extent` is the dim's whole size.
+    A chunk would then consist of a part of each rank's part. `extent` is the dim's whole size.
     """
     if not operators.joins_ranks(node):
         return
@@ -102,7 +106,7 @@ def refuse_divided_dim(node: Node, root: str, symbol: Symbol, extent: int) -> No
 
 
 def refuse_attention_over_sequence(node: Node, dim: str) -> None:
-    """Refuse to split a sequence through an operator that mixes its positions."""
+    """Raise ChunkError for an operator that mixes positions, if the sequence would be split."""
     if dim == "seq" and operators.attends(node):
         raise ChunkError(
             f"cannot chunk attention `{node.name}` along the sequence: every position reads earlier ones",
@@ -114,7 +118,8 @@ def refuse_attention_over_sequence(node: Node, dim: str) -> None:
 
 
 def refuse_baked_view(node: Node, symbol: object) -> None:
-    """Refuse a view from a shape with the symbol to a shape without it: half of the input would not fit."""
+    """Raise ChunkError for a view whose input has the chunk symbol in its shape, but whose own shape has a number
+    instead: half of the input would not fit."""
     if node.target not in operators.SIZED_VIEWS:
         return
     source, value = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
@@ -129,7 +134,8 @@ def refuse_baked_view(node: Node, symbol: object) -> None:
 
 
 def refuse_write(node: Node, written: Node) -> None:
-    """Refuse an in-place write to a value that is also split or joined, or is in chunks of another module."""
+    """Raise ChunkError for a node that writes to a value in place, if the value is also split or joined, or is in
+    chunks of another module."""
     raise ChunkError(
         f"cannot write in place to `{written.name}` in `{node.name}`: its elements also exist split or joined",
         expected="in-place writes to buffers without the chunked dim, or to values of the same module",
@@ -140,7 +146,8 @@ def refuse_write(node: Node, written: Node) -> None:
 
 
 def refuse_second_use(addition: Node) -> ChunkError:
-    """The error for a second use of a parameter: chunks would change the order of the sum over chunks and uses."""
+    """The error for a parameter that is used twice, at least once in chunks: its gradient is a sum over uses and
+    chunks, and eager adds in another order."""
     uses = ", ".join(f"{x.name} in {origin_of(x)}" for x in addition.all_input_nodes)
     return ChunkError(
         f"cannot add the gradients of two uses of one parameter in `{addition.name}`: at least one is chunked",
@@ -152,7 +159,8 @@ def refuse_second_use(addition: Node) -> ChunkError:
 
 
 def refuse_join(node: Node, value: object) -> ChunkError:
-    """The error for a live-out that cannot be joined: it lacks the chunked dim and is no gradient of a parameter."""
+    """The error for a value that is read whole, but cannot be joined from its chunks: it lacks the chunked dim and is
+    no gradient of a parameter."""
     shape = list(map(str, value.shape)) if isinstance(value, Tensor) else type(value).__name__
     readers = ", ".join(sorted(user.name for user in node.users))
     return ChunkError(

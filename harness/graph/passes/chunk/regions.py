@@ -1,6 +1,6 @@
-"""Describes the regions that the pass matched, in a line for each, with the sizes of the region's inputs and outputs.
+"""Describes the regions that the pass matched, in one line each, with the sizes of the region's inputs and outputs.
 
-A region is all nodes of a chosen module in a direction.
+A region is all nodes of a chosen module in one direction, forward or backward.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from bitproof.harness.graph.origin import Direction, origin_of
 
 
 class Region(NamedTuple):
-    """The nodes of a module in a direction: their number, the tensors that they read, and those that others read."""
+    """The nodes of a chosen module in one direction: how many they are, the tensors that they read from other nodes,
+    and their tensors that other nodes read."""
 
     module: str
     direction: Direction
@@ -31,7 +32,8 @@ class Region(NamedTuple):
 
 
 def regions_of(roots: Mapping[Node, str | None]) -> Iterator[Region]:
-    """Yield the regions, in graph order. `roots` has the chosen module of each node, or None."""
+    """Yield the regions, in graph order. `roots` has each node's chosen module, or None for a node outside chosen
+    modules."""
     inside: dict[tuple[str, Direction], dict[Node, None]] = {}
     for node, root in roots.items():
         if root is not None:

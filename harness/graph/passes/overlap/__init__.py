@@ -1,4 +1,4 @@
-"""Reorder the graph to overlap a chunk's all-to-all with other compute, most of all the other chunk's.
+"""Reorder the graph so that a chunk's all-to-all overlaps with other compute, above all with the other chunk's.
 
 Needs:    collectives as a launch and a wait; the chunk pass's marks; the part of each all-to-all in its origin; a cost
           model in `context.pipeline.overlap_costs` or, on the CPU, bitproof's own.
@@ -8,21 +8,22 @@ Refuses:  a graph without an all-to-all of dispatch or combine that runs once pe
           overlap; an all-to-all with another reader than its wait; a collective that is not in the model; an
           invalid model file.
 
-Here "all-to-all" means one of dispatch or combine, as its origin states; any other is treated like other collectives.
+Here "all-to-all" means one that sends rows to their experts (dispatch) or back (combine), as its origin states; any
+other is treated like other collectives.
 
 If the model finds no shorter order, the graph stays unchanged, and the report says so.
 
-1. Cut the graph into regions, each a module's forward or backward, and each into chunk 0, chunk 1 and the rest.
+1. Divide the graph into regions, each a module's forward or backward, and each into chunk 0, chunk 1 and the rest.
 2. List scheduling on a simulated rank. Among ready nodes, launches of all-to-alls come first. Other nodes are ordered
    by region, then chunk 0 before chunk 1, then nodes (host syncs, too) that the next all-to-all of their chunk needs,
-   then by their place in the graph. The wait for an all-to-all is ready when the all-to-all has arrived: until then the
-   rank runs nodes that do not need it. Waits for other collectives are postponed in the same way while an all-to-all
-   is in flight; otherwise they keep their place.
+   then by their position in the graph. The wait for an all-to-all is ready when the all-to-all has arrived: until then
+   the rank runs nodes that do not need it. Waits for other collectives are postponed in the same way while an
+   all-to-all is in flight; otherwise they keep their position.
 3. Move the wait for each all-to-all directly before its first reader: the model may be wrong about the arrival.
 4. Report how many all-to-alls overlap with compute, and the model's times before and after.
 
 On devices other than the CPU without a model, the pass assumes that each all-to-all takes longer than all compute that
-may hide it. That gives an order but no times, so the report has none.
+may hide it. With this assumption there is an order but no time, so the report has no times.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ log = logging.getLogger(__name__)
 
 
 class NodePosition(NamedTuple):
-    """A node's original place: its region, its part of the region, and its position in the graph.
+    """A node's position before the pass: the index of its region, its part of the region, and its index in the graph.
 
-    `part` is 0 for chunk 0, 1 for chunk 1, and 2 for the rest.
+    `part` is 0 for chunk 0, 1 for chunk 1, and 2 for nodes that belong to neither.
     """
 
     region: int
@@ -63,7 +64,7 @@ class NodePosition(NamedTuple):
 
 
 def overlap(module: GraphModule, context: PassContext) -> GraphModule:
-    """The pass: see the top of this file."""
+    """Reorder the graph so that all-to-alls overlap with compute: see the top of this file."""
     nodes = list(module.graph.nodes)
     launches = [node for node in nodes if is_exchange(node)]
     chunked = [launch for launch in launches if CHUNK_KEY in launch.meta]
@@ -96,7 +97,8 @@ def overlap(module: GraphModule, context: PassContext) -> GraphModule:
 
 
 def _refuse_nothing_to_hide(chunking: Chunking | None, num_launches: int) -> PassError:
-    """The error for a graph without an all-to-all to hide: a case that requests overlap would not test it."""
+    """The error for a graph without an all-to-all that overlap could hide. Such a case requests overlap, but would not
+    test it."""
     error = PassError(
         "there is no all-to-all that overlap could hide",
         expected="an expert layer's all-to-alls within the chunked modules, as with modules='layers.*.moe', which the "
@@ -110,7 +112,8 @@ def _refuse_nothing_to_hide(chunking: Chunking | None, num_launches: int) -> Pas
 
 
 def _only_wait(launch: Node) -> Node:
-    """The wait for an all-to-all. Other readers of the launch may only read the result's size."""
+    """The wait for an all-to-all. Raises PassError if it has several waits, or if another node reads more than the
+    result's size."""
     waits = [user for user in launch.users if operators.is_wait(user)]
     others = [user.name for user in launch.users if user not in waits and operators.operator_name(user) != "sym_size"]
     if len(waits) != 1 or others:
@@ -131,13 +134,14 @@ def _path_of_model(nodes: list[Node], context: PassContext) -> Path | None:
 
 
 def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, NodePosition]:
-    """Step 1: find each node's place.
+    """Find each node's region and its part of the region: step 1 at the top of this file.
 
-    A region begins at the first chunked node of a module in a direction. A region without nodes separates the two
-    halves of a graph, such as a pipeline stage's, so that no node moves to the other half.
+    A region begins at the first chunked node of a module in a direction. If the graph is divided into forward and
+    backward halves, as for a pipeline stage, one region number is skipped between the halves, so that no node moves to
+    the other half.
 
-    A node written once belongs to chunk 0 if nodes of chunk 0 follow it in the region, to chunk 1 if only nodes of
-    chunk 1 follow, and otherwise to the rest.
+    A node that is written once belongs to chunk 0 if nodes of chunk 0 follow it in the region, to chunk 1 if only nodes
+    of chunk 1 follow, and otherwise to neither.
     """
     regions, region, running, half = [], 0, None, None
     for node in nodes:
@@ -242,10 +246,8 @@ def schedule(
 def _next_all_to_all(
     nodes: list[Node], after: dict[Node, list[Node]], places: dict[Node, NodePosition]
 ) -> dict[Node, int]:
-    """For each node, the position of the first all-to-all that needs the node, in the same part of the same region.
-
-    Without such an all-to-all, it is a position past the end.
-    """
+    """For each node, the position of the first all-to-all that needs the node and is in the same part of the same
+    region; the number of nodes if there is none."""
     found: dict[Node, int] = {}
     for node in reversed(nodes):
         own = [later for later in after[node] if places[later][:2] == places[node][:2]]
@@ -256,7 +258,8 @@ def _next_all_to_all(
 
 
 def _sunk(order: list[Node], waits: list[Node], after: dict[Node, list[Node]]) -> dict[Node, tuple[int, int]]:
-    """Step 3: sort keys that keep the order, except that each wait moves directly before its first reader."""
+    """Sort keys for step 3 at the top of this file. They keep `order`, except that each wait moves directly before its
+    first reader."""
     key = {node: (index, 1) for index, node in enumerate(order)}
     for wait in waits:
         if after[wait]:
@@ -273,7 +276,8 @@ def _reversed(before: dict[Node, set[Node]]) -> dict[Node, list[Node]]:
 
 
 def _num_in_flight(nodes: Iterable[Node], launches: list[Node], waits: list[Node]) -> int:
-    """The number of all-to-alls that overlap with compute: a call that computes is between the launch and the wait."""
+    """The number of all-to-alls that overlap with compute: at least one call that computes is between the launch and
+    the wait. Views and other collectives do not count."""
     nodes = list(nodes)
     owners = operators.storage_owners(nodes)
     num_before: dict[Node, int] = {}
@@ -288,7 +292,8 @@ def _num_in_flight(nodes: Iterable[Node], launches: list[Node], waits: list[Node
 
 
 def _facts(before: Timeline, after: Timeline, model: CostModel | None, path: Path | None) -> dict[str, Any]:
-    """Facts for the report: the model's name, and its times before and after. Without a model, only `costs: None`."""
+    """Facts for the report: the model's file name, the machine of its measurements, and its times before and after.
+    Without a model, only `costs: None`."""
     if model is None or path is None:
         return {"costs": None}
     times = {"before": before.summary(), "after": after.summary()}

@@ -9,11 +9,11 @@ Every node has a kind, and every kind has a line `seconds = fixed + per_unit * a
 | `host_sync`                    | reads a number from the device                      | 0                         |
 | `memory`                       | everything else                                     | bytes read and written    |
 | `all_to_all_single/2`          | a collective of 2 ranks in flight, after its launch | bytes sent by each rank   |
-| `launch all_to_all_single/2`   | calling it, until the call returns                  | the same                  |
+| `launch all_to_all_single/2`   | the call that launches it, until it returns         | bytes sent by each rank   |
 
-A call states the size of its group, or only the group's name, as an all-reduce does; then the size is from the table of
-groups. If a group size was not measured, the line of the nearest measured size applies; for an unknown group size, the
-line of the largest measured size.
+The number of ranks is an argument of most collectives. An all-reduce names only its group: then the number is looked up
+by the group's name. If no collective of so many ranks was measured, the line of the nearest measured number applies; if
+the number is unknown, the line of the largest measured number.
 
 Sizes that depend on data have no number in a graph. Routing is assumed to be balanced: each rank of a group sends
 equally many rows to every rank, so as many rows arrive as are sent. Any other size that depends on data counts as 0.
@@ -51,14 +51,15 @@ _REPEATS = 20
 
 
 class NodeWork(NamedTuple):
-    """A node's kind, and the amount of its work in the unit of that kind."""
+    """A node's kind, and the amount of its work in the unit of the kind."""
 
     kind: str
     amount: float
 
 
 class Cost(NamedTuple):
-    """A node's cost in seconds: `compute` on its rank, then, for a collective, `transfer` in flight."""
+    """A node's cost in seconds. `compute`: how long the node occupies the rank. `transfer`: how long a collective is in
+    flight after its launch; 0 for other nodes."""
 
     compute: float
     transfer: float
@@ -80,13 +81,14 @@ class CostLine:
 
 @dataclass(frozen=True)
 class CostModel:
-    """A cost model: `lines` has a line for each kind, and `description` names the machine of the measurements."""
+    """The lines by kind, and `description`, which names the machine of the measurements."""
 
     description: dict[str, Any]
     lines: Mapping[str, CostLine]
 
     def seconds(self, work: NodeWork) -> float:
-        """The expected seconds of some work. Raises PassError for a kind that was not measured for any group size."""
+        """The expected seconds of a node's `work`. Raises PassError for a kind that was not measured for any number of
+        ranks."""
         line = self.lines.get(work.kind) or self._nearest(work.kind)
         return line.fixed + line.per_unit * work.amount
 
@@ -132,10 +134,8 @@ class CostModel:
 
 
 def _check_line(kind: str, line: CostLine) -> None:
-    """Check that each field of a line is a number, and that a number of ranks follows a `/` in its kind.
-
-    Raises ValueError or TypeError.
-    """
+    """Raise TypeError if a field of a line is no number, and ValueError if its kind has a `/` without a number of ranks
+    after it."""
     _, slash, size = kind.partition("/")
     if slash and not re.fullmatch("[1-9][0-9]{0,8}", size):
         raise ValueError(f"the kind {kind!r}, whose end is no number of ranks")
@@ -147,9 +147,9 @@ def fit(points: Iterable[tuple[NodeWork, float]], description: dict[str, Any]) -
     """Fit a cost model to measured pairs of work and seconds, by weighted least squares.
 
     It minimizes the sum of error^2 / predicted seconds, as noise grows with time. Without weights, the largest sizes
-    would determine the cost of small sizes. The weights depend on the predictions, so the fit is repeated; a line's
-    predictions then add up to the measured total. Neither coefficient is negative: a line that would start below zero
-    goes through the origin, and a falling line becomes flat.
+    would determine the cost of small sizes. The weights depend on the predictions, so the fit is repeated; the
+    predictions of a line then add up to the measured total. Neither coefficient is negative: a line that would start
+    below zero starts at zero, and a line that would fall is constant.
     """
     by_kind: dict[str, list[tuple[float, float]]] = {}
     for work, seconds in points:
@@ -208,7 +208,7 @@ def node_costs(
 
 
 def launching(collective: NodeWork) -> NodeWork:
-    """The work of only calling a collective, until the call returns."""
+    """The work of the call that launches a collective, until the call returns."""
     return NodeWork(f"launch {collective.kind}", collective.amount)
 
 
@@ -219,11 +219,11 @@ def work_of(
     number: Callable[[Any], float] = float,
     group_sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> NodeWork:
-    """The kind and the amount of a call's work.
+    """The kind and the amount of a node's work.
 
     `is_view` is whether its result shares the storage of an argument. `value_of` returns a node's fake or real value;
-    `number` converts a size to a number. `group_sizes` has the number of ranks of groups, by name, for collectives that
-    do not state it.
+    `number` converts a size to a number. `group_sizes` has the number of ranks of each group by name, for collectives
+    that name only their group.
     """
 
     def extent(x: Tensor) -> float:
@@ -270,14 +270,15 @@ def _group_size(node: Node) -> int:
 
 
 class Sizes:
-    """Numbers for sizes, including sizes that depend on data; see the top of this file."""
+    """Numbers for symbolic sizes. A size that depends on data has an expected number: see the top of this file."""
 
     def __init__(self) -> None:
         self._known: dict[sympy.Symbol, float] = {}
         self._numbers: dict[sympy.Basic, float] = {}
 
     def expect_balance(self, collective: Node) -> None:
-        """Choose numbers for the rows that an all-to-all receives: equally many from each rank, as many as it sends."""
+        """Choose numbers for the rows that an all-to-all receives: equally many from each rank, and in all as many as
+        it sends. Does nothing for other collectives."""
         if operators.operator_name(collective) != "all_to_all_single":
             return
         rows, received = collective.args[:2]
@@ -290,7 +291,7 @@ class Sizes:
         self._known |= remainder(expression(collective.meta["val"].shape[0]), self._known, sent)
 
     def number(self, size: Any) -> float:
-        """The number of a size; a symbol without a number counts as 0."""
+        """The number of a size. A symbol in it whose number is unknown counts as 0."""
         expr = expression(size)
         if isinstance(expr, int):
             return expr

@@ -1,9 +1,9 @@
 """Simulates a graph in a given order: a rank that computes, and at most one transfer at a time in each process group.
 
-A collective's launch occupies the rank; its transfer starts as soon as the group is free. A wait blocks the rank until
-the transfer has arrived. All ranks run at the same pace. There is no launch queue: a rank's device runs each node at
-once. For example, a launch of 1 s, a transfer of 5 s, 3 s of other compute, and a wait take 6 s: 3 s of the transfer
-are hidden.
+A collective's launch occupies the rank; its transfer starts as soon as no other transfer of its group is in flight. A
+wait blocks the rank until the transfer has arrived. All ranks run at the same pace. There is no launch queue: a rank's
+device runs each node at once. For example, a launch of 1 s, a transfer of 5 s, 3 s of other compute, and a wait take 6
+s: 3 s of the transfer are hidden.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from bitproof.harness.graph.passes.overlap.costs import Cost
 
 
 class Timeline:
-    """A rank's clock, in the unit of the costs.
+    """A rank's simulated clock, in the unit of the costs.
 
-    `time` is the time after the nodes run so far. `arrival` has the time when each collective arrives. `blocked` has,
-    for each collective, the duration for which waits for it blocked the rank.
+    `time` is the time after the nodes run so far. `arrival` has the time when each collective arrives, by its launch.
+    `blocked` has the time for which waits for a collective blocked the rank, by its launch.
     """
 
     def __init__(self, costs: Mapping[Node, Cost]) -> None:
@@ -36,7 +36,7 @@ class Timeline:
         """`_stops`: the times at which waits began to block. `_stood`: the total blocked time after each such wait."""
 
     def run(self, node: Node) -> None:
-        """Run a node; its dependencies must have run before."""
+        """Advance the clock by a node. The nodes that it reads must have run before."""
         if operators.is_wait(node):
             self._wait_for(operators.launch_of(node))
         self.time += self.costs[node].compute
@@ -50,15 +50,16 @@ class Timeline:
         return self.arrival.get(launch, 0.0) <= self.time
 
     def hidden(self, launch: Node) -> float:
-        """The part of a collective's transfer time that overlapped with compute.
+        """The time for which a collective's transfer overlapped with compute.
 
-        Time in waits, also for other collectives, does not count.
+        While the rank is blocked in a wait, for this collective or another, nothing overlaps.
         """
         arrival, transfer = self.arrival[launch], self.costs[launch].transfer
         return transfer - (self._stood_until(arrival) - self._stood_until(arrival - transfer))
 
     def summary(self) -> dict[str, float | dict[str, float]]:
-        """The report's numbers: seconds of the step, and seconds of its all-to-alls by direction."""
+        """The numbers for the report: seconds of the step, and for the all-to-alls of forward and of backward their
+        total seconds, and the seconds that blocked the rank and that were hidden."""
         return {"step_seconds": round(self.time, 9)} | {
             name: self._all_to_alls(name) for name in ("forward", "backward")
         }
@@ -84,7 +85,7 @@ class Timeline:
             self.time += seconds
 
     def _stood_until(self, time: float) -> float:
-        """The total time for which the rank had been blocked at an earlier time."""
+        """The total time for which waits had blocked the rank by an earlier `time`."""
         # `time` may be within the last wait before it: then only the part of that wait up to `time` counts.
         last = bisect.bisect_right(self._stops, time) - 1
         return min(self._stood[last], self._stood[max(last - 1, 0)] + time - self._stops[last])

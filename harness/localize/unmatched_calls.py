@@ -25,7 +25,10 @@ class UnmatchedCall(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Indices of a rank's calls in a step: `strange` calls have unmatched outputs, `packing` are new and only pack."""
+    """Indices of a rank's calls in a step.
+
+    `strange` calls have unmatched outputs. `packing` calls only pack values of the reference, which does not make them.
+    """
 
     strange: list[int]
     packing: list[int]

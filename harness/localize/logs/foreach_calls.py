@@ -17,9 +17,10 @@ from bitproof.harness.torch_operators import schema_of
 
 
 def num_lanes(function: Any, args: Any, kwargs: Any) -> int:
-    """The number of independent indices of a call over lists; 0 for a call that cannot be split.
+    """The length of the lists of a call that computes each index independently; 0 for a call that cannot be split.
 
-    A call that also writes or returns a tensor for all indices cannot be split.
+    For example, 3 for `_foreach_add_` of two lists of 3 tensors. A call that also writes or returns a tensor for all
+    indices cannot be split.
     """
     schema = schema_of(function)
     if schema is None or not name_of(function).startswith(OVER_LISTS):
@@ -35,7 +36,9 @@ def num_lanes(function: Any, args: Any, kwargs: Any) -> int:
 
 
 def lane(values: Iterable[Any], index: int, lanes: int) -> list[Any]:
-    """A call's arguments, or results, for an index: lists of `lanes` tensors are replaced by their entry."""
+    """The arguments, or results, that a call over lists has at an index: each list of `lanes` tensors becomes its
+    entry.
+    """
     return [value[index] if _is_list(value) and len(value) == lanes else value for value in values]
 
 

@@ -96,10 +96,10 @@ def list_differences(log: CandidateLog, missing: Call) -> str:
 
 
 def strange_output(log: CandidateLog, call: Call) -> str:
-    """The first output of a compiled graph that is no value of the reference, as text with the nodes that computed it.
+    """The first output of a compiled graph that is no value of the reference, as text with the call that computes it.
 
-    `call` runs the graph. For example, "output 1 of 3, " followed by the nodes. Empty if there is no such output, or if
-    its nodes are unknown.
+    `call` runs the graph. For example, "output 1 of 3, mm_2 of layers.0 (forward)". Empty if there is no such output,
+    or if the log does not say which call computes it.
     """
     values = log.reference.values
     position = next((str(at) for at, value in enumerate(call.outputs) if value not in values), None)

@@ -1,4 +1,6 @@
-"""The picture of a cause on the page: ranks as lanes around the blamed call."""
+"""The page's picture of a cause: a horizontal lane for each rank, and a line through the calls from the blamed call
+on.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ _STEP, _LANE, _LEFT, _TOP, _LABEL = 96, 46, 96, 30, 17
 
 @dataclass(frozen=True, kw_only=True)
 class RankLanes:
-    """A picture of the calls from the blamed call to the differing tensor: a lane per rank, a line through the calls.
+    """A picture of the calls from the blamed call to the differing tensor: a lane for each rank, a line through the
+    calls.
 
     `lanes` has each lane's name and y coordinate in pixels. `calls` has x, y, operator and module of each call, the
     blamed call first; `points` is the line through these calls. `alike` has the positions of the blamed call on other
@@ -31,8 +34,7 @@ class RankLanes:
 
 
 def lanes_of(call: BlamedCall | None, num_ranks: int) -> RankLanes | None:
-    """The calls from the blamed call to the differing tensor as a line through the lanes of their ranks; None if
-    unknown."""
+    """The picture of the calls from the blamed call to the differing tensor; None if these calls are unknown."""
     chain = (call.chain if call else None) or []
     if call is None or not chain:
         return None
@@ -57,5 +59,5 @@ def lanes_of(call: BlamedCall | None, num_ranks: int) -> RankLanes | None:
 
 
 def _end_of(module: str) -> str:
-    """A module's last two names: `blocks.1` is clearer than `1`."""
+    """A module's last two names: `blocks.1` for `model.blocks.1`, as `1` alone would be unclear."""
     return cut(".".join(module.split(".")[-2:]), 16)

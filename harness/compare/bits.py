@@ -190,9 +190,10 @@ def _ordered(tensor: Tensor) -> Tensor:
 
 
 def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield the bytes of both tensors in slices of at most SLICE elements: (index of the first element, slice, slice).
+    """Yield both tensors as bytes, in slices of at most SLICE elements.
 
-    A slice is uint8 of shape [elements, bytes per element]. The reference's is first; both are on its device.
+    Yields tuples: the index of the slice's first element, the reference's slice, the candidate's slice. A slice is
+    uint8 of shape [elements, bytes per element], on the reference's device.
     """
     from bitproof.harness.capture.digest import octets
 
@@ -204,9 +205,10 @@ def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor,
 
 
 def _typed_slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield both tensors in slices of at most SLICE elements: (index of the first element, slice, slice).
+    """Yield both tensors in slices of at most SLICE elements.
 
-    A slice has the tensors' dtype and the shape [elements]. The reference's is first; both are on its device.
+    Yields tuples: the index of the slice's first element, the reference's slice, the candidate's slice. A slice has the
+    tensors' dtype and the shape [elements], and is on the reference's device.
     """
     for start, left, right in _slices(reference, candidate):
         yield start, left.view(reference.dtype)[:, 0], right.view(reference.dtype)[:, 0]

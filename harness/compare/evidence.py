@@ -273,8 +273,8 @@ class Evidence:
         return True
 
     def _absent(self) -> Iterator[str]:
-        """Yield a sentence for each required kind of which no pair of records was compared, on some rank at some
-        step.
+        """Yield a sentence for each required kind that was not compared on some rank at some step, as no records were
+        paired.
         """
         ranks, nothing = range(self.case.parallelism.world_size), frozenset[tuple[int, str]]()
         on_any = {place for seen in self._seen.values() for place in seen}

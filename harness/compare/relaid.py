@@ -66,7 +66,7 @@ class Relaid:
 
     - `across`: the tensors that are compared by cells.
     - `unusable`: a sentence for each gap in the evidence.
-    - `parted`: the tensors of which ranks of one system have different copies.
+    - `parted`: the tensors that differ between ranks of one system that have the same part of them.
     - `apart`: the sentences about these tensors.
     """
 
@@ -197,7 +197,7 @@ class _RelaidRecording(Recording):
 
 
 def replicas(recording: Recording) -> Iterator[LogicalTensor]:
-    """Yield each DTensor of which several ranks have the same part with different digests."""
+    """Yield each DTensor whose replicas differ: several ranks have the same part of it, with different digests."""
     # Digests are only read for parts that several ranks have.
     shared: set[tuple[str, str, str]] = set()
     for (kind, name), ranks in _layouts_of(recording).items():

@@ -39,7 +39,7 @@ def find_culprit(
     differing: Differing,
     first: tuple[int, Pair] | None = None,
 ) -> Culprit | None:
-    """The call to blame for the first differing tensor for which one is found; None if there is one for no tensor.
+    """The call to blame for the first differing tensor for which one is found; None if none is found for any tensor.
 
     `reference` and `candidate` have a log for each rank; a `ReferenceLog` is a log that is indexed already. The search
     begins with the tensor `first` (its rank and its two digests), if given, and continues in the order of `differing`.
@@ -119,8 +119,9 @@ def _culprit_of(parting: Parting, walk: Walk, everywhere: Iterable[Parting]) -> 
 
 
 def _is_same(first: Parting, second: Parting, walk: Walk) -> bool:
-    """Whether two causes are the same defect of the same call: equal operator, place and occurrence, perhaps on two
-    ranks.
+    """Whether two causes are the same defect of the same call, on one rank or on two.
+
+    They are if the operator, the place and the number of such calls before are equal.
     """
     if first.how != second.how or (first.candidate is None) != (second.candidate is None):
         return False

@@ -4,7 +4,7 @@
 2. It crosses from rank to rank only at collectives.
 3. Views are left out, and at most `MAX_LINKS` of the other calls are shown. Calls that change the rank or the module
    take precedence: for example, of 12 calls within a module, the 2 before the last are left out.
-4. Each call is compared with its matching call on the other side.
+4. Each call is compared with its matching call in the other system.
 """
 
 from __future__ import annotations

@@ -103,8 +103,9 @@ class Culprit:
 
     @property
     def rank(self) -> int:
-        """The rank whose logs `candidate` and `reference` refer to: the lowest, unless only another rank leads to the
-        record.
+        """The rank whose logs `candidate` and `reference` refer to.
+
+        It is the lowest of `ranks`, unless the call leads to the record only on another rank.
         """
         return self.ranks[0] if self.at is None else self.at
 

@@ -60,7 +60,7 @@ def expected_and_found(
 
 
 def _settings(wrong: Sequence[DifferingSetting]) -> tuple[str, str]:
-    """The texts for "expected" and "found" if optimizer settings are wrong: "AdamW beta1 0.9, for w" on each side."""
+    """The texts for "expected" and "found" if optimizer settings are wrong, such as "AdamW beta1 0.9, for w"."""
     told = [
         ", ".join(f"{each.name} {text}" for each, text in zip(wrong, texts, strict=True))
         for texts in ([each.expected for each in wrong], [each.found for each in wrong])

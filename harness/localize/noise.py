@@ -134,8 +134,8 @@ class NoiseSearch(Search):
 
 
 def _tell(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
-    """A sentence for the report if the replays differ at another record than the recordings, or at a later step than
-    the call.
+    """A sentence for the report, if the replays differ first at another record than the recordings, or after the blamed
+    step.
 
     `recorded` and `replayed` are the first differing records. None if there is nothing to report.
     """

@@ -114,11 +114,11 @@ class Walk:
         return known
 
     def _joint(self, rank: int, mine: int, due: int | None, reader: tuple[int, int] | None) -> bool:
-        """Find out why the candidate has the output of call `mine` in a place in which the reference has that of call
-        `due`.
+        """Find out why the candidate has the output of call `mine` as an input or a record, and the reference that of
+        call `due`.
 
-        The place is an input of two matching calls, whose indices are `reader`, or a record if `reader` is None.
-        Returns whether a cause is found.
+        `reader` has the indices of the two matching calls with this input; None for a record. Returns whether a cause
+        is found.
         """
         log = self.logs[rank]
         if reader is not None:
@@ -162,6 +162,8 @@ class Walk:
     def _reads(self, rank: int, reader: tuple[int, int]) -> bool:
         """Add the call that reads the wrong value as a cause: "inherits" if no call of the step computed it, otherwise
         "reads".
+
+        Returns True.
         """
         log, (mine, due) = self.logs[rank], reader
         is_left = any(
@@ -171,11 +173,11 @@ class Walk:
         return self._add(rank, mine, due, "inherits" if is_left else "reads")
 
     def _parallel(self, rank: int, mine: int, due: int) -> bool:
-        """Look for an earlier exchange that explains two right outputs of calls that do not match; returns whether one
-        is found.
+        """Look for an earlier exchange of values that explains why the outputs of the unmatched calls `mine` and `due`
+        differ.
 
-        For example, an earlier call may have exchanged two parts of a bucket. The walk goes back through calls of the
-        same operators, although they do not match.
+        Both outputs are right values. For example, an earlier call may have exchanged two parts of a bucket. The walk
+        goes back through calls of the same operators, although they do not match. Returns whether a cause is found.
         """
         log = self.logs[rank]
         if log.log[mine].operator != log.reference.log[due].operator:
@@ -192,6 +194,8 @@ class Walk:
     def _call(self, rank: int, mine: int) -> bool:
         """Search the calls before a call with a match, on all ranks of a collective; if none is wrong, the call is the
         cause.
+
+        Returns whether a cause is found.
         """
         log, due = self.logs[rank], self.logs[rank].matching_call(mine)
         if due is None:
@@ -215,7 +219,7 @@ class Walk:
         return found
 
     def _inputs(self, rank: int, mine: int, due: int) -> bool:
-        """Search the producers of the inputs in which two matching calls differ."""
+        """Search the producers of the inputs in which two matching calls differ. Returns whether a cause is found."""
         log = self.logs[rank]
         call, other = log.log[mine], log.reference.log[due]
         found = False
@@ -326,6 +330,8 @@ class Walk:
     def _extra(self, rank: int, mine: int, weight: int = 2) -> bool:
         """Search the producers of an extra call's wrong inputs; if no cause is found there, a wrong extra call is the
         cause.
+
+        Returns whether a cause is found.
         """
         if (known := self._once((rank, mine))) is not None:
             return known
@@ -392,8 +398,9 @@ class Walk:
         return bool(module) and not own and any(log.matching_here(due) is not None for log in self.logs)
 
     def _missing(self, rank: int, due: int, is_named: bool = True) -> bool:
-        """Search the calls before a missing call, which only the reference makes. If none is wrong, it is the cause if
-        `is_named`.
+        """Search the calls before a missing call, which only the reference makes. Returns whether a cause is found.
+
+        If no call before it is the cause, the missing call is, unless `is_named` is False.
         """
         if (known := self._once(("missing", rank, due, is_named))) is not None:
             return known

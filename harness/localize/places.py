@@ -233,7 +233,9 @@ class Places:
         return Place(self._owners.get(parameter), "backward")
 
     def micro_batch_of(self, place: Place) -> int | None:
-        """The micro-batch of a call, counted from 1 by the calls of the outermost module; None if unknown."""
+        """The micro-batch of a call; None if unknown. Each call of the outermost module is a micro-batch, counted from
+        1.
+        """
         if (half := self._running_half()) is not None:
             return half[1] + 1
         if self.node is not None or place.chunk is not None:
@@ -363,7 +365,7 @@ class Places:
 
     @contextmanager
     def _again_within(self, module: nn.Module) -> Iterator[None]:
-        """Context in which torch attaches backward hooks to a module's outputs: the module is on the stack again.
+        """Context in which a module is on the stack again, while torch attaches backward hooks to its outputs.
 
         Torch does so after the module's forward hooks, which have popped the module already.
         """

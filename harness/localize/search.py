@@ -143,8 +143,7 @@ class Search:
     def _left_by(
         self, key: Key, differing: Differing, pair: tuple[str, str]
     ) -> tuple[Culprit, dict[Role, list[list[Call]]], int] | None:
-        """The call to blame in an earlier step, if the step of `key` reads its value; the logs of all steps; and that
-        earlier step.
+        """The call to blame, the logs of all steps, and the call's step, which is earlier than the step of `key`.
 
         None if no call of an earlier step explains the difference.
         """

@@ -29,7 +29,7 @@ class UnmatchedCall(NamedTuple):
 class Look(NamedTuple):
     """Indices of a rank's calls in a step.
 
-    `strange` calls have unmatched outputs. `packing` calls only pack values of the reference, which does not make them.
+    `strange` calls have unmatched outputs. `packing` calls are new, and only pack values that the reference has.
     """
 
     strange: list[int]
@@ -86,7 +86,10 @@ def _question(call: Call) -> tuple[object, ...]:
 
 
 def summed_up(strange: Sequence[tuple[int, Call]]) -> list[UnmatchedCall]:
-    """Count the unmatched calls, each with its rank, by operator and place: one `UnmatchedCall` for each, in order."""
+    """Count unmatched calls, which are pairs of rank and call, by operator and place.
+
+    Returns an `UnmatchedCall` for each operator and place, in the order of the first of its calls.
+    """
     times: Counter[str] = Counter()
     ranks: dict[str, set[int]] = {}
     for rank, call in strange:

@@ -44,7 +44,9 @@ def _only_written(function: Any) -> frozenset[str]:
 
 
 def scalars_of(function: Any, args: Any, kwargs: Any) -> tuple[tuple[str, str], ...]:
-    """The arguments that are numbers, words, dtypes or lists of these, as texts by name, defaults included."""
+    """The arguments that are numbers, strings, dtypes or lists of these, as pairs of name and text. Defaults are
+    included.
+    """
     given = _defaults(function) | given_to(function, args, kwargs) if schema_of(function) else {}
     return tuple((name, str(value)) for name, value in given.items() if _is_scalar(value))
 

@@ -265,7 +265,7 @@ class CallRecorder(TorchDispatchMode):
         self._add_value(index, GENERATORS, _digest(other))
 
     def _add_number(self, index: int, number: Any, reads: tuple[str, ...]) -> Any:
-        """Log the number that a call such as `item()` reads out of a tensor as the call's output.
+        """Log a number that a call such as `item()` has read out of a tensor: it becomes the output of the call.
 
         Returns the number, or the other system's number if its exchange is planned.
         """
@@ -320,7 +320,7 @@ class CallRecorder(TorchDispatchMode):
                 self._add_output(index, tensor)
 
     def _outputs(self, function: Any, written: Any, result: Any) -> list[Tensor]:
-        """The outputs of a call that exist when it returns: none for a call that must be waited for."""
+        """The outputs that are complete when a call returns; empty if the call must be waited for."""
         namespace = getattr(function, "namespace", None)
         in_place = namespace == IN_PLACE_COLLECTIVES
         is_awaited = namespace in COLLECTIVE_NAMESPACES and not in_place
@@ -341,7 +341,7 @@ class CallRecorder(TorchDispatchMode):
         return self._works.held(function, result, written, index, arrived)
 
     def _inputs(self, values: Any) -> _Inputs:
-        """The digest and the producer of each input: the logged call that wrote this value into the input's storage.
+        """For each input, its digest and its producer: the logged call that wrote this value into the input's storage.
 
         If a collective or copy is still filling the storage, its launch is the producer, since the call races with it.
         If no call wrote the value as a whole, the calls that wrote its parts are appended to the producers of all
@@ -370,7 +370,9 @@ class CallRecorder(TorchDispatchMode):
         return is_written and any(tensor() is not None for tensor in self._seen.get(storage, {}).values())
 
     def _aliases(self, written: list[Tensor]) -> list[tuple[int, str]]:
-        """The storage and digest of each other living tensor that shares a storage with the `written` tensors."""
+        """The storage and digest of each living tensor that shares a storage with a `written` tensor and is not among
+        these.
+        """
         same = [(_storage(x), tensor()) for x in written for tensor in self._seen.get(_storage(x), {}).values()]
         return [(storage, _digest(x)) for storage, x in same if x is not None and all(x is not y for y in written)]
 
@@ -385,19 +387,17 @@ class CallRecorder(TorchDispatchMode):
         return result
 
     def _exchanged(self, index: int, tensor: Tensor) -> Tensor:
-        """The tensor that has just arrived as the next output of a call, overwritten first if its exchange is
-        planned.
-        """
+        """Overwrite a call's next output, which has just arrived, if its exchange is planned. Returns the output."""
         call = self.calls[index]
         return self.exchanges.put(index, len(call.outputs), tensor, call.operator, call.inputs)
 
     @refusing()
     def kernels_called(self, graph: KernelGraph, kernels: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
-        """Run a graph that Inductor compiled, and log it as a single call. `scalars` describe the origin of each
-        output.
+        """Run a graph that Inductor compiled, and log it as a single call.
 
-        Outputs beyond the first `graph.num_visible` are Inductor's own, such as saved activations, and have no
-        counterpart in the reference. The call is noted as their producer, but they are not logged as outputs.
+        The entry's `scalars` name the call that computes each output. Outputs beyond the first `graph.num_visible` are
+        Inductor's own, such as saved activations, and have no counterpart in the reference. The entry is noted as their
+        producer, but they are not logged as outputs.
         """
         read, place = list(inputs), Place(graph.module, graph.direction)
         digests, producers, _, _ = self._inputs(read)
@@ -521,7 +521,10 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _generator(function: Any, args: Any, kwargs: Any) -> torch.Generator | None:
-    """The generator from which a call may draw: its argument, or its device's default; None if it is not random."""
+    """The generator from which a call may draw; None if the call is not random.
+
+    It is the call's argument `generator` or, without one, the default generator of its device.
+    """
     if torch.Tag.nondeterministic_seeded not in getattr(function, "tags", ()):
         return None
     given = given_to(function, args, kwargs)

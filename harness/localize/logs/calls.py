@@ -98,8 +98,8 @@ def maker_of(
 ) -> int | None:
     """The index of the call that computed an input; None if none of `calls` did.
 
-    If a view of a tensor is the input, it is the call that computed this tensor. The input is at `position` of the call
-    at `index`. `given` returns the producers of a call's inputs.
+    For a view, it is the call that computed the viewed tensor. The input is at `position` of the call at `index`.
+    `given` returns the producers of a call's inputs.
     """
     while True:
         # A view computes nothing, so go on to its tensor, which is its first input. But a view of a value from before

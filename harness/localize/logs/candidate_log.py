@@ -55,7 +55,7 @@ class CandidateLog(IndexedLog):
         return call.outputs != due and not (call.view and set(call.outputs) <= set(due))
 
     def _givers(self, index: int, call: Call) -> tuple[int | None, ...]:
-        """The producer of each input: the call that wrote it into memory or, if that is unknown, the last with an equal
+        """For each input, its producer: the call that wrote it into memory or, if unknown, the last call with an equal
         output.
 
         The producer is None if no call wrote the input and its value is right: then it is from before the step. If the
@@ -104,10 +104,9 @@ class CandidateLog(IndexedLog):
         return self._given[index]
 
     def maker(self, index: int, position: int) -> int | None:
-        """The producer of an input.
+        """The index of the call that produced an input.
 
-        None for a value from before the step. If the producer is a view of a value from before the step that the
-        reference does not have, it is None, too.
+        None for a value from before the step, and for a view of such a value if the reference does not have the value.
         """
         giver = self._given[index][position] if position < len(self._given[index]) else None
         view = giver
@@ -154,11 +153,11 @@ class CandidateLog(IndexedLog):
         return self.values.issuperset(values)
 
     def makes_right_values(self, index: int) -> bool:
-        """Whether a call is right because each of its outputs is a value of the reference, or consists of such values.
+        """Whether each output of a call is a value of the reference, or is taken apart into such values by its readers.
 
-        Then a call that reads these outputs is wrong, not this one. For example, an extra `clone` makes a right value,
-        and `add` reads the clone in place of another value. Or an extra `all_reduce` sums a bucket, and the parts that
-        are taken out of it are right gradients.
+        If so, the call is right, and a call that reads its output wrong. For example, an extra `clone` makes a right
+        value, and `add` reads the clone in place of another value. Or an extra `all_reduce` sums a bucket, and the
+        parts that are taken out of it are right gradients.
 
         False for constants, since zeros are everywhere, and for a call in place, which also overwrites a value.
         """

@@ -1,4 +1,4 @@
-"""Calls over lists of tensors, such as `_foreach_mul_` and fused optimizers, split into a call for each index.
+"""Split a call over lists of tensors, such as `_foreach_mul_` or a fused optimizer, into a call for each index.
 
 Such a call computes each index independently, for example a parameter's update. As a single call in a log, it would
 join the histories of all parameters: a differing parameter would lead to the inputs of all others.

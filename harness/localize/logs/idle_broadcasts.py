@@ -5,9 +5,9 @@ the broadcast changes nothing, and later calls read the value from before it. Ex
 
     broadcast_ p -> p    slice p -> q    embedding w q -> e        slice reads the value at the beginning of the step
 
-So such an idle broadcast loses its outputs, and a call that read its output gets the broadcast's producer instead.
-Several buffers are joined, sent and copied back (`cat`, `broadcast_`, `copy_`): a copy that writes back an unchanged
-part loses its outputs as well.
+So such an idle broadcast loses its outputs. A call that read its output gets another producer: the producer of the
+broadcast's input. Several buffers are joined, sent and copied back (`cat`, `broadcast_`, `copy_`): a copy that writes
+back an unchanged part loses its outputs as well.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def _rewritten(calls: Sequence[Call], idle: set[int]) -> Sequence[Call]:
 
 
 def _copied_back(calls: Sequence[Call], index: int, idle: set[int]) -> set[int]:
-    """The index of a call that copies a part of an idle bucket over an equal value, and the indices of that part's
-    views.
+    """The index of a call that copies a part of an idle bucket over an equal value, and those of the views that take
+    the part.
 
-    An idle bucket is the output of a broadcast in `idle`. Empty for any other call.
+    An idle bucket is the output of a broadcast in `idle`, which changed no memory. Empty for any other call.
     """
     call = calls[index]
     if name_of(call) != "copy_" or len(call.producers) < 2 or call.outputs[:1] != call.inputs[:1]:

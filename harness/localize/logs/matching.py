@@ -1,10 +1,10 @@
-"""Match a rank's calls with the reference's: by origin first, by value second, by order last.
+"""Match a rank's calls with the reference's: by origin first, then by values, and last by shared inputs.
 
 The origin of a call is its operator, module, direction, chunk, micro-batch and part. Calls of one origin are matched by
 equal inputs and outputs, then by equal inputs, then by equal outputs. If equally many remain on both sides, these are
-matched in order. The others may have moved: they are matched across origins by the same values, then views with views
-of another operator that return the same values, such as `slice` for a half of `split`, and last with the call of the
-same operator that shares the most inputs.
+matched in order. The others may have moved, so they are matched across origins by the same values. Then views are
+matched that return the same value by different operators, such as `slice` for a half of `split`. Last, each call is
+matched with the call of the same operator that shares the most inputs.
 
 Example: the reference has `mm x w -> a` and `mm y w -> b` in one module, and the candidate `mm y w -> B` and `mm x w ->
 a`. By inputs, the candidate's first call matches the reference's second.
@@ -48,7 +48,7 @@ class Matching:
         self._repeats()
 
     def _match_groups(self, origin: Key) -> None:
-        """Match the calls of each origin; `origin` returns the origin of a call."""
+        """Group the unmatched calls of both systems by origin, and match the calls within each group."""
         groups: dict[Hashable, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         for side, calls in enumerate(self.calls):
             done, steps = (self.theirs, self.mine)[side], _steps(calls) if origin is _origin else [0] * len(calls)
@@ -66,7 +66,7 @@ class Matching:
     def _match_in_order(self, own: Sequence[int], due: Sequence[int]) -> None:
         """Match the calls `own` with the calls `due` in order, if they are equally many.
 
-        If not, only calls match that have equal numbers and equal operators before them.
+        If not, only calls match that have equal numbers and read the outputs of equal operators.
         """
         pairs = [*zip(own, due, strict=False)] if len(own) == len(due) else []
         if own and due and not pairs:
@@ -84,7 +84,9 @@ class Matching:
         return (calls[index].scalars, before) if is_known else (side, index)
 
     def _match(self, key: Key, own: Iterable[int] | None = None, due: Iterable[int] | None = None) -> None:
-        """Match unmatched calls that have equal keys, in order. Their directions and chunks must agree."""
+        """Match unmatched calls for which `key` returns the same value, in order, if their directions and chunks
+        agree.
+        """
         calls, known = self.calls
         waiting: dict[Hashable, list[int]] = defaultdict(list)
         for index in range(len(known)) if due is None else due:
@@ -100,7 +102,11 @@ class Matching:
                 self._pair(index, other)
 
     def _is_packed(self, side: int, index: int) -> bool:
-        """Whether a call is a collective of a bucket. A pass may pack values that the other system sums one by one."""
+        """Whether a call is a collective of a bucket of packed values.
+
+        Such a call matches no collective of a single value: a pass may pack values that the other system sums one by
+        one.
+        """
         calls = self.calls[side]
         makers = (calls[i] for i in calls[index].producers if i is not None)
         return calls[index].collective and any(
@@ -159,8 +165,9 @@ class Matching:
                     self.mine[other] = index
 
     def _repeats(self) -> None:
-        """Give a call that repeats another call the same match: a recomputed call, or a call with the same operator and
-        inputs.
+        """Match calls that repeat another call: a recomputed call, or a call with the same operator and inputs.
+
+        Such a call gets the match of the call that it repeats.
         """
         nodes = {call.node: index for index, call in enumerate(self.calls[0]) if call.node is not None}
         for side, done in enumerate((self.theirs, self.mine)):
@@ -196,7 +203,7 @@ def _steps(calls: Sequence[Call]) -> list[int]:
 def _may_match(first: Call, second: Call) -> bool:
     """Whether two calls agree in direction and chunk.
 
-    Two random calls must also agree in module and micro-batch, since other random calls may begin with the same state.
+    Two random calls must also agree in module and micro-batch, since different random calls may read the same state.
     """
     if not fits(first.place, second.place):
         return False

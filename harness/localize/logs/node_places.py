@@ -5,9 +5,10 @@ Graphs of this package carry an `Origin` and a chunk. A user's graph states them
     node.meta["bitproof"] = {"module": "layers.0.mlp", "direction": "backward", "chunk": 1, "source": "model.py:12"}
 
 All of these are optional, and so is "part"; `harness.systems.registry` documents them for users. Torch's own
-annotations, which `origin` reads, state the part as well.
+annotations, which `graph.origin` reads, state the part as well.
 
-A node that a user's pass added has no place of its own. It gets the place of, in this order:
+A node that a user's pass added has no place of its own. It gets the place of other nodes, the first of these that have
+one:
 
 1. another node that writes the same buffer in place,
 2. the nearest nodes among its inputs and their inputs,

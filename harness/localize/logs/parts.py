@@ -15,7 +15,9 @@ from torch import Tensor
 
 
 class _Geometry(NamedTuple):
-    """The elements of a storage that a tensor covers, in units of elements."""
+    """The elements of a storage that a tensor covers, as the tensor's shape, strides and offset, counted in
+    elements.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -43,7 +45,7 @@ class Parts:
             self._left[storage][geometry] = value, index
 
     def inside(self, storage: int, tensor: Tensor) -> list[int]:
-        """The indices of the calls that wrote a part of a tensor, without parts whose value has changed since.
+        """The indices of the calls that wrote a part of a tensor, if that part still has the value that the call wrote.
 
         Values are compared again, because the storage's address may have been reused, or the part overwritten.
         """

@@ -122,7 +122,7 @@ def name_of_spare(site: ValueSite) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedStep:
-    """A request that a recording run also acts as a `replay`, and writes the replay's archives into `folder`."""
+    """A request to a recording run: it logs as `replay` asks, and writes the archives of this replay into `folder`."""
 
     replay: Replay
     folder: Path
@@ -186,7 +186,7 @@ def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
     """Write into `target` the archives of a replay for the values at `sites`, from spare values in the archives of
     `source`.
 
-    So that replay need not run. Returns False, and writes nothing, if `source` lacks any of the values.
+    Then that replay need not run. Returns False, and writes nothing, if `source` lacks any of the values.
     """
     found: dict[int, dict[str, memoryview]] = {}
     try:

@@ -185,7 +185,7 @@ _OURS = {"eager", "eager_chunked", *PREPARED}
 def _uneven(result: CaseResult) -> Iterator[Contradiction]:
     """Yield the contradictions that only built-in systems can have, since they record alike on all ranks.
 
-    Each rank must have equally many records, each parameter a gradient, and each parameter equally many states.
+    All ranks must have equally many records, every parameter a gradient, and all parameters equally many states.
     """
     compared, places = result.compared, result.steps * result.world_size
     if result.case.parallelism.pp > 1:  # stages have different parameters

@@ -85,14 +85,17 @@ class BitproofError(Exception):
 
 
 class UsageError(BitproofError):
-    """The call is wrong; nothing was run. Long parts are shortened more, as a call may have arguments of any length."""
+    """The call is wrong; nothing was run. Parts are shortened to 4,000 characters: a call may have arguments of any
+    length.
+    """
 
     longest = 4_000
 
 
 class CaseError(UsageError):
-    """A case contradicts itself, or does not fit this machine. Long parts are shortened more, as a case is from a
-    file.
+    """A case contradicts itself, or does not fit this machine.
+
+    Parts are shortened to 1,000 characters: a case's file may have values of any length.
     """
 
     longest = 1_000

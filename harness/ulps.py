@@ -12,7 +12,9 @@ UNLIKE = "unlike"
 
 
 def ulp_bucket(power: int) -> str:
-    """The name of the bucket of distances up to 2^power ULPs, above the bucket before: "1", "2", "3-4", "5-8", ..."""
+    """The name of the bucket of distances that ends at 2^power ULPs. For powers from 0 these are "1", "2", "3-4",
+    "5-8", ...
+    """
     return str(2**power) if power < 2 else f"{2 ** (power - 1) + 1}-{2**power}"
 
 

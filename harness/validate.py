@@ -2,8 +2,8 @@
 
 A dataclass read this way declares its strictness by a class attribute, `__pydantic_config__ = STRICT` or `GROWING`;
 conditions beyond its fields' types are in their annotations as `That`. pydantic does the work. It is loaded at the
-first read, as its import takes 0.1 s and more; only this module imports it. Fields are plain tuples, not NamedTuples:
-pydantic has no strict mode for these, and would accept `true` for a number.
+first read, as its import takes 0.1 s and more; only this module imports it. A field that is a tuple is a plain tuple,
+not a NamedTuple: pydantic has no strict mode for these, and would accept `true` for a number.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class That:
 
 @dataclass(frozen=True, eq=False)  # equality would make tables unhashable, and unions need a hash
 class Whole:
-    """Marks a nested value whose class raises errors of its own class, such as CaseError.
+    """Marks a nested value that has an error class of its own, such as CaseError for a case.
 
     The value is read on its own, and the text of its error becomes part of the outer error, which names the value's
     path. `noun` names the value in that error. Example: `Annotated[Case, Whole("a case", CaseError)]`.
@@ -188,7 +188,10 @@ def json_schema(cls: type[Any]) -> dict[str, Any]:
 
 
 def _tell(cls: type[Any], refusal: Any) -> tuple[str, str | None, str]:
-    """The problem of a refused field as three texts: the problem, the expected value, and the value found."""
+    """The problem of a refused field as texts: the problem, the expected value, and the value found.
+
+    The expected value is None if the field is a `Whole`, whose own error states it.
+    """
     kind, facts = refusal["type"], refusal.get("ctx", {})
     if kind == "whole":
         return f"is not {facts['noun']}", None, facts["text"]

@@ -1,6 +1,7 @@
 """Compare the settings of two trainers' optimizers, if the trainers' bits differ.
 
-Records show which tensors an optimizer changed, not why. If settings differ, the cause is often one number of a group:
+Records show which tensors an optimizer changed, not why. If settings differ, the cause is often a single number of a
+parameter group:
 
     AdamW has weight_decay 0.1 where the reference has 0.0, for blocks.0.ln1.weight and 23 more parameters
 """
@@ -42,7 +43,7 @@ class DifferingSetting(NamedTuple):
 
     @property
     def of(self) -> str:
-        """The parameters in short: `a and 2 more parameters`."""
+        """The parameters in short: `ln1.weight and 2 more parameters`."""
         first, *more = self.parameters
         return f"{first} and {len(more)} more parameters" if more[1:] else f"{first} and {more[0]}" if more else first
 

@@ -6,7 +6,7 @@ such group. For the other ranks only digests are compared, as whole columns. So 
 memory of two. A rank that recorded differently is processed on its own.
 
 1. Pair the records of a rank; keep records without a partner.
-2. Check what the case requires: all kinds at each step, the same names at every step, real digests.
+2. Check what the case requires: all kinds at each step, the same names at every step, digests of 32 hexadecimal digits.
 3. Compare dtype and shape, then digests.
 4. Keep the differing records that were computed first.
 """

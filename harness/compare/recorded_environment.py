@@ -37,9 +37,9 @@ def _without_code(rank: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _release_of(machine: MachineFacts) -> dict[str, str]:
-    """The manifest's field `torch` without a suffix such as `+cu132`; empty if the manifest lacks `torch` or `cuda`.
+    """A dict with the manifest's field `torch`, without a suffix such as `+cu132`; empty without `torch` or `cuda`.
 
-    The suffix repeats the field `cuda`, and manifests of earlier versions lack it.
+    The suffix repeats the field `cuda`, and manifests of earlier versions lack the suffix.
     """
     torch, cuda = machine.get("torch"), machine.get("cuda")
     if not isinstance(torch, str) or not isinstance(cuda, str):

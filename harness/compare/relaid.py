@@ -175,8 +175,8 @@ class _RelaidRecording(Recording):
     def records_of(self, rank: int) -> dict[Key, Record]:
         """A rank's records, as they would be if the reference had the candidate's layout.
 
-        A record of the candidate is copied if the reference agrees with it, and gets another digest if it does not.
-        Records that only the reference has follow.
+        For a tensor that is compared by cells, it is the candidate's record, with another digest if the reference's
+        bits differ. For any other tensor, it is the reference's own record. Records that only the reference has follow.
         """
         own, found = self._reference.records_of(rank), dict[Key, Record]()
         for key, record in self._candidate.records_of(rank).items():

@@ -26,9 +26,9 @@ _ZERO_IS_VACUOUS: tuple[Kind, ...] = ("grad", "param")
 
 
 class Agreement:
-    """Collects, for each kind at each step and for each tensor, whether its agreement is evidence.
+    """Collects, for each kind of record at each step and for each tensor, whether equal records are evidence.
 
-    For example, agreement of tensors of zeros is none.
+    For example, equal tensors of zeros are no evidence: both systems may have lost every value.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,9 @@ def vacuous_runs(side: str, manifest: Manifest) -> Iterator[str]:
 
 
 def compiled_runs(side: str, manifest: Manifest) -> Iterator[str]:
-    """Yield a sentence that states how much of a system's code torch.compile compiled; none if it compiled nothing."""
+    """Yield a sentence that states how much of a system's code torch.compile compiled; nothing if it compiled no
+    code.
+    """
     found = [compiled for compiled in manifest.compiled or () if compiled is not None and compiled.is_any]
     if found:
         least = min(found, key=lambda compiled: (compiled.graphs, compiled.operators))
@@ -102,7 +104,7 @@ def compiled_runs(side: str, manifest: Manifest) -> Iterator[str]:
 
 
 def unshown_state(side: str, manifest: Manifest) -> Iterator[str]:
-    """Yield a sentence about the state that a system keeps and does not record; none if there is no such state."""
+    """Yield a sentence about the state that a system keeps and does not record; nothing if there is no such state."""
     if found := manifest.unshown or []:
         more = f" and {len(found) - _NUM_NAMED} more" if len(found) > _NUM_NAMED else ""
         yield (

@@ -45,8 +45,7 @@ RACES = "a graph races with its collectives or copies, so that its bits agree by
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The verdict on a case so far, with the findings that led to it. Its fields are those of CaseResult with these
-    names.
+    """The verdict on a case so far, with the findings that led to it. The fields are as in CaseResult.
 
     Each check of the case (`execute/checks/case_checks.py`) takes a judgement and returns the next.
     """
@@ -131,8 +130,8 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
 
 
 def demand_substance(comparison: Comparison) -> Comparison:
-    """Turn an EQUAL into UNVERIFIED if the agreement is no evidence, or if state of one system was compared with
-    nothing.
+    """Turn an EQUAL into UNVERIFIED if the agreement is no evidence, or if one system has state that the other
+    lacks.
     """
     if comparison.verdict == Verdict.EQUAL and (reasons := reasons_against(comparison)):
         return replace(comparison, verdict=Verdict.UNVERIFIED, reason="\n".join(reasons))

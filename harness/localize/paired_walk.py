@@ -369,11 +369,10 @@ class Walk:
         return log.log[mine].collective and any(log.packs(giver) for giver in log.givers(mine))
 
     def _packer(self, rank: int, mine: int) -> int | None:
-        """The call to blame for a chain of extra calls that pack values and that ends with `mine`; None if there is
-        none.
+        """The call to blame for a chain of extra calls that pack values and that ends with `mine`.
 
-        It is the bucket's collective, unless that is `mine` itself, or the first call that packs if there is no
-        collective.
+        It is the bucket's collective or, without one, the first call that packs. None if `mine` is itself the
+        collective, or if no call packs.
         """
         log, pending, seen, packs = self.logs[rank], [mine], set[int](), list[int]()
         while pending:

@@ -18,7 +18,7 @@ class Comparison:
     - `layout_mismatches`: a sentence for each pair of records whose dtype, shape or placements differ.
     - `is_sharded_otherwise`: whether the placements of some pair differ.
     - `differing`, `differing_left_out`: as in CaseResult.
-    - `vacuous`: sentences about tensors whose agreement is no evidence, such as zeros.
+    - `vacuous`: sentences about tensors and runs whose agreement is no evidence, such as zeros.
     - `unshared`: sentences about state that only one of the systems has.
     - `remarks`: sentences about vacuous tensors, the code that torch.compile compiled, and state without a record.
     """

@@ -174,10 +174,11 @@ NO_CALL = (
 class Divergence:
     """The first divergence of two systems: the first differing record, how its tensor differs, and the call to blame.
 
-    `pass_` is the first pass that changes bits, if a search found it. `between` is None for a reference and a
-    candidate. If a system diverges from itself, `between` names the system, such as "reference against itself"; the two
-    sides are then the system's first and second run. `holds` is the only other record of the reference, such as "grad
-    b", that equals the candidate's tensor bit for bit: two tensors were exchanged, or one was stored twice.
+    `pass_` is the first pass that changes bits, if a search found it. `between` is None if a candidate diverges from a
+    reference. If a system diverges from itself, `between` names the system, such as "reference against itself"; then
+    "reference" and "candidate" in the other fields are the system's first and second run. `holds` is the only other
+    record of the reference, such as "grad b", that equals the candidate's tensor bit for bit: two tensors were
+    exchanged, or one was stored twice.
     """
 
     step: int

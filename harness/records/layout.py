@@ -2,8 +2,8 @@
 
 A *box* is a rank's part: half-open runs of indices in each dim. An FSDP shard is a single run of one dim; an
 interleaved shard of tensor parallelism may have several. A replica's box is the whole tensor. A *cut* is an index at
-which a run of some rank begins or ends. A *cell* is a box with one run per dim, from each cut to the next: a rank of
-either layout has all of it or nothing of it.
+which a run of some rank begins or ends. A *cell* is a box whose run in each dim goes from one cut to the next: a rank
+of either layout has all of it or nothing of it.
 
 For example, two ranks with rows 0:4 and 4:8, and a layout with rows 0:2 and 2:8, have the cells 0:2, 2:4 and 4:8.
 

@@ -83,16 +83,18 @@ class InFloat64:
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutBounds:
-    """Bounds and errors of two systems with different layouts. All counts are of tensors.
+    """Bounds and errors of two systems with different layouts.
 
-    `across` counts the tensors of a step that were compared by cells. `exact` counts the tensors that had to be equal
-    in every bit: until the phase `regrouped_from` of the first step, both sides compute the same sums (None: in all
-    phases). `regrouped` counts the tensors that may differ by rounding. Their bounds come from `samples` runs of the
-    reference with reordered sums; `confidence` is the probability that rounding alone leaves all of them within their
-    bounds. `beyond` counts the tensors that exceed their bound, or had to be equal and are not. `near` counts the
-    tensors within their bound that differ by more than rounding usually does. `rows` lists first the tensors that are
-    beyond, in the order of computation, then the tensors that used most of their bound. `in_float64` is a second test;
-    only systems within their bounds get it.
+    - `across`: the number of tensors of a step that were compared by cells.
+    - `exact`: the number of tensors that had to be equal in every bit: those before the phase `regrouped_from` of the
+      first step. Up to this phase both systems compute the same sums; if it is None, they do so in all phases.
+    - `regrouped`: the number of tensors that may differ by rounding, within bounds.
+    - `samples`: the number of runs of the reference with reordered sums, from which the bounds were computed.
+    - `confidence`: the probability that rounding alone leaves all these tensors within their bounds.
+    - `beyond`: the number of tensors that exceed their bound, or had to be equal and are not.
+    - `near`: the number of tensors within their bound that differ by more than rounding usually does.
+    - `rows`: the tensors that are beyond, in the order of computation, then the tensors that used most of their bound.
+    - `in_float64`: a second test, only for systems that are within their bounds.
     """
 
     __pydantic_config__ = GROWING

@@ -21,14 +21,16 @@ REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
 def needs_one_rank(kind: str, case: Case) -> bool:
     """Whether one rank per step is enough to record a kind.
 
-    Only for losses: in a pipeline, only ranks of the last stage have one, and a user's system may return it on one
-    rank.
+    This holds only for losses: in a pipeline, only ranks of the last stage have a loss, and a user's system may return
+    its loss on a single rank.
     """
     return kind == "loss" and (case.is_foreign or case.parallelism.pp > 1)
 
 
 def required_kinds(case: Case) -> tuple[Kind, ...]:
-    """The kinds that a case requires at every step, on every rank or, for a kind that `needs_one_rank`, on one."""
+    """The kinds that a case requires at every step on every rank. One rank is enough for a kind that
+    `needs_one_rank`.
+    """
     asked: tuple[tuple[Kind, bool], ...] = (("grad_norm", case.grad_norm), ("activation", bool(case.observe)))
     return (*REQUIRED_KINDS, *(kind for kind, is_asked in asked if is_asked))
 
@@ -53,7 +55,7 @@ class Key(NamedTuple):
 
     @property
     def is_changed_setting(self) -> bool:
-        """Whether the tensor is a setting or attribute of an optimizer that a step changed."""
+        """Whether the record is that of a setting or attribute of an optimizer, at a step that changed it."""
         return self.kind == "optimizer" and self.name.endswith(CHANGED)
 
 
@@ -118,8 +120,8 @@ class TorchCompile:
 
     It tried to capture `frames` frames of Python code and captured `captured` of them, as `graphs` graphs with
     `operators` calls in total, for `backends`. `breaks` counts graph breaks; `recompiles` counts compiled frames whose
-    guards failed later. `first_break`, `first_recompile` and `first_failure` (a frame that it could not compile) are
-    the first line of torch's reason.
+    guards failed later. `first_break`, `first_recompile` and `first_failure` have the first line of torch's reason for
+    the first graph break, for the first recompile, and for the first frame that it could not compile.
     """
 
     __pydantic_config__ = GROWING
@@ -199,7 +201,7 @@ class Manifest:
       changes no bit either, as all sums are in rank order, except for "native": there NCCL chooses the order.
     - Code and machine: `sources` is the sha256 of bitproof's own files. `sources`, `machine`, `commit` and
       `environment` are the same on every rank. `determinism` has the switches that were set before the system was made;
-      `switches` has their values at three moments: then, after the system was made, and after the last step.
+      `switches` has their values at three moments: at that time, after the system was made, and after the last step.
     - Ranks: `ranks` has, by rank, the system's own facts, such as its data's sha256; `chunked`, for a system that
       chunks, is how often a step runs each module in chunks; `alone` are the ranks that ran no collective with another
       rank in any step, though their system does not declare them independent; `compiled` is the effect of torch.compile
@@ -300,7 +302,8 @@ class Recording:
     def losses(self, rank: int | None = None) -> list[str]:
         """A rank's losses as hexadecimal floats, in step order.
 
-        Without `rank`, the losses of the first rank that has any: in a pipeline, only ranks of the last stage do.
+        Without `rank`, the losses of the first rank that has any: in a pipeline, only ranks of the last stage have
+        losses.
         """
         for chosen in sorted(self.ranks) if rank is None else (rank,):
             if records := self.losses_of(chosen):

@@ -160,7 +160,7 @@ class CaseSeconds:
     total: float | None = None
 
     def note(self, table: Literal["start_ranks", "record", "control", "stress"], side: Role, seconds: float) -> None:
-        """Enter the seconds of the system in role `side` into a part that has a time for each system."""
+        """Enter the seconds of the system in role `side` into the part `table`, which has a time for each system."""
         setattr(self, table, (getattr(self, table) or {}) | {side: seconds})
 
     def known(self) -> dict[str, float | dict[str, float | None]]:
@@ -170,11 +170,12 @@ class CaseSeconds:
 
 @dataclass(kw_only=True)
 class Drift:
-    """The difference of a tensor from its baseline: the number of differing records, the first of them, and statistics.
+    """The difference of a tensor between two recordings, such as a baseline and a new run.
 
-    `measured` counts the differing records whose values both recordings have. `elements`, `elements_differing` and
-    `histogram` (of differing elements) are totals over these, `max_ulp` is the largest distance among them, and the
-    bits are those of the first differing element of the first of them.
+    `records` counts the differing records; `step` and `rank` are those of the first. `measured` counts the differing
+    records whose values both recordings have. `elements`, `elements_differing` and `histogram` (of differing elements)
+    are totals over these, `max_ulp` is the largest distance among them, and the bits are those of the first differing
+    element of the first of them.
     """
 
     __pydantic_config__ = GROWING

@@ -2,7 +2,7 @@
 
 GitHub interprets HTML, links, bare addresses, pictures, code, emphasis, formulas, ends of cells, emoji names, users and
 issues. Each character that could start such a construct is escaped by a backslash or by a reference such as `&lt;`.
-GitHub still interprets some characters after rendering, such as the one in `@user`: these are put into a tag.
+GitHub interprets some characters even after rendering, such as the first of `@user`: these are put into a `<span>` tag.
 """
 
 from __future__ import annotations

@@ -300,7 +300,7 @@ _OF_THE_CASE = ("name", "expected", "as_expected", "reference", "candidate")
 
 @dataclass(frozen=True, kw_only=True)
 class ReportEntry:
-    """A whole report."""
+    """A whole report: the top-level object of report.json."""
 
     __pydantic_config__ = GROWING
 

@@ -134,8 +134,10 @@ class Exchanges:
         return other
 
     def _may(self, planned: ValueExchange, held: str, operator: str, reads: tuple[str, ...] | None) -> bool:
-        """Whether an exchange may be made; if not, its outcome is noted. `held` is the digest of the value to
+        """Whether a planned exchange is to be made; if not, its outcome is noted. `held` is the digest of the value to
         replace.
+
+        A value that is right already is not exchanged, and counts as done.
         """
         # The site may have the wanted value already: an earlier exchange may have corrected this one's input. Then
         # nothing needs to be written, and the exchange counts as made.

@@ -103,12 +103,11 @@ def _objection(rule: str, result: CaseResult, message: str, call: BlamedCall | N
 
 
 def place_of(source: str | None) -> tuple[str | None, int | None]:
-    """The path in the working tree and the line number of a source such as `a/b/mine.py:9`; (None, None) without
-    either.
+    """The path in the working tree and the line number of a source such as `a/b/mine.py:9`.
 
     Reports only keep a path's last three parts, but code hosts need paths from the root. So the path of the file in the
     working tree that ends with these parts is returned. If there is no such file, or several, the path stays unchanged.
-    A path that leads out of the working tree counts as unknown.
+    (None, None) for a text of another form, and for a path that leads out of the working tree.
     """
     found = _SOURCE.fullmatch(source or "")
     if not found:
@@ -123,7 +122,7 @@ def place_of(source: str | None) -> tuple[str | None, int | None]:
 
 
 def _in_tree(file: Path) -> str:
-    """A file's real path relative to the working directory; a file outside keeps its path."""
+    """A file's real path relative to the working directory. For a file outside of it, the path as given."""
     real, root = file.resolve(), Path.cwd().resolve()
     return (real.relative_to(root) if real.is_relative_to(root) else file).as_posix()
 

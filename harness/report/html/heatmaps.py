@@ -17,9 +17,9 @@ Cell = tuple[str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class KindHeat:
-    """The heatmap of kinds. `rows` has for each kind: its name, compared records, differing records, and a cell for
-    each step.
+    """The heatmap of kinds.
 
+    `rows` has for each kind: its name, the numbers of compared and of differing records, and a cell for each column.
     `left_out` is the number of differing records that the report does not list by step.
     """
 
@@ -32,10 +32,10 @@ class KindHeat:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorHeat:
-    """The heatmap of tensors. `groups` has for each kind its tensors: the name, the cells, and the ranks on which it
-    differs.
+    """The heatmap of tensors.
 
-    `hidden` is the number of differing tensors without a row.
+    `groups` has, for each kind, its tensors: the name, a cell for each column, and the ranks on which the tensor
+    differs. `hidden` is the number of differing tensors without a row.
     """
 
     steps: list[str]
@@ -102,7 +102,7 @@ def by_kind(result: CaseResult) -> KindHeat | None:
 
 
 def wanted_cells(result: CaseResult) -> int:
-    """The number of cells that the heatmap of tensors needs to have all differing tensors."""
+    """The number of cells that the heatmap of tensors needs to show all differing tensors."""
     num_tensors = sum(map(len, result.differing.values()))
     return num_tensors * (len(_Columns(result).ranges) + ROW_CELLS) if num_tensors else 0
 

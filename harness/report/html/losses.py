@@ -36,7 +36,7 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class LossBlock:
-    """The losses of rank 0: a sentence, a chart if there are at least two steps, and rows.
+    """The losses of rank 0: a sentence, rows and, with at least two steps and a finite loss, a chart.
 
     `rows` has for each step: its number, its loss, the bits in both systems, and whether these agree. `growth` has for
     each step from the first difference on: its number, the distance in ULPs of float32, and a bar's length in percent.

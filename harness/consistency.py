@@ -63,9 +63,7 @@ def contradiction(result: CaseResult) -> Contradiction | None:
 
 
 def contradiction_in(report: Report) -> Contradiction | None:
-    """The first contradiction between the fields of a report as a whole; None if they agree. Results are not
-    checked.
-    """
+    """The first contradiction between the report's own fields, without those of its results; None if they agree."""
     if twice := [name for name, count in Counter(result.case.name for result in report.cases).items() if count > 1]:
         return Contradiction("cases", "one result a case", twice[0])
     if ran := sorted(report.not_run.keys() & {result.case.name for result in report.cases}):
@@ -200,9 +198,7 @@ def _uneven(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _misplaced(result: CaseResult) -> Iterator[Contradiction]:
-    """Yield the contradictions of a first divergence that is impossible, such as at a step that the case does not
-    have.
-    """
+    """Yield the contradictions of an impossible first divergence, such as at a step that the case does not have."""
     first = result.first_divergence
     if first is None:
         return

@@ -85,8 +85,9 @@ class BitproofError(Exception):
 
 
 class UsageError(BitproofError):
-    """The call is wrong; nothing was run. Parts are shortened to 4,000 characters: a call may have arguments of any
-    length.
+    """The call is wrong; nothing was run.
+
+    Parts are shortened to 4,000 characters, as a call may have arguments of any length.
     """
 
     longest = 4_000
@@ -131,9 +132,7 @@ class ArtifactError(BitproofError):
 
 
 class MachineError(BitproofError):
-    """This machine, or its installed software, lacks something that the case needs. Another machine can judge the
-    case.
-    """
+    """This machine or its installed software lacks something that the case needs. Another may judge the case."""
 
 
 class RecordingError(BitproofError):

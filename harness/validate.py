@@ -57,8 +57,7 @@ _WHOLE = {private: half for half, private in _HALVES.items()}
 
 @dataclass(frozen=True, eq=False)  # equality would make tables unhashable, and unions need a hash
 class That:
-    """A condition on a value beyond its type: in words (`expected`), as a test (`holds`), and in JSON Schema
-    (`schema`).
+    """A condition on a value: in words (`expected`), as a test (`holds`), and in JSON Schema (`schema`).
 
     Example: `Annotated[int, That("an integer, zero or more", lambda n: n >= 0, {"minimum": 0})]`.
     """
@@ -251,9 +250,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _restored(value: Any) -> Any:
-    """The value with halves of surrogate pairs in place of the private characters that stood for them while it was
-    read.
-    """
+    """The value with surrogate halves in place of the private characters that stood for them during reading."""
     if isinstance(value, str) and type(value) is str:
         return value.translate(_WHOLE)
     if isinstance(value, dict):

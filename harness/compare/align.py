@@ -66,8 +66,7 @@ class Unpaired:
         return gaps
 
     def _strangers(self) -> Iterator[str]:
-        """Yield a sentence for each kind in which both systems have names that the other never has: names alone may
-        differ.
+        """Yield a sentence for each kind in which each system has names that the other lacks, as only names may differ.
 
         Example: the reference has `grad layers.0.w` and the candidate `grad module.layers.0.w`.
         """

@@ -118,8 +118,9 @@ def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
 
 
 def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
-    """The distance between corresponding elements in ULPs, as `max_ulp_distance` defines it. The dtype must be in
-    ULP_DTYPES.
+    """The distance between corresponding elements in ULPs, as defined by `max_ulp_distance`.
+
+    The dtype must be in ULP_DTYPES.
 
     Distances are int64 modulo 2^64, so a distance of 2^63 or more looks negative. Only float64s can have such a
     distance.
@@ -131,8 +132,7 @@ def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
-    """Count elements by their distance in ULPs: int64 of shape [buckets] on the CPU, an entry for each of
-    `records.BUCKETS`.
+    """Count elements by their distance in ULPs: int64 of shape [buckets] on the CPU, a bucket for each of `BUCKETS`.
 
     For a dtype without ULPs, equal elements count as distance 0, and all others are in the last bucket, "unlike".
     """

@@ -38,9 +38,7 @@ def agreed_by_ranks(
 
 
 def unlike_chunks(reference: Recording, candidate: Recording) -> Iterator[str]:
-    """Yield the reasons why two systems that chunk cannot be compared, if they chunk other modules, or not equally
-    often.
-    """
+    """Yield the reasons why two systems cannot be compared: they chunk other modules, or not equally often."""
     found: list[Calls] = []
     for side, recording in (("reference", reference), ("candidate", candidate)):
         if not _runs_in_chunks(recording.manifest):
@@ -62,9 +60,7 @@ def _runs_in_chunks(manifest: Manifest) -> bool:
 
 
 def _tell(calls: Calls | None, *both: Calls | None) -> str:
-    """The number of calls of each module in `calls`, as text: "layers.1.moe 2". Modules on which `both` agree are left
-    out.
-    """
+    """The number of calls of each module, such as "layers.1.moe 2", without modules on which `both` agree."""
     names = sorted({name for side in both for name in side or {}})
     differing = [name for name in names if len({(side or {}).get(name, 0) for side in both}) > 1]
     return ", ".join(f"{name} {(calls or {}).get(name, 0)}" for name in differing) or "nothing"

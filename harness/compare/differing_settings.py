@@ -128,9 +128,7 @@ def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _He
 
 
 def _entries_of(rank: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entries of a rank's log of optimizer settings; empty if any is damaged, since a recording may be from
-    anywhere.
-    """
+    """The entries of a rank's log of optimizer settings; empty if any is damaged, as recordings are untrusted."""
     entries = rank.get(OPTIMIZERS)
     if not isinstance(entries, list):
         return []

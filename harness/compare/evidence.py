@@ -127,9 +127,7 @@ class Evidence:
 
     @property
     def gaps(self) -> list[str]:
-        """A sentence for each gap in the evidence, such as a record that only one system has; empty if it is
-        complete.
-        """
+        """A sentence for each gap in the evidence, such as a record of a single system; empty without gaps."""
         absent = [] if self._unpaired.empty else [*self._absent()]
         missing, extra = (
             [key for key in keys if not self.one_sided.covers(key)]
@@ -273,9 +271,7 @@ class Evidence:
         return True
 
     def _absent(self) -> Iterator[str]:
-        """Yield a sentence for each required kind that was not compared on some rank at some step, as no records were
-        paired.
-        """
+        """Yield a sentence for each required kind without a pair of records on some rank at some step."""
         ranks, nothing = range(self.case.parallelism.world_size), frozenset[tuple[int, str]]()
         on_any = {place for seen in self._seen.values() for place in seen}
         for kind in required_kinds(self.case):
@@ -351,9 +347,7 @@ def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[s
 
 
 def _unusable(key: Key, pair: tuple[Record, Record], case: Case) -> Iterator[str]:
-    """Yield the reasons why a pair is no evidence: its step, rank or kind is not in the case, or a digest has a wrong
-    form.
-    """
+    """Yield the reasons why a pair is no evidence: the case lacks its step, rank or kind, or a digest is malformed."""
     if key.kind not in KINDS or not is_inside(key, case):
         yield f"{_tell_place(key)} is outside the case ({case.steps} steps, {case.parallelism.world_size} ranks)"
     if not (_is_digest(pair[0].digest) and _is_digest(pair[1].digest)):

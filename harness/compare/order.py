@@ -30,9 +30,7 @@ class ComputedAt(NamedTuple):
 
 
 class ComputationOrder:
-    """A sort key: a function that returns a record's position in a run. The record's name must have been added
-    before.
-    """
+    """A sort key: a function that returns a record's position in a run. Add the records' names first."""
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], int] = {}
@@ -48,9 +46,7 @@ class ComputationOrder:
 
 
 def computation_order(recorded: Iterable[Key]) -> Any:
-    """A sort key for records, which returns their position in a run. `recorded` has their keys in the order of
-    recording.
-    """
+    """A sort key that returns a record's position in a run. `recorded` has the keys in the order of recording."""
     order = ComputationOrder()
     order.add(recorded)
     return order

@@ -50,9 +50,7 @@ def result_of_error(case: Case, error: BaseException, *, device: str, backend: s
 
 
 def complete(cases: Iterable[Case], results: Iterable[CaseResult], reason: str) -> list[CaseResult]:
-    """A result for every case, in the order of `cases`. A case without a result in `results` is UNVERIFIED, for
-    `reason`.
-    """
+    """A result for every case, in the order of `cases`. A case that is not in `results` is UNVERIFIED for `reason`."""
     found = {result.case.name: result for result in results}
     return [
         found.get(case.name)

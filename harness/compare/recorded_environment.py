@@ -30,9 +30,7 @@ def environment_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def _without_code(rank: Mapping[str, Any]) -> dict[str, Any]:
-    """A rank's description of its system, without entries that depend on code: a file's sha256, optimizers'
-    settings.
-    """
+    """A rank's facts about its system, without those that depend on code: a file's sha256, optimizers' settings."""
     return {name: value for name, value in rank.items() if name not in ("sha256", OPTIMIZERS)}
 
 

@@ -100,8 +100,7 @@ def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> 
 
 
 def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayouts) -> bool:
-    """Whether a tensor is a gradient or an optimizer state whose layouts differ only in that some ranks lack the
-    tensor.
+    """Whether a tensor is a gradient or an optimizer state, and its layouts differ only in that some ranks lack it.
 
     Each rank that has the tensor in both systems must have the same part of it in both.
     """
@@ -111,8 +110,7 @@ def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayout
 
 
 def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
-    """By `kind/name`, the cuts of each tensor whose layouts differ: the indices at which parts of either system begin
-    or end.
+    """By `kind/name`, the indices at which the parts of each tensor begin or end, if its layouts differ.
 
     A tensor whose shape as a whole differs between the two systems is left out.
     """
@@ -169,7 +167,6 @@ class _RelaidRecording(Recording):
 
     @cached_property
     def records(self) -> dict[Key, Record]:  # type: ignore[override]
-        """The records of all ranks."""
         return {key: record for rank in self.ranks for key, record in self.records_of(rank).items()}
 
     def records_of(self, rank: int) -> dict[Key, Record]:
@@ -239,9 +236,7 @@ class _Cells:
 
     @property
     def left(self) -> list[Cell]:
-        """The reference's cells that no rank of the candidate has; empty if one of the systems lacks the whole
-        tensor.
-        """
+        """The reference's cells that no rank of the candidate has; empty if a system lacks the whole tensor."""
         return sorted(self.digests[0].keys() - self.digests[1].keys()) if self.are_on_both else []
 
     def add(self, side: int, rank: int, record: Record) -> None:
@@ -315,8 +310,7 @@ def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> lis
 def _across(
     reference: Recording, candidate: Recording
 ) -> Iterator[tuple[LogicalTensor, tuple[PartLayouts, PartLayouts]]]:
-    """Yield the tensors whose records do not pair rank by rank, each with its part layouts in the reference and the
-    candidate.
+    """Yield the tensors whose records do not pair rank by rank, with their part layouts in both systems.
 
     They are ordered by step, then as in the reference.
     """
@@ -403,9 +397,7 @@ def _layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, dict[i
 
 
 def are_staged(*recordings: Recording) -> bool:
-    """Whether each parameter is recorded on a single rank, as a plain tensor, as in a pipeline; False without
-    parameters.
-    """
+    """Whether each parameter is a plain tensor on a single rank, as in a pipeline; False without parameters."""
     for recording in recordings:
         parameters = [ranks for (kind, _), ranks in _layouts_of(recording).items() if kind == "param"]
         held = [{*steps.values()} for ranks in parameters for steps in ranks.values()]
@@ -431,9 +423,7 @@ def gradients_lie_otherwise(reference: Recording, candidate: Recording) -> bool:
 
 
 def box_of(record: Record) -> Box | None:
-    """The index range of a rank's part of a tensor: the whole for a plain tensor; None for a DTensor without a recorded
-    range.
-    """
+    """The index range of a rank's part; the whole for a plain tensor, None for a DTensor without a recorded range."""
     return _box_of(record)
 
 

@@ -48,9 +48,7 @@ class Agreement:
         self._tensors.setdefault((key.kind, key.name), set()).add(reason)
 
     def vacuous_steps(self, case: Case) -> Iterator[str]:
-        """Yield a sentence for each required kind that has a step at which none of its tensors, on any rank, is
-        evidence.
-        """
+        """Yield a sentence for each required kind that has a step without a tensor, on any rank, that is evidence."""
         for kind in required_kinds(case):
             # A kind without records at a step is a gap in the evidence, and is reported as one.
             steps = [step for step in case.compared_steps if None not in self._steps.get((kind, step), {None})]
@@ -93,9 +91,7 @@ def vacuous_runs(side: str, manifest: Manifest) -> Iterator[str]:
 
 
 def compiled_runs(side: str, manifest: Manifest) -> Iterator[str]:
-    """Yield a sentence that states how much of a system's code torch.compile compiled; nothing if it compiled no
-    code.
-    """
+    """Yield a sentence about how much of a system's code torch.compile compiled; nothing if it compiled none."""
     found = [compiled for compiled in manifest.compiled or () if compiled is not None and compiled.is_any]
     if found:
         least = min(found, key=lambda compiled: (compiled.graphs, compiled.operators))

@@ -92,9 +92,7 @@ class Repeat(NamedTuple):
 
 
 def compare(reference: Recording, candidate: Recording, case: Case) -> Comparison:
-    """Compare two recordings of `case`; the verdict is EQUAL, DIFFERENT or UNVERIFIED. Never raises for missing
-    records.
-    """
+    """Compare two recordings of `case`: EQUAL, DIFFERENT or UNVERIFIED. Missing records raise no error."""
     reasons = [*contradictions("reference", reference, case), *contradictions("candidate", candidate, case)]
     if reasons := [*reasons, *unlike_digests(reference, candidate), *unlike_chunks(reference, candidate)]:
         return Comparison(verdict=Verdict.UNVERIFIED, reason=tell("the recordings are not comparable", reasons))
@@ -130,9 +128,7 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
 
 
 def demand_substance(comparison: Comparison) -> Comparison:
-    """Turn an EQUAL into UNVERIFIED if the agreement is no evidence, or if one system has state that the other
-    lacks.
-    """
+    """Turn an EQUAL into UNVERIFIED if the agreement is no evidence, or if only one system has some state."""
     if comparison.verdict == Verdict.EQUAL and (reasons := reasons_against(comparison)):
         return replace(comparison, verdict=Verdict.UNVERIFIED, reason="\n".join(reasons))
     return comparison

@@ -80,8 +80,7 @@ def _what_gave(side: CandidateLog | ReferenceLog, index: int, position: int) -> 
 
 
 def list_differences(log: CandidateLog, missing: Call) -> str:
-    """The number of tensors in the candidate's lists, if `missing` is one entry of a call over lists such as
-    `_foreach_add_`.
+    """The number of tensors in the candidate's lists, if `missing` is an entry of a call such as `_foreach_add_`.
 
     For example, "3 of the reference's 4 tensors in its lists". Empty for other calls, and if the candidate has none or
     all of the entries.

@@ -1,5 +1,4 @@
-"""Find the call to blame for a differing record: follow the record back through both logs to the calls that differ
-first.
+"""Find the call to blame for a differing record: follow it back through both logs to the calls that differ first.
 
 Each call on the way is compared with the reference's call of the same origin (operator, module and direction; see
 `matching` and `paired_walk`). The earliest call that differs is to blame. Calls of different ranks have only a partial
@@ -50,9 +49,7 @@ def find_culprit(
 def ready_logs(
     reference: Sequence[Sequence[Call] | ReferenceLog], candidate: Sequence[Sequence[Call]]
 ) -> list[CandidateLog]:
-    """For each rank, the candidate's log with its calls matched with the reference's. Several searches may use the
-    result.
-    """
+    """For each rank, the candidate's log, matched with the reference's. Several searches may use the result."""
     plain = [log for log in reference if not isinstance(log, ReferenceLog)]
     reference = without_idle_broadcasts(plain) if len(plain) == len(reference) else reference
     # An indexed reference may come from a baseline, and is used as it is.

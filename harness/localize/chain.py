@@ -93,8 +93,7 @@ def _followed(site: Site, after: dict[Site, Site | None]) -> Iterable[Site]:
 
 
 def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) -> Place:
-    """The place of the first call of the path `way`. Its direction is "backward", not "update", if backward calls
-    follow.
+    """The place of the first call of the path `way`, as "backward" instead of "update" if backward calls follow.
 
     A call outside autograd seems to be of the update, even if backward reads its output later. For example, gradients
     are scaled between micro-batches, or a pipeline stage sends a gradient to the stage before.
@@ -123,8 +122,7 @@ def links_of(
 
 
 def _most_telling(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> Collection[int]:
-    """Choose `MAX_LINKS` of the positions `kept` in the path `way`: the first two, the last, and the largest changes of
-    place.
+    """Choose `MAX_LINKS` of the positions `kept` in `way`: the first two, the last, and the largest changes of place.
 
     A change is between a call and the call before it. A change of rank is larger than a change of module or direction.
     """

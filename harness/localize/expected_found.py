@@ -103,9 +103,7 @@ def _readers(log: CandidateLog, theirs: int) -> list[int]:
 
 
 def _arguments(call: Call, partner: Call) -> tuple[str, str] | None:
-    """The texts for "expected" and "found" if numbers or words differ between two calls of an operator; None if none
-    differ.
-    """
+    """The texts for "expected" and "found" if numbers or words of two calls differ; None if none differ."""
     if call.operator != partner.operator:
         return None
     sides = dict(partner.scalars), dict(call.scalars)
@@ -115,9 +113,7 @@ def _arguments(call: Call, partner: Call) -> tuple[str, str] | None:
 
 
 def _values(output: TensorDifference | None) -> tuple[str, str]:
-    """The texts for "expected" and "found" if an output differs: the bits of the first differing element on each
-    side.
-    """
+    """The texts for "expected" and "found" if an output differs: the bits of its first differing element."""
     sample = next(iter(output.samples or ()), None) if output is not None else None
     if sample is None:
         return SAME_INPUTS, "another output"

@@ -41,8 +41,7 @@ class NoiseSearch(Search):
     stressed: bool
 
     def explain_noise(self, first: Divergence) -> tuple[Divergence, str | None]:
-        """The divergence `first` of a system from itself, completed with the call to blame; and a remark for the report
-        or None.
+        """The divergence `first`, completed with the call to blame, and a remark for the report or None.
 
         Raises the errors of a replay, such as RankError.
         """
@@ -80,9 +79,7 @@ class NoiseSearch(Search):
         return replace(first, call=call), _tell(key, found, step)
 
     def _abandoned(self, key: Key) -> Culprit | None:
-        """The first collective that was never waited for, in the record's step and on its rank, as the culprit; None
-        without one.
-        """
+        """The first collective that was never waited for, in the record's step and on its rank; None without one."""
         archive = archive_of(self._archives("candidate", 1), key.rank)
         calls, begin = read_log(archive), 0
         for step, count in read_steps(archive):
@@ -134,8 +131,7 @@ class NoiseSearch(Search):
 
 
 def _tell(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
-    """A sentence for the report, if the replays differ first at another record than the recordings, or after the blamed
-    step.
+    """A sentence for the report if the replays differ first at another record, or after the blamed call's step.
 
     `recorded` and `replayed` are the first differing records. None if there is nothing to report.
     """

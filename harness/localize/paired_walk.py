@@ -47,7 +47,7 @@ class Parting(NamedTuple):
 
 
 class Walk:
-    """A walk back through both logs from some records. `found` has the possible causes with their weights: 0 is
+    """A walk back through both logs from some records. `found` has the possible causes and their weights, 0 the
     likeliest.
 
     - `replaced`: for an extra call, by rank and index, the reference's call that it replaces.
@@ -114,8 +114,7 @@ class Walk:
         return known
 
     def _joint(self, rank: int, mine: int, due: int | None, reader: tuple[int, int] | None) -> bool:
-        """Find out why the candidate has the output of call `mine` as an input or a record, and the reference that of
-        call `due`.
+        """Find out why the candidate has the output of call `mine` where the reference has that of call `due`.
 
         `reader` has the indices of the two matching calls with this input; None for a record. Returns whether a cause
         is found.
@@ -160,8 +159,7 @@ class Walk:
         return here is not None and self._add(rank, here, due, "misplaces")
 
     def _reads(self, rank: int, reader: tuple[int, int]) -> bool:
-        """Add the call that reads the wrong value as a cause: "inherits" if no call of the step computed it, otherwise
-        "reads".
+        """Add the call that reads a wrong value: it "inherits" if no call of the step computed it, else it "reads".
 
         Returns True.
         """
@@ -173,8 +171,7 @@ class Walk:
         return self._add(rank, mine, due, "inherits" if is_left else "reads")
 
     def _parallel(self, rank: int, mine: int, due: int) -> bool:
-        """Look for an earlier exchange of values that explains why the outputs of the unmatched calls `mine` and `due`
-        differ.
+        """Look for an earlier exchange of values that explains why the unmatched calls `mine` and `due` differ.
 
         Both outputs are right values. For example, an earlier call may have exchanged two parts of a bucket. The walk
         goes back through calls of the same operators, although they do not match. Returns whether a cause is found.
@@ -192,8 +189,9 @@ class Walk:
         return any(found)
 
     def _call(self, rank: int, mine: int) -> bool:
-        """Search the calls before a call with a match, on all ranks of a collective; if none is wrong, the call is the
-        cause.
+        """Search the calls before a call with a match; if none of them is wrong, the call itself is the cause.
+
+        For a collective, the calls before it on all ranks are searched.
 
         Returns whether a cause is found.
         """
@@ -252,8 +250,7 @@ class Walk:
         return self._add(rank, mine, due, "exchanges") if is_exchange else self._reads(rank, (mine, due))
 
     def _unlike(self, rank: int, mine: int, due: int) -> Iterator[tuple[int | None, int | None, str]]:
-        """For each input in which two calls differ: the candidate's and the reference's producer, and the candidate's
-        value.
+        """For each input in which two calls differ: the producers on both sides, and the candidate's value.
 
         `mine` and `due` are the calls' indices. A producer is None if no call of the step produced the input.
         """
@@ -281,8 +278,7 @@ class Walk:
     def _behind_extra(
         self, rank: int, mine: int, due: int | None, here: int | None, reader: tuple[int, int] | None
     ) -> bool:
-        """Search for the cause if an input or a record has the output of an extra call, `mine`, in place of the output
-        of `due`.
+        """Search for the cause if an input or a record has the output of an extra call, `mine`, not that of `due`.
 
         `here` is the candidate's call that matches `due`, and `reader` the pair of calls with this input. Returns
         whether a cause is found.
@@ -328,8 +324,7 @@ class Walk:
         return not log.lacks(due) and (not made or min(made) < reader)
 
     def _extra(self, rank: int, mine: int, weight: int = 2) -> bool:
-        """Search the producers of an extra call's wrong inputs; if no cause is found there, a wrong extra call is the
-        cause.
+        """Search the producers of an extra call's wrong inputs; if these explain nothing, a wrong call is the cause.
 
         Returns whether a cause is found.
         """
@@ -389,9 +384,7 @@ class Walk:
         return min(packs, default=None)
 
     def _is_elsewhere(self, rank: int, due: int) -> bool:
-        """Whether only other ranks of the candidate run the module of the reference's call `due`, as with pipeline
-        stages.
-        """
+        """Whether only other ranks of the candidate run the module of the reference's call, as in a pipeline."""
         module = self.logs[rank].reference.log[due].place.module
         own = any(call.place.module == module for call in self.logs[rank].log)
         return bool(module) and not own and any(log.matching_here(due) is not None for log in self.logs)
@@ -420,9 +413,7 @@ class Walk:
 
 
 def _is_for_its_reader(call: Call) -> bool:
-    """Whether a call only prepares an input for the call that reads it: it packs, is a constant, or views a whole
-    value.
-    """
+    """Whether a call only prepares the input of its reader: a pack, a constant, or a view of a whole value."""
     return keeps_order(call) or not call.inputs or (name_of(call) in PACKING | CONSTANTS and not call.view)
 
 

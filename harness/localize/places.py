@@ -182,9 +182,7 @@ class Places:
         return not self._has_gradients and (self._is_lost or not torch.is_grad_enabled())
 
     def _begins_gradient(self, name: str, tensors: Iterable[Tensor]) -> bool:
-        """Whether a call makes the gradient with which backward begins, such as `ones_like(loss)` in a trainer's own
-        backward.
-        """
+        """Whether a call makes the gradient with which a trainer's own backward begins, such as `ones_like(loss)`."""
         return name in _FILLS_LIKE and any(tensor.grad_fn is not None for tensor in tensors)
 
     def _writes_buffer(self, name: str, tensors: Iterable[Tensor]) -> bool:
@@ -194,9 +192,7 @@ class Places:
         return target is not None and any(target is x for x in kept)
 
     def _forward(self) -> Place:
-        """The place of a forward call: the innermost running module. It is noted for the autograd nodes that this call
-        creates.
-        """
+        """The innermost running module as a place; it is noted for the autograd nodes that this call creates."""
         place = Place(self._running[-1] if self._running else "", "forward", self._running_chunk())
         self._part = running_part()
         # The number of the autograd node that this call has just made.
@@ -210,9 +206,7 @@ class Places:
         return place
 
     def _backward(self, number: int) -> Place:
-        """The place of a backward call: that of the forward call which created the autograd node with this sequence
-        number.
-        """
+        """The place of the forward call that created the autograd node with this number, as a place of backward."""
         index = bisect.bisect_right(self._numbers, number) - 1
         made_at = self._made_at[index] if index >= 0 else Place(None, "forward")
         self._backward_of = self._micro_batch_at[index] if index >= 0 else None
@@ -233,9 +227,7 @@ class Places:
         return Place(self._owners.get(parameter), "backward")
 
     def micro_batch_of(self, place: Place) -> int | None:
-        """The micro-batch of a call; None if unknown. Each call of the outermost module is a micro-batch, counted from
-        1.
-        """
+        """The number of a call's micro-batch: calls of the outermost module, counted from 1. None if unknown."""
         if (half := self._running_half()) is not None:
             return half[1] + 1
         if self.node is not None or place.chunk is not None:
@@ -259,8 +251,7 @@ class Places:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Context in which hooks keep the stack of running modules. A module stays on the stack until its own hooks
-        have run.
+        """Context in which hooks keep the stack of running modules; a module leaves it after its own hooks.
 
         If compiled code stays whole (`stays_whole`), all of its calls belong to the compiled module. Otherwise compiled
         code is split where modules begin and end, by hooks that are hidden from Dynamo: it would trace global hooks.

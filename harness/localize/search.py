@@ -65,8 +65,7 @@ class UnrepeatableError(BitproofError):
 
 @dataclass
 class Search:
-    """A search for the cause of the first difference between two recordings. Replays write their archives into
-    `folder`.
+    """A search for the cause of the first difference of two recordings. Replays write archives into `folder`.
 
     - `remarks`: sentences for the report, such as why bits could not be fetched; the search adds to them.
     - `is_logged`: the first replays' archives exist already, from runs that reproduced the recordings.
@@ -202,9 +201,7 @@ class Search:
 
     @contextmanager
     def _bits_may_fail(self, whose: str, rank: int) -> Iterator[None]:
-        """Context in which an error that is raised while bits are fetched becomes a remark, as the cause is known
-        without them.
-        """
+        """Context in which an error while bits are fetched becomes a remark, as the cause is known without them."""
         try:
             yield
         except BitproofError as error:
@@ -236,12 +233,11 @@ class Search:
         return [read_log(archive_of(self._archives(role, number), rank)) for rank in range(self.num_ranks)]
 
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
-        """For each call of the culprit's chain, the difference in its output, the culprit's first; empty if none
-        differs.
+        """For each call of the culprit's chain, the difference in its output; empty if none differs.
 
-        An entry is None for a call without a match, for a call that agrees, and for an output that the replay did not
-        reproduce. Such an output need not contradict the verdict: values that no record shows may vary between runs,
-        for example rows that no call reads.
+        The culprit's is first. An entry is None for a call without a match, for a call that agrees, and for an output
+        that the replay did not reproduce. Such an output need not contradict the verdict: values that no record shows
+        may vary between runs, for example rows that no call reads.
         """
         links = culprit.chain or (Link(culprit.call, culprit.rank, 0, culprit.reference, culprit.candidate),)
         outputs = [_first_difference(link, logs) for link in links]
@@ -256,9 +252,7 @@ class Search:
         return [output and self._bits_again(output, next(numbers)) for output in outputs]
 
     def _bits_again(self, output: _ChangedOutput, number: int) -> TensorDifference | None:
-        """The difference in the `number`-th requested output; None if the replay did not reproduce the digests in the
-        logs.
-        """
+        """The difference in the `number`-th requested output; None if a digest is not as in the logs."""
         bits, digests = self._bits(2, output.sites[0].rank, name_of_value(number))
         return bits if tuple(digests) == output.digests else None
 

@@ -17,9 +17,7 @@ MAX_TOLD = 20
 
 
 class UnmatchedCall(NamedTuple):
-    """An unmatched call as text, the number of `ranks` that make it, and the number of `times` on all ranks
-    together.
-    """
+    """An unmatched call as text, on how many `ranks` it is unmatched, and how many `times` on all ranks."""
 
     call: str
     ranks: int

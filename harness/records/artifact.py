@@ -10,11 +10,11 @@ from bitproof.harness.validate import GROWING
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact:
-    """A precompiled step. `fingerprint` identifies all that it was made from; `content` is the sha256 of its file's
-    body.
+    """A precompiled step.
 
-    `nodes` counts its graph's nodes, `groups` the process groups that ranks must make; `compiled` is the sha256 of the
-    code that a backend generated from the graph, None if the graph runs without a backend.
+    `fingerprint` identifies all that it was made from, `content` is the sha256 of its file's body. `nodes` counts its
+    graph's nodes, `groups` the process groups that ranks must make; `compiled` is the sha256 of the code that a backend
+    generated from the graph, None if the graph runs without a backend.
     """
 
     __pydantic_config__ = GROWING

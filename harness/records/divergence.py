@@ -64,8 +64,7 @@ class ChainLink:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherCause:
-    """A further cause of a difference, found in a run in which the reference's values replaced those of the first
-    cause.
+    """A further cause of a difference, found in a run with the reference's values in place of the first cause's.
 
     `call` is a sentence about the blamed call; `operator`, `module`, `direction` and `rank` are its parts. `accounts`
     is the number of tensors that became equal when the reference's values replaced this call's values as well.

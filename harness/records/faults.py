@@ -100,9 +100,7 @@ class Score:
 
     @property
     def is_clean(self) -> bool:
-        """Whether every fault was found, and no equivalent (a rewrite that keeps every bit) was reported as a
-        difference.
-        """
+        """Whether every fault was found, and no equivalent (a rewrite that keeps every bit) was reported."""
         return self.killed == self.faults and not self.flagged
 
     @property
@@ -112,9 +110,7 @@ class Score:
 
     @property
     def overfull(self) -> Share | None:
-        """The first share whose part is larger than its whole; None if there is none. Only a wrong file has such a
-        share.
-        """
+        """The first share whose part exceeds its whole, which only a wrong file has; None if there is none."""
         shares = (
             Share("killed", self.killed, self.faults),
             Share("flagged", self.flagged, self.equivalents),

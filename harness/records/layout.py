@@ -85,8 +85,7 @@ class Box:
         return Box(self.shape, (tuple((first * step, end * step) for first, end in runs),), is_flat=True)
 
     def cut_by(self, cuts: Cuts) -> Box | None:
-        """This box in the form to which `cuts` apply: itself, or its flat box if the cuts are those of the flattened
-        tensor.
+        """This box in the form to which `cuts` apply: itself, or its flat box for cuts of the flattened tensor.
 
         None if it has no such form.
         """
@@ -122,9 +121,7 @@ def alike(boxes: Iterable[Box]) -> list[Box]:
 
 
 def joint_cuts(boxes: Iterable[Box]) -> Cuts:
-    """For each dim, the indices at which a run of any of these boxes begins or ends. All boxes are of the same
-    tensor.
-    """
+    """For each dim, the indices at which a run of any of these boxes of the same tensor begins or ends."""
     boxes = list(boxes)
     return tuple(
         tuple(sorted({index for box in boxes for run in box.runs[dim] for index in run}))

@@ -117,15 +117,11 @@ class LayoutBounds:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether rounding explains all differences: all tensors are within their bounds, and float64 shows no
-        defect.
-        """
+        """Whether rounding explains all differences: they are within bounds, and float64 shows no defect."""
         return self.is_within and not (self.in_float64 and self.in_float64.shows_defect)
 
     def tell(self) -> str:
-        """The result as a sentence, such as "12 tensors have another layout; 13 had to be equal, 26 may be regrouped,
-        from backward on".
-        """
+        """The result as a sentence, such as "12 tensors have another layout; 13 had to be equal, ..."."""
         start = f", from {self.regrouped_from} on" if self.regrouped_from else ""
         counts = f"{self.exact} had to be equal, {self.regrouped} may be regrouped"
         told = f"{self.across} tensors have another layout; {counts}{start}"

@@ -28,9 +28,7 @@ def needs_one_rank(kind: str, case: Case) -> bool:
 
 
 def required_kinds(case: Case) -> tuple[Kind, ...]:
-    """The kinds that a case requires at every step on every rank. One rank is enough for a kind that
-    `needs_one_rank`.
-    """
+    """The kinds that each rank, or one rank for a kind that `needs_one_rank`, must record at every step of a case."""
     asked: tuple[tuple[Kind, bool], ...] = (("grad_norm", case.grad_norm), ("activation", bool(case.observe)))
     return (*REQUIRED_KINDS, *(kind for kind, is_asked in asked if is_asked))
 

@@ -307,9 +307,7 @@ class CaseResult(CaseFindings):
 
     @property
     def agrees_as_expected(self) -> bool:
-        """Whether the case got its expected verdict and differences. In contrast to `as_expected`, ignores baselines
-        and checks.
-        """
+        """Whether the case got its expected verdict and differences. Ignores baselines and checks."""
         if self.case.expected == "CLOSE":
             return self.verdict in (Verdict.CLOSE, Verdict.EQUAL)
         if self.is_beyond_bound:

@@ -31,9 +31,7 @@ def markdown(blocks: Iterable[Block], reasons: Iterable[str] = ()) -> Iterator[s
 
 
 def reasons_of(finding: Finding) -> list[str]:
-    """The sentences of a finding that object to a case: the check's objection, and the reason why it could not
-    judge.
-    """
+    """The reasons of a finding against a case: the check's objection, and why it could not judge."""
     return [reason for reason in (finding.objection, finding.unjudged) if reason]
 
 

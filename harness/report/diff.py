@@ -68,9 +68,7 @@ def tell_diff(
 
 
 def _about_the_cause(kind: str, systems: tuple[str, str], case: str) -> Iterator[str]:
-    """Yield lines that name the part of the step in which the cause is, and the commands that find the call to
-    blame.
-    """
+    """Yield the part of the step in which the cause is, and the commands that find the call to blame, as lines."""
     yield f"  cause: {_CAUSES.get(kind, 'not known')}"
     first, second = systems
     if first != second:

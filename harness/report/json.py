@@ -102,8 +102,7 @@ def upgraded(values: Any) -> Any:
 
 
 def _result(entry: CaseEntry, field: str, where: str) -> CaseResult:
-    """The result of a case, from its entry in a report. `field` is the entry's path in errors, such as
-    `report.cases[0]`.
+    """The result of a case from its entry in a report. `field` is the entry's path, such as `report.cases[0]`.
 
     Raises RecordingError if the verdict does not follow from the entry's own numbers.
     """
@@ -141,7 +140,5 @@ def _damaged(field: str, expected: str, found: object, where: str) -> RecordingE
 
 
 def divergence_to_dict(divergence: Divergence | None) -> dict[str, Any] | None:
-    """A divergence as the JSON object of report.json, which has the fields of its tensor and of the blamed call as
-    well.
-    """
+    """A divergence as the JSON object of report.json, with the fields of its tensor and of the blamed call."""
     return None if divergence is None else cast(dict[str, Any], plain(FlatDivergence.of(divergence)))

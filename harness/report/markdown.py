@@ -124,9 +124,7 @@ def _not_run(report: Report) -> Iterator[str]:
 
 
 def _bounded_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table with as many rows as MAX_TABLE_BYTES allows. If rows are left out, a sentence with their number
-    follows.
-    """
+    """A table with as many rows as MAX_TABLE_BYTES allows, followed by the number of rows that are left out."""
     rows = [[_brief(value) for value in row] for row in rows]
     # Each row of a Markdown table is padded to the widest row, so sizes of rows do not simply add up: halve the rows.
     shown = len(rows)

@@ -90,9 +90,7 @@ class PlainProgress:
         self.stream.flush()
 
     def on_event(self, event: Event) -> None:
-        """Print the event. Events about a case's steps are skipped until 5 s after the last line about a step of that
-        case.
-        """
+        """Print the event, unless it is a step less than 5 s after the last printed step of its case."""
         if event.event == "step":
             now = self.clock()
             # A fast case takes hundreds of steps per second.

@@ -35,9 +35,7 @@ def shown_line(source: str | None) -> str:
 
 
 def file_of(path: str) -> Path | None:
-    """The nearest file on this machine whose path ends with `path`; None if there is none, or several are equally
-    near.
-    """
+    """The nearest file on this machine whose path ends with `path`; None without one, or if several are as near."""
     parts = PurePosixPath(path).parts
     if ".." in parts:
         return None
@@ -57,9 +55,7 @@ def _file_below(path: str, here: str) -> Path | None:
 
 
 def _places(path: str, here: Path) -> Iterator[list[Path]]:
-    """Yield lists of paths at which the file may be. Earlier lists are nearer, and the paths of a list are equally
-    near.
-    """
+    """Yield lists of paths at which the file may be, the nearest first. The paths of a list are equally near."""
     yield from ([top / path] for top in (here, *here.parents))
     end = glob.escape(path)
     yield [Path(each) for depth in range(1, _MAX_DEPTH) for each in glob.iglob(f"{here}/{'*/' * depth}{end}")]

@@ -22,9 +22,7 @@ NARROW = 120
 
 
 def print_report(report: Report, stream: TextIO | None = None) -> None:
-    """Print the verdict table, and below it the causes of unexpected cases. Lines for a pipe are long and not
-    wrapped.
-    """
+    """Print the verdict table, then the causes of unexpected cases. Lines for a pipe are long and not wrapped."""
     from bitproof.harness.report.console import SafeConsole
 
     console = SafeConsole(stream)

@@ -43,9 +43,7 @@ def replay_command(report: Report, result: CaseResult) -> str:
 
 
 def headlines(report: Report) -> list[str]:
-    """The headlines of all cases' checks, such as that a proved case differs. Every form of the report begins with
-    these.
-    """
+    """The headlines of all checks, such as that a proved case differs. Every form of the report begins with them."""
     return [line for result in report.cases for line in headlines_of(result)]
 
 
@@ -60,9 +58,7 @@ def remarks(report: Report) -> list[str]:
 
 
 def expectation(result: CaseResult) -> str:
-    """The expected verdict. For DIFFERENT, the kinds that should differ and the bound follow: `DIFFERENT (grad) within
-    0.02`.
-    """
+    """The expected verdict, followed by the kinds that should differ and the bound: `DIFFERENT (grad) within 0.02`."""
     case = result.case
     if case.expected != "DIFFERENT":
         return case.expected
@@ -110,9 +106,7 @@ _DEMAND = "--require-baseline fails such a case, and `bitproof accept --new` sto
 
 
 def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
-    """Yield lines about both systems' baselines: a line with both statuses, then details of each system that is not
-    EQUAL.
-    """
+    """Yield a line with the status of both systems' baselines, and details of each system that is not EQUAL."""
     if not result.baseline:
         return
     sides = baseline_sides(result)
@@ -188,8 +182,7 @@ def place(result: CaseResult) -> str:
 
 
 def locate(divergence: Divergence | None, case: Case | None = None) -> str:
-    """The first differing record, such as `step 0, rank 3, grad layers.1.moe.router.gate.weight`; "" without a
-    difference.
+    """The first differing record: `step 0, rank 3, grad layers.1.moe.router.gate.weight`; "" if nothing differs.
 
     If a system differs from itself, ` (graph against itself)` follows, or without `case` the role: ` (candidate against
     itself)`.
@@ -243,8 +236,7 @@ def blame_label(divergence: Divergence) -> str:
 
 
 def evidence(call: BlamedCall | None) -> list[tuple[str, str]]:
-    """Labels and texts about the blamed call: the expected and the found setting or operator, and the results of
-    exchanges.
+    """Labels and texts about the blamed call: what was expected and found, and the results of exchanges.
 
     Empty if no exchange verified the call at least in part; `blame` states that. For example:
 
@@ -324,9 +316,7 @@ def extent(difference: TensorDifference | ChainLink | None) -> str:
 
 
 def value_of(bits: str, dtype: str) -> str:
-    """The number with these bits, as text: `0x3f80` of bfloat16 is `1`; "" for dtypes without ULPs, and for invalid
-    bits.
-    """
+    """The number with these bits, as text: `0x3f80` of bfloat16 is `1`; "" for other dtypes and invalid bits."""
     # bfloat16 is the upper half of a float32, so zeros complete it.
     formats = {"float16": (">e", ""), "bfloat16": (">f", "0000"), "float32": (">f", ""), "float64": (">d", "")}
     if dtype not in formats:
@@ -339,9 +329,7 @@ def value_of(bits: str, dtype: str) -> str:
 
 
 def sample_rows(difference: TensorDifference | None) -> list[tuple[str, ...]]:
-    """Rows about the first differing elements: index, bits in both systems, and values in both systems, "" if
-    unknown.
-    """
+    """Rows about the first differing elements: index, bits in both systems, values in both systems ("": unknown)."""
     if difference is None:
         return []
     dtype = (difference.reference_type or "").partition("[")[0]
@@ -378,9 +366,7 @@ def total_seconds(result: CaseResult) -> float:
 
 
 def flatten_seconds(result: CaseResult) -> list[tuple[str, float]]:
-    """The name and the seconds of each measured part of a case's time. Names of nested parts are such as
-    `passes.chunk`.
-    """
+    """The name and the seconds of each measured part of a case's time; nested parts are named as `passes.chunk`."""
     return [(name, value) for name, value in flatten(result.seconds.known()) if value is not None]
 
 

@@ -65,8 +65,7 @@ def warm_up() -> None:
 
 
 def prepare_run_dir(report_dir: Path) -> Path:
-    """Create the folder `<report_dir>/<run_id>/` and return it. Raises UsageError if a report could not be written
-    there.
+    """Create the folder `<report_dir>/<run_id>/` and return it. Raises UsageError if no report can be written there.
 
     The run id is the UTC time and a random suffix, so that runs in the same second have different folders.
     """
@@ -157,9 +156,7 @@ def _write_together(texts: Mapping[str, str], folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: str) -> None:
-    """Write a text file such that other processes see all of it or nothing. Characters that cannot be encoded are
-    escaped.
-    """
+    """Write a text file whole or not at all. Characters that cannot be encoded are escaped."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:

@@ -27,8 +27,7 @@ _MAX_LENGTH = 4000
 def wrong_settings(
     call: Call | None, partner: Call | None, settings: Sequence[DifferingSetting], step: int
 ) -> tuple[DifferingSetting, ...]:
-    """The `settings` that explain why a call of an update differs from the reference's call `partner`; empty if none
-    does.
+    """The `settings` that explain why a call of an update differs from the reference's call; empty if none does.
 
     `settings` are the settings that differ; `step` counts from 0. `call` or `partner` is None if the candidate or the
     reference lacks the call. For example, SGD calls `add` for a weight decay of 0.1, and not for one of 0.0.
@@ -71,9 +70,7 @@ def _changing(
 
 
 def _has(text: str | None, number: float) -> bool:
-    """Whether `text` contains a number. True if `text` is None, since a system without the call has no number to
-    compare.
-    """
+    """Whether `text` contains a number. True if `text` is None: a system without the call has no number."""
     if text is None:
         return True
     for match in _NUMBER.finditer(text[:_MAX_LENGTH]):

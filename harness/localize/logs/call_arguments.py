@@ -27,9 +27,7 @@ def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def read_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that a call reads: all arguments but outputs such as `out=`, whose previous values do not
-    matter.
-    """
+    """The arguments that a call reads: all but outputs such as `out=`, whose previous values do not matter."""
     if not (only_written := _only_written(function)):
         return [*args, *kwargs.values()]
     return [value for name, value in given_to(function, args, kwargs).items() if name not in only_written]
@@ -44,9 +42,7 @@ def _only_written(function: Any) -> frozenset[str]:
 
 
 def scalars_of(function: Any, args: Any, kwargs: Any) -> tuple[tuple[str, str], ...]:
-    """The arguments that are numbers, strings, dtypes or lists of these, as pairs of name and text. Defaults are
-    included.
-    """
+    """The arguments that are numbers, strings, dtypes or lists of these, by name as texts; defaults included."""
     given = _defaults(function) | given_to(function, args, kwargs) if schema_of(function) else {}
     return tuple((name, str(value)) for name, value in given.items() if _is_scalar(value))
 

@@ -102,9 +102,7 @@ class CallRecorder(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """True, so that compiled code runs as it is. By default torch.compile runs eagerly under a dispatch mode, which
-        computes different bits.
-        """
+        """Keep compiled code: by default it runs eagerly under a dispatch mode, and computes different bits."""
         return True
 
     def __init__(
@@ -175,8 +173,7 @@ class CallRecorder(TorchDispatchMode):
             self._seen.setdefault(storage, {})[id(tensor)] = weakref.ref(tensor)
 
     def _given(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments with which a call runs: an input with a planned exchange is replaced by the other system's
-        value.
+        """A call's arguments, in which inputs with a planned exchange are replaced by the other system's values.
 
         Also copies requested inputs into `kept`.
         """
@@ -204,7 +201,6 @@ class CallRecorder(TorchDispatchMode):
                 generator.set_state(other)
 
     def _reading(self, function: Any, args: Any, kwargs: Any) -> _Reading:
-        """Read a call's inputs before it runs, since it may overwrite them."""
         lanes, generator = num_lanes(function, args, kwargs), _generator(function, args, kwargs)
         if self._only_keeps:
             return _Reading(lanes, [_Inputs((), ())] * (lanes or 1), (), generator, _state(generator))
@@ -298,9 +294,7 @@ class CallRecorder(TorchDispatchMode):
         )
 
     def _with_state(self, read: _Inputs, state: str) -> _Inputs:
-        """A random call's inputs, followed by its generator's state. The state's producer is the call that left this
-        state.
-        """
+        """A random call's inputs, followed by its generator's state. Its producer is the call that left the state."""
         # `producers` may go on after those of the inputs, with writers of parts: the state's comes before these.
         own, more = read.producers[: len(read.digests)], read.producers[len(read.digests) :]
         producers = (*own, self._producers.get((GENERATORS, state)), *more)
@@ -329,9 +323,7 @@ class CallRecorder(TorchDispatchMode):
         return tensors_in(written if in_place else (result, written))
 
     def _held(self, function: Any, written: list[Tensor], result: Any) -> Any:
-        """The result of a c10d collective, with its async handles wrapped: waiting for a handle logs the collective's
-        outputs.
-        """
+        """The result of a c10d collective. Its async handles are wrapped: a wait logs the collective's outputs."""
         index = len(self.calls)
 
         def arrived() -> None:
@@ -370,9 +362,7 @@ class CallRecorder(TorchDispatchMode):
         return is_written and any(tensor() is not None for tensor in self._seen.get(storage, {}).values())
 
     def _aliases(self, written: list[Tensor]) -> list[tuple[int, str]]:
-        """The storage and digest of each living tensor that shares a storage with a `written` tensor and is not among
-        these.
-        """
+        """The storage and digest of each other living tensor that shares a storage with a `written` tensor."""
         same = [(_storage(x), tensor()) for x in written for tensor in self._seen.get(_storage(x), {}).values()]
         return [(storage, _digest(x)) for storage, x in same if x is not None and all(x is not y for y in written)]
 
@@ -494,8 +484,7 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _is_filled(tensor: Tensor, *, with_zeros: bool) -> bool:
-    """Whether all elements have the value with which deterministic mode fills new memory: NaN, the largest integer, or
-    True.
+    """Whether all elements have the value of new memory in deterministic mode: NaN, the largest integer, or True.
 
     With `with_zeros`, for memory that was allocated as zeros: whether all elements are zero.
     """

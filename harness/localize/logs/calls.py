@@ -86,9 +86,7 @@ def is_abandoned(call: Call) -> bool:
 
 
 def gives_what_it_reads(call: Call) -> bool:
-    """Whether every output of a call equals one of its inputs, as for a product with 1. False for a call without
-    outputs.
-    """
+    """Whether each output of a call equals one of its inputs, as for a product with 1. False without outputs."""
     outputs, inputs = call.outputs, call.inputs
     return bool(outputs) and outputs[0] in inputs and (len(outputs) == 1 or set(outputs) <= set(inputs))
 

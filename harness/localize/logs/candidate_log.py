@@ -35,9 +35,7 @@ class CandidateLog(IndexedLog):
         return self._matching.theirs[index]
 
     def matching_here(self, index: int) -> int | None:
-        """The index of the candidate's call that matches the reference's call `index`; None if the candidate has
-        none.
-        """
+        """The index of the candidate's call that matches the reference's call `index`; None if there is none."""
         return self._matching.mine[index]
 
     def differs(self, index: int) -> bool:
@@ -55,8 +53,7 @@ class CandidateLog(IndexedLog):
         return call.outputs != due and not (call.view and set(call.outputs) <= set(due))
 
     def _givers(self, index: int, call: Call) -> tuple[int | None, ...]:
-        """For each input, its producer: the call that wrote it into memory or, if unknown, the last call with an equal
-        output.
+        """For each input, its producer: the call that wrote it or, if unknown, the last call with an equal output.
 
         The producer is None if no call wrote the input and its value is right: then it is from before the step. If the
         call may have got a wrong number that was read out of a tensor, the call that read it out follows the inputs'
@@ -118,8 +115,7 @@ class CandidateLog(IndexedLog):
         return giver
 
     def how_it_came(self, index: int, known: Sequence[str] = ()) -> Literal["unwritten", "outside"] | None:
-        """The defect of a call that reads, directly or through views, an input that no call wrote; None if there is no
-        such input.
+        """The defect of a call that reads, directly or through views, an input that no call wrote; None without one.
 
         The defect is "unwritten" if the input is uninitialized memory, and "outside" if something else than a call,
         such as NumPy, wrote memory of this step. Inputs with a value among `known` do not count.

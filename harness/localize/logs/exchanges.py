@@ -41,8 +41,7 @@ class Exchanges:
         return bool(self._planned)
 
     def of_inputs(self, call: int, operator: str, read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[int, Any]:
-        """The tensors that replace inputs of a call which is about to run, by the `id` of the tensor that each
-        replaces.
+        """The tensors to use as inputs of a call that is about to run, by the `id` of the tensor that each replaces.
 
         `call` is the call's index. `read` are its inputs, and `written` the tensors that it writes in place.
         """
@@ -69,7 +68,7 @@ class Exchanges:
         written: Sequence[Tensor],
         reads: tuple[str, ...],
     ) -> dict[int, Any]:
-        """The tensors that replace outputs of a call which has run, by the `id` of the tensor that each replaces.
+        """The tensors to use as outputs of a call that has run, by the `id` of the tensor that each replaces.
 
         `call` is the call's index. `given` are its arguments, `written` the tensors that it wrote in place, and `reads`
         the digests of its inputs.
@@ -99,8 +98,7 @@ class Exchanges:
         keeps: bool = False,
         is_input: bool = False,
     ) -> Tensor:
-        """Exchange a call's input or output `tensor`, if an exchange is planned for it, and return the resulting
-        tensor.
+        """Make the planned exchange, if any, of a call's input or output `tensor`, and return the resulting tensor.
 
         Returns `tensor` itself if none is planned or made. With `keeps`, the other system's value goes into new memory,
         and the memory of `tensor` stays unchanged, unless the planned exchange is in place.
@@ -134,8 +132,7 @@ class Exchanges:
         return other
 
     def _may(self, planned: ValueExchange, held: str, operator: str, reads: tuple[str, ...] | None) -> bool:
-        """Whether a planned exchange is to be made; if not, its outcome is noted. `held` is the digest of the value to
-        replace.
+        """Whether to make a planned exchange; if not, its outcome is noted. `held` is the digest of the present value.
 
         A value that is right already is not exchanged, and counts as done.
         """
@@ -160,9 +157,7 @@ class Exchanges:
             self._written.add(planned.wanted)
 
     def _exchanged(self, planned: ValueExchange, tensor: Tensor, beside: bool) -> Tensor:
-        """Write the other system's value into the tensor, and return it. With `beside`, return the value in new
-        memory.
-        """
+        """Write the other system's value into the tensor and return it; with `beside`, return new memory."""
         value = read_value(archive_of(planned.archives, planned.site.rank), planned.name)
         types = type_of(plain(tensor)), type_of(value)
         if types[0] != types[1]:

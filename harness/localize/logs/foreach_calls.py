@@ -36,9 +36,7 @@ def num_lanes(function: Any, args: Any, kwargs: Any) -> int:
 
 
 def lane(values: Iterable[Any], index: int, lanes: int) -> list[Any]:
-    """The arguments, or results, that a call over lists has at an index: each list of `lanes` tensors becomes its
-    entry.
-    """
+    """The arguments or results of a call over lists at an index: each list of `lanes` tensors becomes its entry."""
     return [value[index] if _is_list(value) and len(value) == lanes else value for value in values]
 
 

@@ -22,9 +22,7 @@ _BROADCASTS = {"broadcast_", "broadcast"}
 
 
 def without_idle_broadcasts(logs: Sequence[Sequence[Call]]) -> list[Sequence[Call]]:
-    """The logs of all ranks, in which no call has its input from a broadcast that changes no memory. Indices do not
-    change.
-    """
+    """The logs of all ranks, without broadcasts that change no memory as producers. Indices stay the same."""
     joined = JoinedLogs(logs)
     return [_rewritten(calls, _idle(rank, calls, joined)) for rank, calls in enumerate(logs)]
 
@@ -60,8 +58,7 @@ def _rewritten(calls: Sequence[Call], idle: set[int]) -> Sequence[Call]:
 
 
 def _copied_back(calls: Sequence[Call], index: int, idle: set[int]) -> set[int]:
-    """The index of a call that copies a part of an idle bucket over an equal value, and those of the views that take
-    the part.
+    """The index of a call that copies an unchanged part out of an idle bucket, and those of the views of that part.
 
     An idle bucket is the output of a broadcast in `idle`, which changed no memory. Empty for any other call.
     """

@@ -1,5 +1,4 @@
-"""Order the calls of all ranks partially: each rank's calls in its own order, a collective's launches before its
-results.
+"""Order the calls of all ranks: each rank's calls in its own order, a collective's launches before its results.
 
 Indices in the logs of different ranks cannot be compared. For example, call 7 of rank 0 comes before call 3 of rank 1
 if call 3 reads the result of a collective that rank 0 launched after call 7.
@@ -45,9 +44,7 @@ class JoinedLogs:
         self._rounds: list[list[int]] | None = None
 
     def together(self, site: Site) -> list[Site]:
-        """For a collective, the calls of all ranks that are part of it, rank by rank; for any other call, only this
-        call.
-        """
+        """The calls of all ranks that are the same collective, rank by rank; for any other call, only itself."""
         rank, index = site
         call = self.logs[rank][index]
         if not call.collective:
@@ -61,9 +58,7 @@ class JoinedLogs:
         return found or [site]
 
     def turn(self, site: Site) -> int:
-        """The number of collectives that the same rank launched earlier in the same group as the collective at
-        `site`.
-        """
+        """The number of collectives that this collective's rank launched before it in the same group."""
         return self._turns[site[0]][site[1]]
 
     def when(self, site: Site) -> tuple[int, int, int]:

@@ -84,9 +84,7 @@ class Matching:
         return (calls[index].scalars, before) if is_known else (side, index)
 
     def _match(self, key: Key, own: Iterable[int] | None = None, due: Iterable[int] | None = None) -> None:
-        """Match unmatched calls for which `key` returns the same value, in order, if their directions and chunks
-        agree.
-        """
+        """Match unmatched calls with equal values of `key`, in order, if their directions and chunks agree."""
         calls, known = self.calls
         waiting: dict[Hashable, list[int]] = defaultdict(list)
         for index in range(len(known)) if due is None else due:
@@ -185,8 +183,7 @@ class Matching:
 
 
 def _steps(calls: Sequence[Call]) -> list[int]:
-    """For each call, the number of complete steps before it in the log. A new step begins with a forward after an
-    update.
+    """For each call, the number of complete steps before it. A new step begins with a forward after an update.
 
     Only calls of the same step match by origin. Otherwise an extra call could match a call of the next step that
     computes the same value, such as the second increase of a counter.

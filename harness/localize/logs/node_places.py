@@ -35,8 +35,7 @@ _TYPES: Mapping[str, Any] = {"module": str, "direction": str, "chunk": int, "sou
 
 
 def place_of(node: Node) -> tuple[Place, str | None]:
-    """A node's place, and the line of the user's code that made it. Unknown fields of the place, or an unknown line,
-    are None.
+    """A node's place, and the line of the user's code that made it. Unknown fields, or an unknown line, are None.
 
     Raises UsageError for a user's metadata in another form than `harness.systems.registry` documents.
     """

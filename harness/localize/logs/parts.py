@@ -1,5 +1,4 @@
-"""Remember which calls wrote the parts of a storage, since memory that is read as a whole may have been filled in
-parts.
+"""Remember which calls wrote the parts of a storage: memory that is read as a whole may have been filled in parts.
 
 For example, DistributedDataParallel fills a bucket through a view for each gradient, and then all-reduces the bucket.
 """
@@ -15,9 +14,7 @@ from torch import Tensor
 
 
 class _Geometry(NamedTuple):
-    """The elements of a storage that a tensor covers, as the tensor's shape, strides and offset, counted in
-    elements.
-    """
+    """The elements of a storage that a tensor covers: its shape, strides and offset, counted in elements."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -37,8 +34,9 @@ class Parts:
         self._left: dict[int, dict[_Geometry, tuple[str, int]]] = defaultdict(dict)
 
     def leave(self, storage: int, tensor: Tensor, value: str, index: int) -> None:
-        """Note that call `index` wrote the value with digest `value` into `tensor`, if the tensor is only a part of its
-        storage.
+        """Note that call `index` wrote a value into `tensor`, if this is only a part of its storage.
+
+        `value` is the digest of the value.
         """
         if tensor.layout is torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes:
             geometry = _Geometry(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))

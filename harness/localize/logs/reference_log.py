@@ -32,9 +32,7 @@ class IndexedLog:
         return bisect_left(self.there(self.log[index]), index)
 
     def of_occurrence(self, call: Call, occurrence: int) -> int | None:
-        """The index of the call that has the operator and place of `call`, and `occurrence` such calls before it; None
-        if absent.
-        """
+        """The index of the call with this operator and place that has `occurrence` such calls before it, or None."""
         there = self.there(call)
         return there[occurrence] if occurrence < len(there) else None
 
@@ -56,9 +54,7 @@ class IndexedLog:
         return found
 
     def readers(self, index: int) -> Sequence[tuple[int, int]]:
-        """A pair for each input that is an output of call `index`: the index of the reading call, and the input's
-        position.
-        """
+        """A pair for each input that is an output of call `index`: the reading call's index, the input's position."""
         return self._readers.get(index, ())
 
     @cached_property

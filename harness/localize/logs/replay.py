@@ -144,9 +144,7 @@ class StepTrace:
     exchanged: list[Exchanged] = field(default_factory=list)
 
     def add_calls(self, step: int, calls: Iterable[Call]) -> None:
-        """Append the log of a step. Indices of producers, which count within the step, become indices into the whole
-        log.
-        """
+        """Append the log of a step, whose indices of producers become indices into the whole log."""
         before = len(self.calls)
         self.calls += [
             call._replace(producers=tuple(None if index is None else before + index for index in call.producers))
@@ -183,8 +181,7 @@ def write_archive(path: Path, step_trace: StepTrace) -> None:
 
 
 def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
-    """Write into `target` the archives of a replay for the values at `sites`, from spare values in the archives of
-    `source`.
+    """Write the archives of a replay for the values at `sites` into `target`, from spare values in `source`.
 
     Then that replay need not run. Returns False, and writes nothing, if `source` lacks any of the values.
     """
@@ -206,9 +203,7 @@ def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
 
 
 def packed_calls(path: Path) -> bytes:
-    """The content of a compressed archive that has only the calls of the archive at `path`; baselines store such
-    archives.
-    """
+    """The bytes of a compressed archive with only the calls of the archive at `path`. Baselines store such archives."""
     packed = io.BytesIO()
     # A `ZipInfo` of its own has a fixed time, so that equal calls become equal bytes.
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -226,9 +221,7 @@ def read_log(path: Path) -> list[Call]:
 
 
 def read_steps(path: Path) -> list[tuple[int, int]]:
-    """A pair for each logged step: its number, and the number of its calls. Raises RecordingError if the file is
-    damaged.
-    """
+    """The number of each logged step, with the number of its calls. Raises RecordingError if these are damaged."""
     try:
         return [(int(step), int(count)) for step, count in json.loads(_read(path, STEPS))]
     except (ValueError, TypeError, RecursionError) as error:

@@ -76,7 +76,7 @@ class Apart:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DivergenceBlock:
-    """The first differing tensor and the blamed call. `apart` has the difference of that tensor and of the call's
+    """The first differing tensor and the blamed call. `apart`: the difference of the tensor and of the call's
     output.
     """
 
@@ -266,8 +266,7 @@ def _divergence(result: CaseResult, first: Divergence) -> DivergenceBlock:
 
 
 def _bars(histogram: dict[str, int] | None) -> list[tuple[str, int, int]]:
-    """The bars of a histogram: for each bucket with elements its name, its count, and its length in percent of the
-    longest.
+    """The bars of a histogram: each bucket's name, its count, and its length in percent of the longest bar.
 
     Lengths are logarithmic, so that the bar of a single element is visible.
     """

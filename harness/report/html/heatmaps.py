@@ -58,9 +58,7 @@ class _Columns:
         self._agrees = "x" if result.verdict == Verdict.UNVERIFIED else "0"
 
     def cell(self, column: int, count: int, share: float, tooltip: str = "") -> Cell:
-        """A cell for `count` differences in a column. `share` is their share of the records, which decides the
-        shade.
-        """
+        """A cell for `count` differences in a column. Their `share` of the records decides the shade."""
         # More records may differ than the report lists, so the count is only a lower bound, and 0 means nothing.
         if self.ranges[column][-1] >= self._unsure:
             return f"{count}+" if count else "?", shade_of(share) if count else "x", tooltip
@@ -108,8 +106,7 @@ def wanted_cells(result: CaseResult) -> int:
 
 
 def by_tensor(result: CaseResult, max_cells: int) -> TensorHeat | None:
-    """The heatmap of the differing tensors, in the order of their first difference, with about `max_cells` cells at
-    most.
+    """The heatmap of the differing tensors, in the order of their first difference, of about `max_cells` cells.
 
     None if the report lists no differing tensor.
     """

@@ -1,6 +1,4 @@
-"""The page's picture of a cause: a horizontal lane for each rank, and a line through the calls from the blamed call
-on.
-"""
+"""The page's picture of a cause: a lane for each rank, and a line through the calls from the blamed call on."""
 
 from __future__ import annotations
 
@@ -16,8 +14,7 @@ _STEP, _LANE, _LEFT, _TOP, _LABEL = 96, 46, 96, 30, 17
 
 @dataclass(frozen=True, kw_only=True)
 class RankLanes:
-    """A picture of the calls from the blamed call to the differing tensor: a lane for each rank, a line through the
-    calls.
+    """A picture of the calls from the blamed call to the differing tensor: a lane per rank, a line through the calls.
 
     `lanes` has each lane's name and y coordinate in pixels. `calls` has x, y, operator and module of each call, the
     blamed call first; `points` is the line through these calls. `alike` has the positions of the blamed call on other

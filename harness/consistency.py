@@ -276,7 +276,10 @@ def _unfounded_different(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _unfounded_closeness(result: CaseResult) -> Iterator[Contradiction]:
-    """Yield the contradictions of a measured closeness that is within the case's bound."""
+    """Yield the contradictions of a closeness that must be within the case's bound.
+
+    Every compared kind must be measured, and no tensor or element may be beyond the bound.
+    """
     found = result.closeness
     assert found is not None
     # Every compared kind must be measured, and no element may be beyond the bound.

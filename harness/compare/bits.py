@@ -120,10 +120,8 @@ def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
 def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
     """The distance between corresponding elements in ULPs, as defined by `max_ulp_distance`.
 
-    The dtype must be in ULP_DTYPES.
-
-    Distances are int64 modulo 2^64, so a distance of 2^63 or more looks negative. Only float64s can have such a
-    distance.
+    The dtype must be in ULP_DTYPES. Distances are int64 modulo 2^64, so a distance of 2^63 or more looks negative. Only
+    float64s can have such a distance.
     """
     import torch
 

@@ -127,7 +127,7 @@ class Evidence:
 
     @property
     def gaps(self) -> list[str]:
-        """A sentence for each gap in the evidence, such as a record of a single system; empty without gaps."""
+        """A sentence for each gap in the evidence, such as a record that only one system has; empty without gaps."""
         absent = [] if self._unpaired.empty else [*self._absent()]
         missing, extra = (
             [key for key in keys if not self.one_sided.covers(key)]

@@ -286,7 +286,7 @@ class _Cells:
 
 
 def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
-    """By cell, the digests of the cells in a rank's part; None if the part's layout or the digests are unknown."""
+    """The digest of each cell in a rank's part, by cell; None if the part's layout or the digests are unknown."""
     cells = _cells_in(record.box, record.shape if record.box is None and not record.placements else None, cuts)
     text = record.cells
     if cells is None or text is None or len(text) != DIGEST_DIGITS * len(cells):
@@ -331,8 +331,8 @@ def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_a
     """Whether a tensor's layouts differ, so that its records do not pair rank by rank.
 
     True if the numbers of ranks differ (`have_as_many` is False); otherwise False for a tensor that one system lacks. A
-    rank's part without elements counts as equal to any layout, such as the gradient None of a parameter that FSDP2
-    shards: its records pair, and differ.
+    part without elements never makes layouts differ: the gradient None of a parameter that FSDP2 shards has such a
+    part, and its records pair, and differ.
     """
     if not have_as_many:
         return True

@@ -78,6 +78,7 @@ def culprits_in(
         walk = Walk(logs, joined, known)
         walk.from_record(rank, pair)
         if walk.found:
+            # From other ranks' records the same defect may be reached on those ranks, and only there.
             others = Walk(logs, joined, known)
             for record in records:
                 others.from_record(*record)

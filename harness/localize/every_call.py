@@ -200,6 +200,7 @@ class EveryCall:
         known = next(calls for number, calls in self._steps("reference", 1, rank) if number == step)
         is_made = any((each.operator, each.inputs) == (call.operator, call.inputs) for each in known)
         how = HOW["computes"] if is_made else ANOTHER_VALUE
+        # If the reference has no such call at all, the call is extra, whether its inputs are known or not.
         kind = call.operator, call.place.direction
         if all((each.operator, each.place.direction) != kind for each in known):
             how = HOW["adds"]

@@ -96,6 +96,7 @@ class Walk:
                 mine, due = reader, match
         if mine is not None and how != "abandons":
             call = self.logs[rank].log[mine]
+            # The least likely causes: a call without inputs, and an extra call that computes nothing.
             if not call.inputs or (how == "adds" and (name_of(call) in CONSTANTS or self.logs[rank].packs(mine))):
                 weight = 3
         return self._found(Parting(rank, mine, due, how), weight)
@@ -159,9 +160,9 @@ class Walk:
         return here is not None and self._add(rank, here, due, "misplaces")
 
     def _reads(self, rank: int, reader: tuple[int, int]) -> bool:
-        """Add the call that reads a wrong value: it "inherits" if no call of the step computed it, else it "reads".
+        """Add the call that reads a wrong value as a cause. Returns True.
 
-        Returns True.
+        Its defect is "inherits" if no call of the step computed the value, and "reads" if an earlier call did.
         """
         log, (mine, due) = self.logs[rank], reader
         is_left = any(
@@ -324,7 +325,7 @@ class Walk:
         return not log.lacks(due) and (not made or min(made) < reader)
 
     def _extra(self, rank: int, mine: int, weight: int = 2) -> bool:
-        """Search the producers of an extra call's wrong inputs; if these explain nothing, a wrong call is the cause.
+        """Search the producers of an extra call's wrong inputs; if these explain nothing, the call itself may be wrong.
 
         Returns whether a cause is found.
         """

@@ -54,9 +54,8 @@ def listed(found: Sequence[UnmatchedCall]) -> str:
 def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
     """Compare a rank's logs of a step: find the candidate's calls with an output that is nowhere in the reference.
 
-    Views and packs of the reference's values are listed separately, as a pass may cut and join tensors. But a view or
-    pack is unmatched if the reference makes the same call, with equal inputs and numbers, and it has another output
-    there.
+    Views and packs of the reference's values are listed separately, as a pass may cut and join tensors. But if the
+    reference makes the same view or pack, with equal inputs and numbers, a different output is unmatched.
     """
     right = {value for call in reference for value in (*call.inputs, *call.outputs, *call.aliases)}
     made: defaultdict[tuple[object, ...], set[tuple[str, ...]]] = defaultdict(set)

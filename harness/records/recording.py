@@ -28,7 +28,7 @@ def needs_one_rank(kind: str, case: Case) -> bool:
 
 
 def required_kinds(case: Case) -> tuple[Kind, ...]:
-    """The kinds that each rank, or one rank for a kind that `needs_one_rank`, must record at every step of a case."""
+    """The kinds that every rank must record at every step of a case; for a kind that `needs_one_rank`, one rank."""
     asked: tuple[tuple[Kind, bool], ...] = (("grad_norm", case.grad_norm), ("activation", bool(case.observe)))
     return (*REQUIRED_KINDS, *(kind for kind, is_asked in asked if is_asked))
 

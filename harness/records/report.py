@@ -19,8 +19,7 @@ class Report:
     - `not_run`: by name, each case that this machine cannot judge, and the reason.
     - `remarks`: sentences that apply to every case of the run.
     - `faults`: the score of fault injection in this run, or in a run that was merged into it.
-    - `shard`: the part of a selection that these cases are, if several machines share a selection; it lists all cases
-      of the selection.
+    - `shard`: if several machines share a selection of cases, the number of this part, and the whole selection.
     - `left_out`: the cases of `not_run`, except those that `shard` lists.
     """
 

@@ -55,9 +55,9 @@ class CandidateLog(IndexedLog):
     def _givers(self, index: int, call: Call) -> tuple[int | None, ...]:
         """For each input, its producer: the call that wrote it or, if unknown, the last call with an equal output.
 
-        The producer is None if no call wrote the input and its value is right: then it is from before the step. If the
-        call may have got a wrong number that was read out of a tensor, the call that read it out follows the inputs'
-        producers.
+        The producer is None if no call wrote the input and its value is right: then it is from before the step. A
+        further entry may follow: the call that read a wrong number out of a tensor, if this call may have got the
+        number.
         """
         producers = call.producers or (None,) * len(call.inputs)
         right = self.reference.values if call.producers else ()
@@ -101,9 +101,9 @@ class CandidateLog(IndexedLog):
         return self._given[index]
 
     def maker(self, index: int, position: int) -> int | None:
-        """The index of the call that produced an input.
+        """The index of the call that produced an input; None for a value from before the step.
 
-        None for a value from before the step, and for a view of such a value if the reference does not have the value.
+        None also for a view of a value from before the step, if the reference does not have this value.
         """
         giver = self._given[index][position] if position < len(self._given[index]) else None
         view = giver

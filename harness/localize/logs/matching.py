@@ -4,10 +4,10 @@ The origin of a call is its operator, module, direction, chunk, micro-batch and 
 equal inputs and outputs, then by equal inputs, then by equal outputs. If equally many remain on both sides, these are
 matched in order. The others may have moved, so they are matched across origins by the same values. Then views are
 matched that return the same value by different operators, such as `slice` for a half of `split`. Last, each call is
-matched with the call of the same operator that shares the most inputs.
+matched with the call of the same operator that shares the most inputs. Example, within one module:
 
-Example: the reference has `mm x w -> a` and `mm y w -> b` in one module, and the candidate `mm y w -> B` and `mm x w ->
-a`. By inputs, the candidate's first call matches the reference's second.
+    reference    mm x w -> a    mm y w -> b
+    candidate    mm y w -> B    mm x w -> a        by inputs, the first call matches the reference's second
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Matching:
         self.calls = candidate, reference
         self.theirs: list[int | None] = [None] * len(candidate)
         self.mine: list[int | None] = [None] * len(reference)
+        # Receives come first: messages match by their order, never by values. Then from the strictest key to the loosest,
+        # as each step matches only calls that the steps before have left.
         self._receives()
         for keys in (_origin, lambda c: (c.operator, c.place), lambda c: (c.operator, c.place[:2])):
             self._match_groups(keys)

@@ -144,7 +144,10 @@ class StepTrace:
     exchanged: list[Exchanged] = field(default_factory=list)
 
     def add_calls(self, step: int, calls: Iterable[Call]) -> None:
-        """Append the log of a step, whose indices of producers become indices into the whole log."""
+        """Append the log of a step.
+
+        Indices of producers count within the step, and are converted to indices into the whole log.
+        """
         before = len(self.calls)
         self.calls += [
             call._replace(producers=tuple(None if index is None else before + index for index in call.producers))

@@ -132,7 +132,7 @@ class ArtifactError(BitproofError):
 
 
 class MachineError(BitproofError):
-    """This machine or its installed software lacks something that the case needs. Another may judge the case."""
+    """This machine or its software lacks something that the case needs. Another machine can judge the case."""
 
 
 class RecordingError(BitproofError):

@@ -66,7 +66,7 @@ class Relaid:
 
     - `across`: the tensors that are compared by cells.
     - `unusable`: a sentence for each gap in the evidence.
-    - `parted`: the tensors that differ between ranks of one system that have the same part of them.
+    - `parted`: the tensors whose replicas differ: ranks of one system have the same part, with different bits.
     - `apart`: the sentences about these tensors.
     """
 

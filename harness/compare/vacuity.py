@@ -48,7 +48,7 @@ class Agreement:
         self._tensors.setdefault((key.kind, key.name), set()).add(reason)
 
     def vacuous_steps(self, case: Case) -> Iterator[str]:
-        """Yield a sentence for each required kind that has a step without a tensor, on any rank, that is evidence."""
+        """Yield a sentence for each required kind that has a step at which no tensor, on any rank, is evidence."""
         for kind in required_kinds(case):
             # A kind without records at a step is a gap in the evidence, and is reported as one.
             steps = [step for step in case.compared_steps if None not in self._steps.get((kind, step), {None})]

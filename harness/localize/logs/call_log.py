@@ -294,7 +294,7 @@ class CallRecorder(TorchDispatchMode):
         )
 
     def _with_state(self, read: _Inputs, state: str) -> _Inputs:
-        """A random call's inputs, followed by its generator's state. Its producer is the call that left the state."""
+        """A random call's inputs, followed by its generator's state, whose producer is the call that left it."""
         # `producers` may go on after those of the inputs, with writers of parts: the state's comes before these.
         own, more = read.producers[: len(read.digests)], read.producers[len(read.digests) :]
         producers = (*own, self._producers.get((GENERATORS, state)), *more)

@@ -151,9 +151,9 @@ class CandidateLog(IndexedLog):
     def makes_right_values(self, index: int) -> bool:
         """Whether each output of a call is a value of the reference, or is taken apart into such values by its readers.
 
-        If so, the call is right, and a call that reads its output wrong. For example, an extra `clone` makes a right
-        value, and `add` reads the clone in place of another value. Or an extra `all_reduce` sums a bucket, and the
-        parts that are taken out of it are right gradients.
+        If so, this call is right, and a call that reads its output is wrong. For example, an extra `clone` makes a
+        right value, and `add` reads the clone in place of another value. Or an extra `all_reduce` sums a bucket, and
+        the parts that are taken out of it are right gradients.
 
         False for constants, since zeros are everywhere, and for a call in place, which also overwrites a value.
         """

@@ -38,8 +38,8 @@ class Matching:
         self.calls = candidate, reference
         self.theirs: list[int | None] = [None] * len(candidate)
         self.mine: list[int | None] = [None] * len(reference)
-        # Receives come first: messages match by their order, never by values. Then from the strictest key to the loosest,
-        # as each step matches only calls that the steps before have left.
+        # Receives come first, as messages match by their order and never by values. The keys go from the strictest to
+        # the loosest: each step matches only calls that the steps before it have left.
         self._receives()
         for keys in (_origin, lambda c: (c.operator, c.place), lambda c: (c.operator, c.place[:2])):
             self._match_groups(keys)

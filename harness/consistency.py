@@ -50,7 +50,7 @@ _COMPARED = (*_DECIDED, Verdict.NONDETERMINISTIC)
 
 
 class Contradiction(NamedTuple):
-    """A field of a result that the rest of it contradicts."""
+    """A field of a result whose value contradicts the other fields. `expected` describes a right value."""
 
     field: str
     expected: str
@@ -58,12 +58,12 @@ class Contradiction(NamedTuple):
 
 
 def contradiction(result: CaseResult) -> Contradiction | None:
-    """The first field of a result that contradicts the others; None if they agree."""
+    """The first field of a result that contradicts its other fields; None if all agree."""
     return next(_contradictions(result), None)
 
 
 def contradiction_in(report: Report) -> Contradiction | None:
-    """The first field of a report as a whole that contradicts the others; None if they agree."""
+    """The first contradiction between the report's own fields, without those of its results; None if they agree."""
     if twice := [name for name, count in Counter(result.case.name for result in report.cases).items() if count > 1]:
         return Contradiction("cases", "one result a case", twice[0])
     if ran := sorted(report.not_run.keys() & {result.case.name for result in report.cases}):
@@ -87,7 +87,10 @@ _SAID = ("--no-control", "--stress", "--share-gpus")
 
 
 def _unsaid(report: Report) -> Contradiction | None:
-    """A missing remark: an option of the run requires it, or a case whose systems did not run twice."""
+    """The contradiction of a report that lacks a required remark; None if it lacks none.
+
+    Some options of a run require a remark, and so do cases whose systems did not run twice.
+    """
     said = [remark.partition(":")[0] for remark in report.remarks]
     options = {*report.options, *(option for result in report.cases for option in result.options or ())}
     for option in _SAID:
@@ -144,7 +147,10 @@ def _no(result: CaseResult, why: str) -> Contradiction:
 
 
 def _incomplete(result: CaseResult) -> Iterator[Contradiction]:
-    """Contradictions of a result with fewer records than two systems that ran to the end."""
+    """Yield a contradiction for each count of records or losses that two complete runs cannot have.
+
+    Such a count is smaller than the numbers of steps and ranks require, or not a multiple of the number of steps.
+    """
     steps = len(result.case.compared_steps)
     places = steps * result.world_size
     required = required_kinds(result.case)
@@ -175,8 +181,10 @@ _OURS = {"eager", "eager_chunked", *PREPARED}
 
 
 def _uneven(result: CaseResult) -> Iterator[Contradiction]:
-    """Contradictions for built-in systems: each rank has as many records, a gradient per parameter, and as many states
-    of each parameter."""
+    """Yield the contradictions that only built-in systems can have, since they record alike on all ranks.
+
+    All ranks must have equally many records, every parameter a gradient, and all parameters equally many states.
+    """
     compared, places = result.compared, result.steps * result.world_size
     if result.case.parallelism.pp > 1:  # stages have different parameters
         places = result.steps
@@ -190,7 +198,7 @@ def _uneven(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _misplaced(result: CaseResult) -> Iterator[Contradiction]:
-    """Contradictions of an impossible first divergence."""
+    """Yield the contradictions of an impossible first divergence, such as at a step that the case does not have."""
     first = result.first_divergence
     if first is None:
         return
@@ -223,7 +231,10 @@ def _unfounded_equal(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _unfounded_close(result: CaseResult) -> Iterator[Contradiction]:
-    """CLOSE needs a bound, a difference, and values of every compared kind measured within the bound."""
+    """Yield the reasons why the result does not support CLOSE.
+
+    CLOSE needs a bound, a difference, and values of every compared kind measured within the bound.
+    """
     bound, closeness = result.case.close_within, result.closeness
     if result.layouts is not None:
         yield from _unfounded_layouts(result, result.layouts)
@@ -240,7 +251,10 @@ def _unfounded_close(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _unfounded_layouts(result: CaseResult, found: LayoutBounds) -> Iterator[Contradiction]:
-    """CLOSE of two layouts needs a difference, and all of it within measured bounds."""
+    """Yield the reasons why the result does not support CLOSE of two systems with different layouts.
+
+    It needs a difference, and every tensor within its measured bound.
+    """
     if not found.is_rounding or not found.rows or len(found.rows) > found.regrouped:
         yield _no(result, "as no evidence shows every tensor within what sums in other orders explain")
     elif max(row.rank for row in found.rows) >= result.case.parallelism.world_size:
@@ -262,7 +276,10 @@ def _unfounded_different(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _unfounded_closeness(result: CaseResult) -> Iterator[Contradiction]:
-    """Contradictions in the measured closeness of a case that differs within its bound."""
+    """Yield the contradictions of a closeness that must be within the case's bound.
+
+    Every compared kind must be measured, and no tensor or element may be beyond the bound.
+    """
     found = result.closeness
     assert found is not None
     # Every compared kind must be measured, and no element may be beyond the bound.
@@ -284,8 +301,10 @@ def _unfounded_baselines(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _miscounted(result: CaseResult) -> Iterator[Contradiction]:
-    """Contradictions in the list of differing keys: all must be keys of the case, and as many as the mismatched
-    records."""
+    """Yield the contradictions in the list of differing keys.
+
+    Each must be a key of the case, and there must be as many as the mismatched records.
+    """
     places = [
         (kind, int(step), rank)
         for kind, names in result.differing.items()

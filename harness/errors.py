@@ -23,7 +23,10 @@ MAX_TRACEBACK = 65_536
 
 
 def bounded(text: str, limit: int, source: str | None = None) -> str:
-    """A long text's start and end, and between them the number of omitted characters and where they are (`source`)."""
+    """The start and the end of a text that is longer than `limit`; a shorter text unchanged.
+
+    Between them are the number of omitted characters and `source`, which says where these can be found.
+    """
     if len(text) <= limit:
         return text
     # The end is kept longer: a traceback ends with its message.
@@ -33,12 +36,12 @@ def bounded(text: str, limit: int, source: str | None = None) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """The start of a long line, with "..." after it."""
+    """The first `limit` characters of a longer text, followed by "..."; a shorter text unchanged."""
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 class BitproofError(Exception):
-    """An error that answers five questions: what, where, expected, how to fix, how to replay.
+    """An error that answers five questions: what is wrong, where, what was expected, how to fix it, how to replay it.
 
     `what` is a sentence; every other part is optional and omitted from the text when absent. Very long parts are
     shortened: errors travel between processes, and end in reports.
@@ -82,13 +85,19 @@ class BitproofError(Exception):
 
 
 class UsageError(BitproofError):
-    """The call is wrong; nothing was run. Quoted parts of the call may be of any length."""
+    """The call is wrong; nothing was run.
+
+    Parts are shortened to 4,000 characters, as a call may have arguments of any length.
+    """
 
     longest = 4_000
 
 
 class CaseError(UsageError):
-    """A case contradicts itself, or does not fit this machine. A value from its file may be of any length."""
+    """A case contradicts itself, or does not fit this machine.
+
+    Parts are shortened to 1,000 characters: a case's file may have values of any length.
+    """
 
     longest = 1_000
 
@@ -119,11 +128,11 @@ class RankError(BitproofError):
 
 
 class ArtifactError(BitproofError):
-    """A precompiled step cannot be made for all ranks, or is missing, damaged, foreign, or made for something else."""
+    """A precompiled step cannot be made for all ranks, or its file is missing, damaged, or not made for this run."""
 
 
 class MachineError(BitproofError):
-    """This machine, or its installed software, lacks something the case needs; elsewhere it can be judged."""
+    """This machine or its software lacks something that the case needs. Another machine can judge the case."""
 
 
 class RecordingError(BitproofError):

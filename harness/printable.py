@@ -1,8 +1,9 @@
-"""Decide which characters of untrusted text are shown unchanged, and escape the others.
+r"""Decide which characters of untrusted text are shown unchanged, and escape the others.
 
 Names, reasons and errors are from reports, recordings, baselines, trainers and libraries, and may contain anything.
-Characters with an effect instead of a shape are escaped, such as `\\x1b`: control characters, halves of surrogate
-pairs, characters that reorder or hide their neighbours, and unassigned characters. Line ends and tabs stay.
+Characters that a terminal or a page would act on, instead of showing them, are escaped, such as `\x1b`: control
+characters, halves of surrogate pairs, characters that reorder or hide their neighbours, and unassigned characters. Line
+ends and tabs stay.
 
 Each output format escapes its own special characters, such as `<` in HTML: `runtime/output` for terminals and CI logs,
 `report/markdown_text` for Markdown, jinja2 and ElementTree for HTML and XML.
@@ -17,14 +18,14 @@ _LINE_END = re.compile(r"\r\n?")
 
 
 def printable(text: str) -> str:
-    """A text of any number of lines, with escapes for characters on which a terminal would act."""
+    """A text of any number of lines, in which characters that a terminal would act on are escaped."""
     if text.isprintable():
         return text
     return _RUN.sub(lambda run: _spelled(run.group()), _LINE_END.sub(_spelled_end, text))
 
 
 def one_line(text: str) -> str:
-    """A printable text as one line: runs of white space become single spaces."""
+    """A text as one printable line: runs of white space become single spaces."""
     return printable(" ".join(text.split()))
 
 

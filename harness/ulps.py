@@ -12,7 +12,7 @@ UNLIKE = "unlike"
 
 
 def ulp_bucket(power: int) -> str:
-    """The name of the histogram's bucket that ends at 2^power ULPs: "1", "2", "3-4", "5-8", ..."""
+    """The name of the bucket of distances that ends at 2^power ULPs: "1", "2", "3-4", "5-8", ... for 0, 1, 2, 3."""
     return str(2**power) if power < 2 else f"{2 ** (power - 1) + 1}-{2**power}"
 
 

@@ -1,9 +1,9 @@
-"""Read untrusted JSON into dataclasses; an error names the field.
+"""Read untrusted JSON into dataclasses, and name the first wrong field in the error.
 
 A dataclass read this way declares its strictness by a class attribute, `__pydantic_config__ = STRICT` or `GROWING`;
 conditions beyond its fields' types are in their annotations as `That`. pydantic does the work. It is loaded at the
-first read, as its import takes 0.1 s and more; only this module imports it. Tuples are plain tuples: NamedTuples have
-no strict mode, and would accept `true` for a number.
+first read, as its import takes 0.1 s and more; only this module imports it. A field that is a tuple is a plain tuple,
+not a NamedTuple: pydantic has no strict mode for these, and would accept `true` for a number.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _WHOLE = {private: half for half, private in _HALVES.items()}
 
 @dataclass(frozen=True, eq=False)  # equality would make tables unhashable, and unions need a hash
 class That:
-    """A condition on a value beyond its type: as a test, in words, and in JSON Schema.
+    """A condition on a value: in words (`expected`), as a test (`holds`), and in JSON Schema (`schema`).
 
     Example: `Annotated[int, That("an integer, zero or more", lambda n: n >= 0, {"minimum": 0})]`.
     """
@@ -82,9 +82,10 @@ class That:
 
 @dataclass(frozen=True, eq=False)  # equality would make tables unhashable, and unions need a hash
 class Whole:
-    """A nested value that is read on its own, so that errors of its own class name its path.
+    """Marks a nested value that has an error class of its own, such as CaseError for a case.
 
-    Example: `Annotated[Case, Whole("a case", CaseError)]`.
+    The value is read on its own, and the text of its error becomes part of the outer error, which names the value's
+    path. `noun` names the value in that error. Example: `Annotated[Case, Whole("a case", CaseError)]`.
     """
 
     noun: str
@@ -131,10 +132,11 @@ def read(
     damaged: str | None = None,
     where: str | None = None,
 ) -> T:
-    """JSON values as a `cls`, a dataclass or another type. `name` is the whole's name in errors.
+    """Convert JSON values to an object of `cls`, a dataclass or another type.
 
-    Raises `error`, with the path of the first invalid field, its value, and the expected value; `damaged` replaces the
-    reason. Errors from the constructors of the dataclasses, such as CaseError, pass through.
+    Raises `error`, with the path of the first invalid field, its value, and the expected value. `name` begins the path,
+    such as "report" in `report.cases[0].steps`; `damaged`, if given, replaces the reason. Errors from the constructors
+    of the dataclasses, such as CaseError, pass through.
     """
     from pydantic import ValidationError
 
@@ -185,7 +187,10 @@ def json_schema(cls: type[Any]) -> dict[str, Any]:
 
 
 def _tell(cls: type[Any], refusal: Any) -> tuple[str, str | None, str]:
-    """The problem of a field, the expected value, and the value found."""
+    """The problem of a refused field as texts: the problem, the expected value, and the value found.
+
+    The expected value is None if the field is a `Whole`, whose own error states it.
+    """
     kind, facts = refusal["type"], refusal.get("ctx", {})
     if kind == "whole":
         return f"is not {facts['noun']}", None, facts["text"]
@@ -200,7 +205,10 @@ def _tell(cls: type[Any], refusal: Any) -> tuple[str, str | None, str]:
 
 
 def _meant(cls: Any, path: Sequence[str | int]) -> str | None:
-    """The probable field for an unknown field: a field with similar spelling, or a field of a part."""
+    """The question "did you mean FIELD?" for an unknown field; None if no field is like it.
+
+    FIELD is the field of the same name in a nested object, such as `case.steps`, or else a field with a similar name.
+    """
     *parents, unknown = path
     own = _fields_at(cls, parents)
     inside = [f"{part}.{name}" for part in own for name in _fields_at(cls, [*parents, part]) if name == unknown]
@@ -209,7 +217,7 @@ def _meant(cls: Any, path: Sequence[str | int]) -> str | None:
 
 
 def _fields_at(cls: Any, path: Sequence[str | int]) -> list[str]:
-    """The fields of the dataclass at a path; none for a plain value."""
+    """The names of the fields of the dataclass at a path within `cls`; empty for a plain value."""
     for part in path:
         if dataclasses.is_dataclass(cls):
             cls = typing.get_type_hints(cls).get(str(part), cls)
@@ -242,7 +250,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _restored(value: Any) -> Any:
-    """A value with the halves of surrogate pairs restored."""
+    """The value with surrogate halves in place of the private characters that stood for them during reading."""
     if isinstance(value, str) and type(value) is str:
         return value.translate(_WHOLE)
     if isinstance(value, dict):

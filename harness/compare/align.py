@@ -16,11 +16,11 @@ NUM_NAMED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
-    """Paired records, in the order of the reference, and unpaired keys.
+    """The pairs of equal keys, in the order of the reference, and the keys that are in one recording only.
 
     `missing` are the keys that only the reference has, `extra` those that only the candidate has. `duplicates` has, by
-    role ("reference" or "candidate"), the keys of several records; the first record of each is paired. `empty` has the
-    roles whose recording has no record.
+    role ("reference" or "candidate"), the keys that are in that recording more than once; their first record is paired.
+    `empty` has the roles whose recording has no record.
     """
 
     pairs: dict[Key, tuple[Record, Record]] = field(default_factory=dict)
@@ -32,7 +32,10 @@ class Alignment:
 
 @dataclass(kw_only=True)
 class Unpaired:
-    """The unpaired keys of several alignments. `names` has, by kind, the names of paired records."""
+    """The unpaired keys of several alignments.
+
+    `names` has, by kind, the names of all records that are paired. The other fields are as in `Alignment`.
+    """
 
     missing: list[Key] = field(default_factory=list)
     extra: list[Key] = field(default_factory=list)
@@ -63,8 +66,10 @@ class Unpaired:
         return gaps
 
     def _strangers(self) -> Iterator[str]:
-        """Yield a sentence for each kind whose names differ between the systems at every step: perhaps only names
-        differ. Example: the reference has `grad layers.0.w` and the candidate `grad module.layers.0.w`."""
+        """Yield a sentence for each kind in which each system has names that the other lacks, as only names may differ.
+
+        Example: the reference has `grad layers.0.w` and the candidate `grad module.layers.0.w`.
+        """
         missing, extra = (_names_by_kind(keys) for keys in (self.missing, self.extra))
         for kind in missing:
             known = self.names.get(kind, set())

@@ -50,7 +50,7 @@ class BitDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedBits:
-    """The difference of two values, None if dtype or shape differ, and the digests of both."""
+    """The difference between two values, and the digests of both. The difference is None if dtypes or shapes differ."""
 
     difference: BitDifference | None
     digests: tuple[str, str]
@@ -66,8 +66,10 @@ def bits_equal(reference: Tensor, candidate: Tensor) -> bool:
 
 
 def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
-    """Compare two tensors element by element, in row-major order on the reference's device, a slice at a time. Raises
-    RecordingError if dtype or shape differ."""
+    """Compare two tensors bit for bit, a slice at a time.
+
+    Elements are compared in row-major order, on the reference's device. Raises RecordingError if dtype or shape differ.
+    """
     import torch
 
     if tensor_type(reference) != tensor_type(candidate):
@@ -116,8 +118,11 @@ def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
 
 
 def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
-    """The distances between corresponding elements, as `max_ulp_distance` defines them: int64, modulo 2^64. A distance
-    of 2^63 or more looks negative. Only float64s can have such a distance. The dtype must be in ULP_DTYPES."""
+    """The distance between corresponding elements in ULPs, as defined by `max_ulp_distance`.
+
+    The dtype must be in ULP_DTYPES. Distances are int64 modulo 2^64, so a distance of 2^63 or more looks negative. Only
+    float64s can have such a distance.
+    """
     import torch
 
     left, right = _ordered(reference), _ordered(candidate)
@@ -125,7 +130,10 @@ def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
-    """Count elements by their distance: int64 of shape [buckets] on the CPU, an entry for each of `records.BUCKETS`."""
+    """Count elements by their distance in ULPs: int64 of shape [buckets] on the CPU, a bucket for each of `BUCKETS`.
+
+    For a dtype without ULPs, equal elements count as distance 0, and all others are in the last bucket, "unlike".
+    """
     import torch
 
     counts = torch.zeros(len(BUCKETS), dtype=torch.int64)
@@ -146,12 +154,15 @@ def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def name_counts(counts: Tensor) -> dict[str, int]:
-    """The counts of `ulp_counts` by bucket name, in order, without empty buckets."""
+    """The result of `ulp_counts` as a dict from bucket name to count, in order. Empty buckets are left out."""
     return {name: count for name, count in zip(BUCKETS, counts.tolist(), strict=True) if count}
 
 
 def is_unlike(reference: Tensor, candidate: Tensor) -> Tensor:
-    """A mask of the elements that are NaN or infinite in one tensor and not the same in the other."""
+    """A mask of the elements that differ and are not both finite. Two NaNs count as equal.
+
+    For example, NaN and 1.0, or inf and -inf.
+    """
     special = ~(reference.isfinite() & candidate.isfinite())
     return special & ~(reference.isnan() & candidate.isnan()) & (reference != candidate)
 
@@ -166,7 +177,7 @@ def _has_ulps(tensor: Tensor) -> bool:
 
 
 def _ordered(tensor: Tensor) -> Tensor:
-    """The floats as int64s in the same order, that of totalOrder."""
+    """Convert floats to int64s that have the same order, which is that of IEEE 754's totalOrder."""
     import torch
 
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
@@ -177,10 +188,10 @@ def _ordered(tensor: Tensor) -> Tensor:
 
 
 def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield the bytes of both tensors in slices of at most SLICE elements.
+    """Yield both tensors as bytes, in slices of at most SLICE elements.
 
-    Yields the index of a slice's first element, and two slices: uint8 of shape [elements, bytes per element], both on
-    the reference's device.
+    Yields tuples: the index of the slice's first element, the reference's slice, the candidate's slice. A slice is
+    uint8 of shape [elements, bytes per element], on the reference's device.
     """
     from bitproof.harness.capture.digest import octets
 
@@ -192,14 +203,15 @@ def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor,
 
 
 def _typed_slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield both tensors in slices of at most SLICE elements: the index of a slice's first element, and two slices.
+    """Yield both tensors in slices of at most SLICE elements.
 
-    A slice has the tensors' dtype and the shape [elements]. Both slices are on the reference's device.
+    Yields tuples: the index of the slice's first element, the reference's slice, the candidate's slice. A slice has the
+    tensors' dtype and the shape [elements], and is on the reference's device.
     """
     for start, left, right in _slices(reference, candidate):
         yield start, left.view(reference.dtype)[:, 0], right.view(reference.dtype)[:, 0]
 
 
 def _hex(element: Tensor) -> str:
-    """An element's bits, most significant first. Every machine that torch runs on is little-endian."""
+    """An element's bits as text such as "0x3f800000", from the element's bytes, which are in little-endian order."""
     return "0x" + bytes(reversed(element.tolist())).hex()

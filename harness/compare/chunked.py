@@ -1,9 +1,9 @@
-"""Check that two systems that chunk modules chunked the same modules, equally often.
+"""Check that two systems that run modules in chunks do so for the same modules, equally often.
 
 A system that runs a module whole computes other bits than a system that splits it, and the code of neither is to blame.
-If the bits agree nevertheless, chunking was not tested. So `chunked` of a manifest has, for each module, the number of
-its calls in chunks per step, such as {"layers.1.moe": 2}. Systems that do not chunk have no such entry, nor have a
-user's own systems.
+If the bits agree nevertheless, chunking was not tested. So the field `chunked` of a manifest has, for each module, the
+number of its calls in chunks per step, such as {"layers.1.moe": 2}. Manifests of systems that do not chunk, and of a
+user's own systems, do not have it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Calls = Mapping[str, int]
 def agreed_by_ranks(
     system: str, by_rank: Sequence[dict[str, int] | None], stage_ranks: int | None = None
 ) -> dict[str, int] | None:
-    """By module, the number of calls in chunks per step, on which all ranks must agree; None without chunks.
+    """The number of calls in chunks per step, by module, if all ranks agree on it; None if no module runs in chunks.
 
-    In a pipeline, only the `stage_ranks` ranks of each stage must agree, on the stage's modules. Raises RecordingError,
-    naming the first rank that differs.
+    `by_rank` has the numbers of each rank. In a pipeline, only the `stage_ranks` ranks of each stage must agree, on the
+    stage's modules. Raises RecordingError, naming the first rank that differs.
     """
     agreed: dict[str, int] | None = None
     for rank, chunked in enumerate(by_rank):
@@ -38,7 +38,7 @@ def agreed_by_ranks(
 
 
 def unlike_chunks(reference: Recording, candidate: Recording) -> Iterator[str]:
-    """Yield the reasons why two systems that chunk cannot be compared: other modules, or other numbers of calls."""
+    """Yield the reasons why two systems cannot be compared: they chunk other modules, or not equally often."""
     found: list[Calls] = []
     for side, recording in (("reference", reference), ("candidate", candidate)):
         if not _runs_in_chunks(recording.manifest):
@@ -60,7 +60,7 @@ def _runs_in_chunks(manifest: Manifest) -> bool:
 
 
 def _tell(calls: Calls | None, *both: Calls | None) -> str:
-    """The number of calls of each module in `calls`, as text. Modules on which `both` agree are left out."""
+    """The number of calls of each module, such as "layers.1.moe 2", without modules on which `both` agree."""
     names = sorted({name for side in both for name in side or {}})
     differing = [name for name in names if len({(side or {}).get(name, 0) for side in both}) > 1]
     return ", ".join(f"{name} {(calls or {}).get(name, 0)}" for name in differing) or "nothing"

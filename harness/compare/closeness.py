@@ -1,6 +1,6 @@
-"""Measure how close two recordings are in value: the evidence for CLOSE, and for a DIFFERENT of the expected size.
+"""Measure how close two recordings are in value, for CLOSE cases and for DIFFERENT cases that state a bound.
 
-Bits have been compared before. Here every recorded tensor's values are read, rank by rank. Their digests are compared
+The bits were compared before. Here every recorded tensor's values are read, rank by rank. Their digests are compared
 with the recorded digests, so that the measured values are the recorded values.
 
 - A tensor's relative error is |r - c| / |r|, with Euclidean norms over all elements in float64. Numbers are divided by
@@ -31,8 +31,11 @@ from bitproof.harness.records import Closeness, Key, Recording
 
 
 def measure(reference: Path, candidate: Path, bound: float, step: int | None = None) -> Closeness:
-    """Measure the relative errors of all tensors at `step`, or at all steps. Both recordings must have values. Raises
-    RecordingError if a record or a value is missing; only buffers may be in one recording alone."""
+    """Measure the relative errors of all tensors at `step`, or at all steps, and count the tensors beyond `bound`.
+
+    `reference` and `candidate` are folders of recordings with values. Raises RecordingError if a record or a value is
+    missing; only buffers may be in one recording alone.
+    """
     folders = {"reference": reference, "candidate": candidate}
     recordings = {side: read_recording(folder) for side, folder in folders.items()}
     here, there = (recording.records for recording in recordings.values())
@@ -82,7 +85,7 @@ def _refuse_unlike(key: Key, left: Tensor, right: Tensor) -> None:
 
 
 def relative_error(reference: Tensor, candidate: Tensor) -> float:
-    """The relative error of a tensor, |r - c| / |r|, as the top of this file defines it; it may be infinite."""
+    """The relative error |r - c| / |r|, with the exceptions that this module's docstring lists; it may be infinite."""
     if bits_equal(reference, candidate):
         return 0.0
     if not reference.is_floating_point() or tensor_type(reference) != tensor_type(candidate):
@@ -98,7 +101,10 @@ def relative_error(reference: Tensor, candidate: Tensor) -> float:
 
 @contextmanager
 def _opened(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
-    """Yield a rank's values. Raises RecordingError unless the file has exactly the tensors that the rank recorded."""
+    """Context with the open file of a rank's values.
+
+    Raises RecordingError unless the file has exactly the tensors that the rank recorded.
+    """
     path = checked_values_path(folder, recording.manifest, rank)
     names = {name_value(key) for key in recording.records if key.rank == rank}
     with open_values(path) as values:

@@ -1,6 +1,7 @@
 """Compare the settings of two trainers' optimizers, if the trainers' bits differ.
 
-Records show which tensors an optimizer changed, not why. If settings differ, the cause is often one number of a group:
+Records show which tensors an optimizer changed, not why. If settings differ, the cause is often a single number of a
+parameter group:
 
     AdamW has weight_decay 0.1 where the reference has 0.0, for blocks.0.ln1.weight and 23 more parameters
 """
@@ -24,11 +25,12 @@ class _Held(NamedTuple):
 
 
 class DifferingSetting(NamedTuple):
-    """A setting of an optimizer that differs between two trainers, and the `parameters` to which it applies.
+    """A setting that differs between the optimizers of two trainers, and the `parameters` to which it applies.
 
-    `found` is the candidate's setting, `expected` the reference's. `mine` and `theirs` are all settings of the
-    candidate and the reference for the first of the parameters, as far as they are numbers. Example:
-    `DifferingSetting("AdamW", "beta1", "0.95", "0.9", ("ln1.weight",), {"beta1": 0.95, ...}, ...)`.
+    `found` is the candidate's value, `expected` the reference's. If the optimizers' classes differ, `name` is empty,
+    and `found` and `expected` are the classes. `mine` and `theirs` are all settings of the candidate and of the
+    reference for the first of the parameters, as far as they are numbers. Example: `DifferingSetting("AdamW", "beta1",
+    "0.95", "0.9", ("ln1.weight",), {"beta1": 0.95, ...}, ...)`.
     """
 
     optimizer: str
@@ -41,7 +43,7 @@ class DifferingSetting(NamedTuple):
 
     @property
     def of(self) -> str:
-        """The parameters in short: `a and 2 more parameters`."""
+        """The parameters in short: `ln1.weight and 2 more parameters`."""
         first, *more = self.parameters
         return f"{first} and {len(more)} more parameters" if more[1:] else f"{first} and {more[0]}" if more else first
 
@@ -55,10 +57,10 @@ class DifferingSetting(NamedTuple):
 def differing_settings(
     reference: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]], step: int
 ) -> list[DifferingSetting]:
-    """The settings that differ at `step`, though they may have been set in an earlier step.
+    """The settings in which the two systems' optimizers differ at `step`, whether set then or in an earlier step.
 
-    `reference` and `candidate` have each rank's facts about its system. If the classes of optimizers differ, `name` is
-    empty. A setting that only one of the optimizers has is not compared: another release of torch may have added it.
+    `reference` and `candidate` have each rank's facts about its system. A setting that only one of the optimizers has
+    is not compared: another release of torch may have added it.
     """
     sides = [_settings_at(side, step) for side in (reference, candidate)]
     found: dict[tuple[str, str, str, str], list[str]] = {}
@@ -77,7 +79,7 @@ def differing_settings(
 
 
 def setting_sentences(settings: Sequence[DifferingSetting]) -> Iterator[str]:
-    """Yield a sentence for each of the first settings that differ, and a sentence with the number of all others."""
+    """Yield a sentence for each of the first 3 settings that differ, and one with the number of further settings."""
     yield from map(str, settings[:_MAX_SENTENCES])
     if len(settings) > _MAX_SENTENCES:
         yield f"{len(settings) - _MAX_SENTENCES} more settings of optimizers differ"
@@ -102,7 +104,10 @@ def _each(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _Held]:
-    """Each parameter's optimizer and its settings at a step. If several ranks name the parameter, the lowest counts."""
+    """By parameter name, the parameter's optimizer and its settings at a step.
+
+    If several ranks have the parameter, the lowest rank's facts are used.
+    """
     found: dict[str, _Held] = {}
     for rank in ranks:
         groups: dict[str, tuple[str, list[str], dict[str, str]]] = {}
@@ -123,7 +128,7 @@ def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _He
 
 
 def _entries_of(rank: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entries of a rank's log of settings; none if any is damaged, since a recording may be from anywhere."""
+    """The entries of a rank's log of optimizer settings; empty if any is damaged, as recordings are untrusted."""
     entries = rank.get(OPTIMIZERS)
     if not isinstance(entries, list):
         return []

@@ -1,7 +1,7 @@
-"""List the tensors that differ between two recordings and, as far as values are kept, by how many ULPs.
+"""List the tensors that differ between two recordings and, if their values are stored, by how many ULPs.
 
-Digests show which records drifted; values show by how much. Each value is compared with its digest before. Recordings
-keep the values of some tensors only, so an entry states for how many of its records the size of the drift is known.
+Digests show which records differ; values show by how much. Each value is first compared with its digest. Recordings
+store the values of some tensors only, so an entry states for how many of its records the distance is known.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from bitproof.harness.records import BUCKETS, Drift, Key, Record, Recording
 
 
 def measure_drift(reference: Path, candidate: Path) -> list[Drift]:
-    """An entry for each (kind, name) that differs at any step on any rank, in the order of computation.
+    """A `Drift` for each kind and name of record that differs at any step on any rank, in the order of computation.
 
-    Only the records of one rank are in memory at a time. The statistics of an entry without stored values are None.
-    Raises RecordingError if values are damaged or do not have the recorded digests.
+    `reference` and `candidate` are the recordings' folders. Only the records of one rank are in memory at a time. The
+    statistics of an entry without stored values are None. Raises RecordingError if values are damaged or do not have
+    the recorded digests.
     """
     folders = (reference, candidate)
     recordings = (read_recording(reference), read_recording(candidate))

@@ -1,12 +1,12 @@
 """Compare the records of two recordings rank by rank, and add up the results.
 
-Most ranks record alike: the same names at the same steps, of the same dtype, shape and content. Everything that follows
-from these (gaps, counts, the order of computation) is computed for the first rank of each such group. For the other
-ranks only digests are compared, as whole columns. So a thousand ranks take seconds, and the memory of two. A rank that
-recorded differently is processed on its own.
+Most ranks record alike: the same names at the same steps, with the same dtypes, shapes and special contents such as
+zeros. All facts that follow from these (gaps, counts, the order of computation) are computed for the first rank of each
+such group. For the other ranks only digests are compared, as whole columns. So a thousand ranks take seconds, and the
+memory of two. A rank that recorded differently is processed on its own.
 
 1. Pair the records of a rank; keep records without a partner.
-2. Check what the case requires: all kinds at each step, the same names at every step, real digests.
+2. Check what the case requires: all kinds at each step, the same names at every step, digests of 32 hexadecimal digits.
 3. Compare dtype and shape, then digests.
 4. Keep the differing records that were computed first.
 """
@@ -47,8 +47,11 @@ _is_digest = re.compile("[0-9a-f]{32}").fullmatch
 
 
 class DifferingPair(NamedTuple):
-    """Two paired records that differ, and their position in the run. `records` are the reference's and the candidate's.
-    Their types are right, but their digests may be those of another rank that recorded alike."""
+    """Two paired records that differ, and their position in the run.
+
+    `records` are the reference's and the candidate's. Their dtypes and shapes are right, but their digests may be those
+    of another rank, if that rank recorded tensors of the same names, dtypes and shapes.
+    """
 
     place: ComputedAt
     key: Key
@@ -56,7 +59,7 @@ class DifferingPair(NamedTuple):
 
     @property
     def divergence(self) -> Divergence:
-        """The divergence at this record. It has only facts that need no values."""
+        """The divergence at this record, without the differing bits and the call to blame."""
         types = [_tell_type(record) for record in self.records]
         tensor = TensorDifference(reference_type=types[0], candidate_type=types[1])
         key = self.key
@@ -65,13 +68,16 @@ class DifferingPair(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Likeness:
-    """A group of ranks that recorded alike, and everything that follows from their records without the digests.
+    """A group of ranks whose records are alike in all fields but digests, and facts that hold for each of these ranks.
 
-    `reference` and `candidate` are the rows of the group's first rank. `keys` are the keys of the reference's rows, and
-    `partners` the index of the candidate's row that pairs with each. `computed` has the indices of rows in the order in
-    which a step computes them. `kinds` has a number for each row, equal for rows of the same step and kind; `tensors`
-    has a number for each row, equal for rows of the same kind and name. `compared` counts the rows of each kind, `seen`
-    has the steps and kinds that occur.
+    - `reference` and `candidate`: the rows of the group's first rank.
+    - `keys`: the key of each of the reference's rows.
+    - `partners`: for each of these rows, the index of the candidate's row with the same key.
+    - `computed`: the indices of the rows, in the order in which a step computes them.
+    - `kinds`: a number for each row, equal for rows of the same step and kind.
+    - `tensors`: a number for each row, equal for rows of the same kind and name.
+    - `compared`: the number of rows of each kind.
+    - `seen`: the pairs of step and kind that occur.
     """
 
     reference: RankRows
@@ -85,7 +91,7 @@ class Likeness:
     seen: frozenset[tuple[int, str]]
 
     def fits(self, reference: RankRows, candidate: RankRows) -> bool:
-        """Whether another rank's rows are like this group's in both recordings."""
+        """Whether the rows of another rank are like this group's rows, in both recordings."""
         return reference.recorded_like(self.reference) and candidate.recorded_like(self.candidate)
 
 
@@ -94,8 +100,9 @@ class Evidence:
     """The comparison of two recordings so far.
 
     `compared` and `mismatched` count records by kind. `first` is the differing record that was computed first. `kinds`
-    has the kinds that differ at each step. `shown` collects whether agreement shows anything. `one_sided` are the
-    buffers and settings that only one system has, which are no gaps; it is set at the end, from `unpaired_state`.
+    has the kinds that differ at each step. `shown` collects whether the agreement of tensors is any evidence (tensors
+    of zeros are none). `one_sided` are the buffers and settings that only one system has, which are no gaps; it is set
+    at the end, from `unpaired_state`.
     """
 
     case: Case
@@ -120,7 +127,7 @@ class Evidence:
 
     @property
     def gaps(self) -> list[str]:
-        """A sentence for each gap in the evidence; none if it is complete."""
+        """A sentence for each gap in the evidence, such as a record that only one system has; empty without gaps."""
         absent = [] if self._unpaired.empty else [*self._absent()]
         missing, extra = (
             [key for key in keys if not self.one_sided.covers(key)]
@@ -144,12 +151,15 @@ class Evidence:
 
     @property
     def num_differing(self) -> int:
-        """The number of differing records of known kinds."""
+        """The number of all differing records, except those of a kind that bitproof does not know."""
         return sum(self.mismatched.values())
 
     def add(self, reference: Mapping[Key, Record], candidate: Mapping[Key, Record]) -> bool:
-        """Add all records of some ranks. Returns whether nothing but digests can be wrong with them. That is: each
-        record has a usable partner of the same type, and no step lacks a name."""
+        """Add the records of some ranks. Returns False if anything but digests is wrong with these records.
+
+        That is the case if a record is there twice or has no partner, if partners differ in dtype, shape or placements,
+        if a pair is outside the case or has no real digest, or if a name is missing at a step.
+        """
         alignment = align(reference.items(), candidate.items())
         before = len(self._skipped), len(self._unusable), len(self._unlike), len(self._sharded)
         self._unpaired.add(alignment)
@@ -176,7 +186,11 @@ class Evidence:
         return not (unpaired or alignment.duplicates or alignment.empty) and before == after
 
     def add_rank(self, reference: RankRows, candidate: RankRows) -> None:
-        """Add a rank's rows of both recordings. If the rank is not like a known group, it may begin a new group."""
+        """Add a rank's rows of both recordings.
+
+        If the rank's records are like those of a known group of ranks, only digests are compared. If not, they may
+        begin a new group.
+        """
         for likeness in self._likenesses:
             if likeness.fits(reference, candidate):
                 return self._add_like(likeness, reference, candidate)
@@ -257,7 +271,7 @@ class Evidence:
         return True
 
     def _absent(self) -> Iterator[str]:
-        """Yield a sentence for each required kind that has no pair on some rank at some step."""
+        """Yield a sentence for each required kind without a pair of records on some rank at some step."""
         ranks, nothing = range(self.case.parallelism.world_size), frozenset[tuple[int, str]]()
         on_any = {place for seen in self._seen.values() for place in seen}
         for kind in required_kinds(self.case):
@@ -303,8 +317,10 @@ def _type(record: Record) -> tuple[str, tuple[int, ...]]:
 
 
 def _are_sharded_otherwise(reference: Record, candidate: Record) -> bool:
-    """Whether placements differ, and the rank has different parts of the tensor in the two systems. False if either
-    lacks the tensor, such as a gradient of None: it has no placements there."""
+    """Whether placements differ, and the rank has different parts of the tensor in the two systems.
+
+    False if a system lacks the tensor on this rank, such as a gradient of None: it has no placements there.
+    """
     is_same_part = reference.box is not None and reference.box == candidate.box
     has_both = holds_any(reference) and holds_any(candidate)
     return reference.placements != candidate.placements and has_both and not is_same_part
@@ -319,7 +335,7 @@ def _tell_layout(key: Key, reference: Record, candidate: Record) -> str:
 
 
 def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[str]:
-    """Yield a sentence for each name that both systems recorded at some steps, and neither at others."""
+    """Yield a sentence for each name that both systems recorded at some steps, and neither system at other steps."""
     for kind, name, rank in dict.fromkeys((key.kind, key.name, key.rank) for key in alignment.pairs):
         if kind == "rng" or Key(0, kind, name, rank).is_changed_setting:
             # Recorded only at steps that draw from it or change it.
@@ -331,7 +347,7 @@ def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[s
 
 
 def _unusable(key: Key, pair: tuple[Record, Record], case: Case) -> Iterator[str]:
-    """Yield the reasons why a pair is no evidence: it is outside the case, or has no real digest."""
+    """Yield the reasons why a pair is no evidence: the case lacks its step, rank or kind, or a digest is malformed."""
     if key.kind not in KINDS or not is_inside(key, case):
         yield f"{_tell_place(key)} is outside the case ({case.steps} steps, {case.parallelism.world_size} ranks)"
     if not (_is_digest(pair[0].digest) and _is_digest(pair[1].digest)):
@@ -348,12 +364,12 @@ def _tell_places(places: list[tuple[int, int]]) -> str:
 
 
 def _numbered(values: Iterable[Any]) -> Any:
-    """An array with a number for each value. Equal values have equal numbers."""
+    """An array with a number for each value, such that equal values have equal numbers."""
     numbers: dict[Any, int] = {}
     return numpy.array([numbers.setdefault(value, len(numbers)) for value in values])
 
 
 def _first_of_each(numbers: Any, rows: Any) -> Iterator[tuple[int, int]]:
-    """For each number that occurs, the first row with this number and the count of rows with it."""
+    """For each number in `numbers`, the first of `rows` that has it, and the count of rows that have it."""
     _, places, counts = numpy.unique(numbers, return_index=True, return_counts=True)
     yield from zip(rows[places].tolist(), counts.tolist(), strict=True)

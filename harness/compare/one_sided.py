@@ -7,14 +7,14 @@ state: if only one system has it, nothing shows that its values are right.
     candidate alone   positions   the same bits at every step     EQUAL is EQUAL, with a remark
     candidate alone   count       other bits at a later step      EQUAL and CLOSE are UNVERIFIED
 
-This holds only for buffers, and only if the system without them shows every buffer that it has (`shows_every_buffer` in
-its manifest): otherwise it may have the buffer and not show it. If each system has buffers that the other lacks, they
-may be the same buffers under two names. Then their records count as missing, like those of any other kind. So do the
-records of a buffer that the other system has on some rank or at some step.
+This holds only for buffers, and only if the system without them records every buffer that it has (`shows_every_buffer`
+in its manifest): otherwise it may have the buffer without a record. If each system has buffers that the other lacks,
+they may be the same buffers under two names. Then their records count as missing, like those of any other kind. So do
+the records of a buffer that the other system has on some rank or at some step.
 
 Settings and attributes of an optimizer have records (`@changed`) only at the steps that change them. If such a record
-has no partner, EQUAL and CLOSE become UNVERIFIED, as for a buffer that steps change. If the other system never shows
-such changes, it only leads to a remark.
+has no partner, EQUAL and CLOSE become UNVERIFIED, as for a buffer that steps change. If the other system never records
+such changes, the record only leads to a remark.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ _NUM_NAMED = 5
 class OneSided:
     """Buffers that only one system has, and optimizer settings that only one system's steps change.
 
-    `side` is the role of the system with the buffers, or None if there are none. `names` are the names of all these
-    buffers, `changed` of those that steps change. `settings` has the names of each system's settings. They count only
-    for the roles in `compared`: for these, the other system would have recorded such changes.
+    - `side`: the role of the system with the buffers, or None if there are none.
+    - `names`, `changed`: the names of all these buffers, and of those that steps change.
+    - `settings`: by role, the names of the settings that only this system's steps change.
+    - `compared`: the roles whose settings count against the verdict, because the other system would have recorded such
+      changes, too.
     """
 
     side: Role | None = None
@@ -43,12 +45,12 @@ class OneSided:
     compared: frozenset[Role] = frozenset()
 
     def covers(self, key: Key) -> bool:
-        """Whether a record without a partner is about one of these buffers or settings."""
+        """Whether a record without a partner is that of one of these buffers or settings."""
         is_setting = key.is_changed_setting and any(bare(key.name) in names for names in self.settings.values())
         return is_setting or (key.kind == "buffer" and bare(key.name) in self.names)
 
     def remarks(self) -> Iterator[str]:
-        """Yield sentences that name the buffers and settings."""
+        """Yield sentences that name these buffers and settings, for the report."""
         if self.side is not None:
             what = "it stays the same" if len(self.names) == 1 else "they stay the same"
             held = f"; {what} in all steps, and what it changes is compared" if not self.changed else ""
@@ -57,9 +59,7 @@ class OneSided:
             yield f"only the {role}'s steps change {_first_few(names)} of its optimizer"
 
     def unshown(self) -> Iterator[str]:
-        """Yield the reasons why agreement of all other tensors does not show that the systems agree, a
-        sentence each.
-        """
+        """Yield a sentence for each reason why the systems may differ although all other tensors agree."""
         if self.changed:
             which = "it" if len(self.changed) == 1 else "them"
             yield f"only the {self.side} has buffer {_first_few(self.changed)}, and steps change {which}"
@@ -71,8 +71,10 @@ class OneSided:
 def one_sided(
     sides: Sequence[Recording], unpaired: Mapping[Role, Iterable[tuple[Key, Record]]], num_steps: int
 ) -> OneSided:
-    """The buffers and settings that only one of two recordings has. `unpaired` has the records of buffers and changed
-    settings without a partner, by role."""
+    """The buffers and settings that only one of two recordings has.
+
+    `unpaired` has, by role, the records of buffers and changed settings that have no partner.
+    """
     if sides[0].manifest.system == sides[1].manifest.system:
         return OneSided()  # two runs of the same system register the same
     changing = {
@@ -102,8 +104,10 @@ def one_sided(
 
 
 def _changes(moments: Mapping[tuple[int, str], Mapping[int, str]], num_steps: int) -> bool:
-    """Whether a buffer's value changes on some rank, or is missing at some step. `moments` has, by rank and name, its
-    digests by step."""
+    """Whether a buffer's value changes on some rank, or is missing at some step.
+
+    `moments` has, by rank and record name, the buffer's digests by step.
+    """
     by_rank: dict[int, set[str]] = {}
     for (rank, _), steps in moments.items():
         by_rank.setdefault(rank, set()).update(steps.values())
@@ -117,7 +121,7 @@ def _buffers_of(recording: Recording) -> Iterator[Key]:
 
 
 def bare(name: str) -> str:
-    """The name of a buffer or setting without its end, such as `@after_optimizer` or `@changed`."""
+    """The name of a buffer or setting without a suffix such as `@after_optimizer` or `@changed`."""
     return name.rpartition("@")[0] or name
 
 

@@ -18,8 +18,10 @@ parameters, their norm, buffers before the optimizer, parameters, optimizer stat
 
 
 class ComputedAt(NamedTuple):
-    """A record's position in a run, for sorting. `phase` is an index into PHASES, `tensor` the index of the record's
-    kind and name in the reference's order."""
+    """A record's position in a run, for sorting.
+
+    `phase` is an index into PHASES, `tensor` the index of the record's kind and name in the order of recording.
+    """
 
     step: int
     phase: int
@@ -28,13 +30,13 @@ class ComputedAt(NamedTuple):
 
 
 class ComputationOrder:
-    """A sort key for records: a function from a key to its position in a run. All names must be added first."""
+    """A sort key: a function that returns a record's position in a run. Add the records' names first."""
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], int] = {}
 
     def add(self, recorded: Iterable[Key]) -> None:
-        """Add the names of these keys, which must be in the order in which they were recorded."""
+        """Add the names of some records. Their keys must be in the order in which they were recorded."""
         for key in recorded:
             self._tensors.setdefault((key.kind, key.name), len(self._tensors))
 
@@ -44,14 +46,14 @@ class ComputationOrder:
 
 
 def computation_order(recorded: Iterable[Key]) -> Any:
-    """A `ComputationOrder` for records with the names of `recorded`."""
+    """A sort key that returns a record's position in a run. `recorded` has the keys in the order of recording."""
     order = ComputationOrder()
     order.add(recorded)
     return order
 
 
 def phase_of(key: Key) -> int:
-    """A record's phase of its step, as an index into PHASES; unknown kinds come last."""
+    """The phase of a step in which a record is computed, as an index into PHASES; len(PHASES) for an unknown kind."""
     moments = (BEFORE_FORWARD, BEFORE_OPTIMIZER) if key.kind == "buffer" else ()
     kind = next((moment for moment in moments if key.name.endswith(moment)), key.kind)
     if kind == "activation" and (boundary := boundary_of(key.name)) and boundary.direction == "backward":
@@ -60,7 +62,11 @@ def phase_of(key: Key) -> int:
 
 
 def place_of(key: Key) -> tuple[str, str]:
-    """The module of a record's tensor, "" for a tensor outside any module, and the direction that computes it."""
+    """The module of a record's tensor and the direction that computes it: "forward", "backward" or "update".
+
+    For example, ("layers.0.mlp", "backward") for a gradient of that module's parameter. The module is "" for a tensor
+    outside any module.
+    """
     if key.kind == "activation" and (boundary := boundary_of(key.name)) is not None:
         return boundary.module, boundary.direction
     if key.kind not in ("grad", "param", "optimizer"):

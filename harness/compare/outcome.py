@@ -24,9 +24,9 @@ MAX_ERROR = 2 * MAX_TRACEBACK
 
 
 def result_of(case: Case, judgement: Judgement, *, device: str, backend: str, **facts: Any) -> CaseResult:
-    """The result of a judged case. `facts` are CaseResult's remaining fields: losses, seconds, passes, memory.
+    """The result of a judged case. `facts` are the remaining fields of CaseResult: losses, seconds, passes, memory.
 
-    If the result's own numbers contradict its verdict, the verdict is withdrawn, and the case is UNVERIFIED.
+    If the result's own numbers contradict its verdict, the verdict becomes UNVERIFIED, and the result states why.
     """
     judged = {name: getattr(judgement, name) for name in judgement.__dataclass_fields__}
     result = _result(case, device=device, backend=backend, **judged, **facts)
@@ -50,7 +50,7 @@ def result_of_error(case: Case, error: BaseException, *, device: str, backend: s
 
 
 def complete(cases: Iterable[Case], results: Iterable[CaseResult], reason: str) -> list[CaseResult]:
-    """A result for every case, in the order of cases. A case that is not in `results` is UNVERIFIED, for `reason`."""
+    """A result for every case, in the order of `cases`. A case that is not in `results` is UNVERIFIED for `reason`."""
     found = {result.case.name: result for result in results}
     return [
         found.get(case.name)

@@ -30,16 +30,14 @@ def environment_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def _without_code(rank: Mapping[str, Any]) -> dict[str, Any]:
-    """A rank's description of its system, without the entries that follow from code: a file's sha256, optimizers'
-    settings."""
+    """A rank's facts about its system, without those that depend on code: a file's sha256, optimizers' settings."""
     return {name: value for name, value in rank.items() if name not in ("sha256", OPTIMIZERS)}
 
 
 def _release_of(machine: MachineFacts) -> dict[str, str]:
-    """The field `torch` without a suffix such as `+cu132`, which repeats the field `cuda` and is not in all earlier
-    manifests.
+    """A dict with the manifest's field `torch`, without a suffix such as `+cu132`; empty without `torch` or `cuda`.
 
-    Empty if the manifest lacks either field.
+    The suffix repeats the field `cuda`, and manifests of earlier versions lack the suffix.
     """
     torch, cuda = machine.get("torch"), machine.get("cuda")
     if not isinstance(torch, str) or not isinstance(cuda, str):

@@ -1,16 +1,16 @@
 """Convert a recording to another layout of tensors, to compare two systems that divide tensors differently.
 
-The first run of each system records the part of each tensor that a rank has. The cuts of all these parts divide a
-tensor into cells, and a second run of each system records the digest of each cell. With these digests, the reference's
-records are converted to the candidate's layout, and paired with the candidate's records as usual. Nothing is gathered,
-and no process loads more than a rank's own part. For example, rows 0:4 and 4:8 on the reference's two ranks, and rows
-0:2, 2:4, 4:6, 6:8 on the candidate's four, have the cells 0:2, 2:4, 4:6, 6:8.
+The first run of each system records the part of each tensor that a rank has. The boundaries of all these parts divide
+the tensor into cells, and a second run of each system records the digest of each cell. With these digests, the
+reference's records are converted to the candidate's layout, and paired with the candidate's records as usual. Nothing
+is gathered, and no process loads more than a rank's own part. For example, rows 0:4 and 4:8 on the reference's two
+ranks, and rows 0:2, 2:4, 4:6, 6:8 on the candidate's four, have the cells 0:2, 2:4, 4:6, 6:8.
 
 - If a cell on a rank of the candidate has other bits than in the reference, that rank differs in the tensor.
 - A tensor that is whole on several ranks of the reference must be the same on all of them. If it is not, some rank of
   the candidate differs from one of them, and `replicas` names the tensor.
-- A plain tensor counts as whole. If the candidate has as many ranks, and each has the same part as in the reference,
-  records pair rank by rank, and plain tensors may differ between ranks.
+- A plain tensor, which is no DTensor, counts as whole. If the candidate has as many ranks as the reference, and each
+  has the same part as in the reference, records pair rank by rank, and plain tensors may differ between ranks.
 - A cell that one system lacks is a gap in the evidence.
 
 Recordings are read rank by rank, as with equal layouts. Only the digests of cells and the tensors' layouts stay in
@@ -34,7 +34,7 @@ NUM_NAMED = 5
 
 
 class LogicalTensor(NamedTuple):
-    """A tensor at a step, whichever ranks recorded it, whole or in parts."""
+    """A tensor at a step, independent of the ranks that recorded it whole or in parts."""
 
     step: int
     kind: Kind
@@ -49,7 +49,7 @@ Parts = Mapping[int, Record]
 
 
 class PartLayout(NamedTuple):
-    """A rank's part of a tensor: its index range (`box`), placements and shape, as the record has them."""
+    """The layout of a rank's part of a tensor, from its record: index range (`box`), placements and shape."""
 
     box: str | None
     placements: str | None
@@ -62,11 +62,12 @@ PartLayouts = Mapping[int, PartLayout]
 
 @dataclass(frozen=True)
 class Relaid:
-    """The reference's recording in the candidate's layout, and the findings of converting it.
+    """The reference's recording in the candidate's layout, and the problems of the conversion.
 
-    `across` are the tensors that are compared by cells. `unusable` has a sentence for each gap in the evidence.
-    `parted` are the tensors whose replicas differ within the reference or within the candidate; `apart` has the
-    sentences about them.
+    - `across`: the tensors that are compared by cells.
+    - `unusable`: a sentence for each gap in the evidence.
+    - `parted`: the tensors whose replicas differ: ranks of one system have the same part, with different bits.
+    - `apart`: the sentences about these tensors.
     """
 
     recording: Recording
@@ -89,16 +90,19 @@ def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recordin
 
 
 def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> bool:
-    """Whether layouts differ only because some ranks lack a gradient or an optimizer state. Then calls can still be
-    paired. Example: a rank leaves a parameter out of its update, or another rank updates it for all."""
+    """Whether layouts differ for no other reason than that some ranks lack a gradient or an optimizer state.
+
+    Then calls can still be matched rank by rank. Example: a rank leaves a parameter out of its update, or another rank
+    updates it for all.
+    """
     across = [] if case.reference_parallelism is not None else [*_across(reference, candidate)]
     return bool(across) and all(_is_part_lacking(tensor, *sides) for tensor, sides in across)
 
 
 def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayouts) -> bool:
-    """Whether a tensor is a gradient or an optimizer state that some ranks lack, and has no other difference in layout.
+    """Whether a tensor is a gradient or an optimizer state, and its layouts differ only in that some ranks lack it.
 
-    So each rank that has the tensor in both systems has the same part of it in both.
+    Each rank that has the tensor in both systems must have the same part of it in both.
     """
     both = here.keys() & there
     left, right = ({rank: side[rank] for rank in both} for side in (here, there))
@@ -106,8 +110,10 @@ def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayout
 
 
 def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
-    """By `kind/name`, the cuts of each tensor whose layouts differ. A tensor with different logical shapes in the two
-    systems is left out."""
+    """By `kind/name`, the indices at which the parts of each tensor begin or end, if its layouts differ.
+
+    A tensor whose shape as a whole differs between the two systems is left out.
+    """
     boxes: dict[str, set[Box]] = {}
     for tensor, sides in _across(reference, candidate):
         parts = [_box_of(held) for side in sides for held in {*side.values()}]
@@ -116,9 +122,9 @@ def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
 
 
 def relaid(reference: Recording, candidate: Recording, cuts: Mapping[str, Cuts]) -> Relaid:
-    """The reference in the candidate's layout.
+    """Convert the reference's recording to the candidate's layout.
 
-    Both recordings must have the digests of the cells that `cuts` defines.
+    Both recordings must have the digests of the cells into which `cuts` divides each tensor.
     """
     across = [tensor for tensor, _ in _across(reference, candidate)]
     known = {tensor: _Cells(tensor, cuts.get(f"{tensor.kind}/{tensor.name}")) for tensor in across}
@@ -141,7 +147,7 @@ def relaid(reference: Recording, candidate: Recording, cuts: Mapping[str, Cuts])
 
 
 class _RelaidRecording(Recording):
-    """The reference's records in the candidate's layout, made rank by rank."""
+    """The reference's records in the candidate's layout, converted rank by rank."""
 
     def __init__(
         self, manifest: Manifest, reference: Recording, candidate: Recording, known: Mapping[LogicalTensor, _Cells]
@@ -151,22 +157,24 @@ class _RelaidRecording(Recording):
 
     @property
     def holds_records(self) -> bool:
-        """Whether `records` are already made."""
+        """Whether `records` of all ranks have been converted already."""
         return "records" in self.__dict__
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks of both recordings."""
+        """The ranks that are in either recording."""
         return sorted({*self._reference.ranks, *self._candidate.ranks})
 
     @cached_property
     def records(self) -> dict[Key, Record]:  # type: ignore[override]
-        """Every rank's records."""
         return {key: record for rank in self.ranks for key, record in self.records_of(rank).items()}
 
     def records_of(self, rank: int) -> dict[Key, Record]:
-        """A rank's records: the candidate's records with the reference's digests, then those that only the reference
-        has."""
+        """A rank's records, as they would be if the reference had the candidate's layout.
+
+        For a tensor that is compared by cells, it is the candidate's record, with another digest if the reference's
+        bits differ. For any other tensor, it is the reference's own record. Records that only the reference has follow.
+        """
         own, found = self._reference.records_of(rank), dict[Key, Record]()
         for key, record in self._candidate.records_of(rank).items():
             cells = self._known.get(LogicalTensor(*key[:3]))
@@ -186,9 +194,7 @@ class _RelaidRecording(Recording):
 
 
 def replicas(recording: Recording) -> Iterator[LogicalTensor]:
-    """Yield each DTensor whose replicas differ: several ranks have the same part by its placements, but other
-    digests.
-    """
+    """Yield each DTensor whose replicas differ: several ranks have the same part of it, with different digests."""
     # Digests are only read for parts that several ranks have.
     shared: set[tuple[str, str, str]] = set()
     for (kind, name), ranks in _layouts_of(recording).items():
@@ -207,11 +213,12 @@ def replicas(recording: Recording) -> Iterator[LogicalTensor]:
 
 @dataclass
 class _Cells:
-    """A tensor's cells in both systems, collected rank by rank. Pairs have the reference first.
+    """A tensor's cells in both systems, collected rank by rank. In pairs, the reference is first.
 
-    `first` is the reference's first record of the tensor. `digests` has, for each system, the digest of each cell, or a
-    set of digests if ranks differ; it is empty if the layout is unknown. `has` counts the ranks that have a part,
-    `placed` those whose part has placements.
+    - `first`: the reference's first record of the tensor.
+    - `digests`: for each system, the digest of each cell, or a set of digests if ranks differ; empty if the layout is
+      unknown.
+    - `has`, `placed`: for each system, the number of ranks that have a part, and of those whose part has placements.
     """
 
     tensor: LogicalTensor
@@ -229,11 +236,11 @@ class _Cells:
 
     @property
     def left(self) -> list[Cell]:
-        """The reference's cells that no rank of the candidate has; empty if either lacks the whole tensor."""
+        """The reference's cells that no rank of the candidate has; empty if a system lacks the whole tensor."""
         return sorted(self.digests[0].keys() - self.digests[1].keys()) if self.are_on_both else []
 
     def add(self, side: int, rank: int, record: Record) -> None:
-        """Add a rank's part. `side` is 0 for the reference, 1 for the candidate."""
+        """Add a rank's record of the tensor. `side` is 0 for the reference, 1 for the candidate."""
         if side == 0 and not self.has[0]:
             self.first = record
         self.has[side] += 1
@@ -262,10 +269,10 @@ class _Cells:
                 yield f"{what} of one tensor differ within the {role}: {self.tensor}"
 
     def as_in(self, rank: int, record: Record) -> Record | None:
-        """The reference's tensor as a record in the layout of `record`, which is the candidate's record on a rank.
+        """The reference's tensor in the layout of `record`, the candidate's record on this rank.
 
-        It is `record` itself if all its cells agree, or else a copy with another digest; None if the reference lacks a
-        cell.
+        It is `record` itself if all cells of the part agree, or else a copy of it with another digest; None if the
+        reference lacks a cell.
         """
         first = self.first
         # Such tensors cannot be equal: a placeholder for the digest makes the pair differ.
@@ -279,7 +286,7 @@ class _Cells:
 
 
 def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
-    """The digest of each cell of a rank's part; None if the part's layout or the digests are unknown."""
+    """The digest of each cell in a rank's part, by cell; None if the part's layout or the digests are unknown."""
     cells = _cells_in(record.box, record.shape if record.box is None and not record.placements else None, cuts)
     text = record.cells
     if cells is None or text is None or len(text) != DIGEST_DIGITS * len(cells):
@@ -289,8 +296,11 @@ def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> list[Cell] | None:
-    """The cells of a part of a tensor. `box` is the text of the part's box; without it, the part is a whole plain
-    tensor of this shape. None if `box` and `shape` are None, or if the cuts do not fit the part."""
+    """The cells into which `cuts` divide a rank's part of a tensor; None if the cuts do not fit the part.
+
+    `box` is the text of the part's index range. If it is None, the part is a whole plain tensor of shape `shape`; if
+    both are None, the part is unknown, and the result is None.
+    """
     # All steps and many ranks have the same parts, hence the cache.
     known = Box.parse(box) if box is not None else Box.whole(shape) if shape is not None else None
     cut = known.cut_by(cuts) if known is not None else None
@@ -300,8 +310,10 @@ def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> lis
 def _across(
     reference: Recording, candidate: Recording
 ) -> Iterator[tuple[LogicalTensor, tuple[PartLayouts, PartLayouts]]]:
-    """Yield the tensors that do not pair rank by rank, with their layouts in both systems, by step and then in the
-    reference's order."""
+    """Yield the tensors whose records do not pair rank by rank, with their part layouts in both systems.
+
+    They are ordered by step, then as in the reference.
+    """
     have_as_many = reference.manifest.world_size == candidate.manifest.world_size
     here, there = _layouts_of(reference), _layouts_of(candidate)
     sides = {name: (here.get(name, {}), there.get(name, {})) for name in {**here, **there}}
@@ -316,10 +328,11 @@ def _across(
 
 
 def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_as_many: bool) -> bool:
-    """Whether a tensor's records do not pair rank by rank. If the numbers of ranks differ, no records pair.
+    """Whether a tensor's layouts differ, so that its records do not pair rank by rank.
 
-    False for a tensor that one system lacks. A rank's part without elements also counts as equally laid out, such as
-    the gradient None of a parameter that FSDP2 shards: its records pair, and differ.
+    True if the numbers of ranks differ (`have_as_many` is False); otherwise False for a tensor that one system lacks. A
+    part without elements never makes layouts differ: the gradient None of a parameter that FSDP2 shards has such a
+    part, and its records pair, and differ.
     """
     if not have_as_many:
         return True
@@ -333,8 +346,10 @@ def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_a
 
 
 def holds_any(part: Record | PartLayout) -> bool:
-    """Whether a rank has a part of the tensor. A plain tensor without elements counts as absent. An empty shard of a
-    DTensor counts as a part, since it has a position."""
+    """Whether a rank has a part of a tensor, by its record.
+
+    A plain tensor without elements counts as no part, an empty shard of a DTensor as a part, since it has a position.
+    """
     return bool(part.box or part.placements) or 0 not in part.shape
 
 
@@ -343,7 +358,7 @@ def _held_as(part: Record | PartLayout) -> tuple[str | None, bool]:
 
 
 def by_rank(recording: Recording) -> dict[LogicalTensor, dict[int, Record]]:
-    """By tensor, its records by rank."""
+    """The recording's records by tensor, and then by rank."""
     found: dict[LogicalTensor, dict[int, Record]] = {}
     for key, record in recording.records.items():
         found.setdefault(LogicalTensor(key.step, key.kind, key.name), {})[key.rank] = record
@@ -351,15 +366,18 @@ def by_rank(recording: Recording) -> dict[LogicalTensor, dict[int, Record]]:
 
 
 def tensors_of(recording: Recording) -> list[LogicalTensor]:
-    """Every tensor that any rank recorded, at each step at which it did."""
+    """Each tensor that any rank recorded, once for each step at which a rank recorded it."""
     held = _layouts_of(recording).items()
     steps = {name: sorted({step for own in ranks.values() for step in own}) for name, ranks in held}
     return [LogicalTensor(step, *name) for name, all_steps in steps.items() for step in all_steps]
 
 
 def _layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, dict[int, PartLayout]]]:
-    """The part layouts of all tensors, by (kind, name), rank and step. Ranks with equal layouts share an object. The
-    result is cached on the recording if its records are not in memory: only then they cannot change."""
+    """The part layouts of all tensors, by (kind, name), then by rank, then by step.
+
+    Ranks with equal layouts share an object. The result is cached on the recording, unless its records are in memory,
+    as these may still change.
+    """
     is_stored = not recording.holds_records
     if is_stored and (known := vars(recording).get("part_layouts")) is not None:
         return known
@@ -379,7 +397,7 @@ def _layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, dict[i
 
 
 def are_staged(*recordings: Recording) -> bool:
-    """Whether each parameter is whole on a single rank, as in the stages of a pipeline; False without parameters."""
+    """Whether each parameter is a plain tensor on a single rank, as in a pipeline; False without parameters."""
     for recording in recordings:
         parameters = [ranks for (kind, _), ranks in _layouts_of(recording).items() if kind == "param"]
         held = [{*steps.values()} for ranks in parameters for steps in ranks.values()]
@@ -405,7 +423,7 @@ def gradients_lie_otherwise(reference: Recording, candidate: Recording) -> bool:
 
 
 def box_of(record: Record) -> Box | None:
-    """The index range of a rank's part: of a plain tensor, the whole; None for a DTensor without a recorded range."""
+    """The index range of a rank's part; the whole for a plain tensor, None for a DTensor without a recorded range."""
     return _box_of(record)
 
 
@@ -416,12 +434,12 @@ def _box_of(part: Record | PartLayout) -> Box | None:
 
 
 def _other(digest: str) -> str:
-    """A placeholder for the digest of a record that must differ from a record with this digest."""
+    """A digest that differs from `digest`, for a record that must not be equal."""
     return hashlib.blake2b(digest.encode(), digest_size=DIGEST_DIGITS // 2).hexdigest()
 
 
 def first_few(names: Iterable[str]) -> str:
-    """The first few names, and the number of the others, as text."""
+    """The first NUM_NAMED names as text, followed by "and N more" if there are more."""
     names = list(names)
     more = f"; and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
     return "; ".join(names[:NUM_NAMED]) + more

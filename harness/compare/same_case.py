@@ -26,7 +26,10 @@ LABELS = (
 
 
 def contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]:
-    """Yield a sentence for each fact in a recording's manifest that contradicts `case`. `side` is its role."""
+    """Yield a sentence for each fact in a recording's manifest that contradicts `case`.
+
+    `side` is the recording's role for these sentences, "reference" or "candidate".
+    """
     manifest = recording.manifest
     if not manifest.case:
         yield f"the {side} manifest does not say which case it recorded"
@@ -38,8 +41,10 @@ def contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]
 
 
 def in_todays_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A recorded case in this version's form, with default values for settings that it lacks. A case that this version
-    refuses is returned unchanged; comparing it then shows each difference."""
+    """A recorded case in the form of this version of bitproof, with default values for settings that it lacks.
+
+    A case that this version refuses is returned unchanged; comparing it then shows each difference.
+    """
     try:
         return Case.from_dict(dict(case)).to_dict()
     except CaseError:
@@ -47,15 +52,17 @@ def in_todays_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
-    """Yield a reason if two recordings have different kinds of digests: then equal bits have unequal digests."""
+    """Yield a sentence if two recordings have different kinds of digests, as then equal bits have unequal digests."""
     kinds = [recording.manifest.digest or "unnamed" for recording in (reference, candidate)]
     if kinds[0] != kinds[1]:
         yield f"the reference has digests of kind {kinds[0]}, the candidate of kind {kinds[1]}: record both again"
 
 
 def leaf_differences(values: Mapping[str, tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield each path at which two trees of JSON values differ, such as `case.batch.seq_len`, with both values there.
-    `values` has, by name, the subtrees of both trees. LABELS of a case are not compared."""
+    """Yield each path at which two trees of JSON values differ, such as `case.batch.seq_len`, and the two values there.
+
+    `values` has, by name, a pair of subtrees, one of each tree. LABELS of a case are not compared.
+    """
     for name, (left, right) in values.items():
         path = f"{prefix}{name}"
         if path.removeprefix("case.") in LABELS:

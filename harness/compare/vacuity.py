@@ -1,9 +1,9 @@
-"""Find agreement that shows nothing: empty or zero tensors, ranks without collectives, code that was not compiled.
+"""Find agreement that is no evidence: empty or zero tensors, ranks without collectives, code that was not compiled.
 
 The agreement of a tensor is vacuous if it has no elements or no finite element, or if it is a gradient or a parameter
-of zeros alone. Two systems that both lost every value agree in every bit. So at every step each required kind needs a
-tensor, on any rank, whose agreement shows something. A remark names tensors that never show anything, such as the
-gradient of an expert without tokens.
+of zeros alone. Two systems that both lost every value agree in every bit. So each required kind of record needs, at
+every step, a tensor on any rank whose agreement is not vacuous. A remark names tensors whose agreement is vacuous at
+all steps, such as the gradient of an expert without tokens.
 
 If ranks ran no collective in their steps, they trained a separate model each, so the parallelism was not tested. A
 system may declare that its ranks are independent. If torch.compile captured no code, the compiled system ran as eager
@@ -26,8 +26,9 @@ _ZERO_IS_VACUOUS: tuple[Kind, ...] = ("grad", "param")
 
 
 class Agreement:
-    """Collects whether the agreement of records so far shows anything: for each kind at each step, and for
-    each tensor.
+    """Collects, for each kind of record at each step and for each tensor, whether equal records are evidence.
+
+    For example, equal tensors of zeros are no evidence: both systems may have lost every value.
     """
 
     def __init__(self) -> None:
@@ -35,11 +36,11 @@ class Agreement:
         self._tensors: dict[tuple[str, str], set[str | None]] = {}
 
     def add(self, key: Key, pair: tuple[Record, Record]) -> None:
-        """Add a pair of records, whether equal or not."""
+        """Add two paired records, equal or not."""
         self._add(key, _vacuity(key, pair))
 
     def add_differing(self, key: Key) -> None:
-        """Add a pair that differs. Such a pair always shows something."""
+        """Add the key of two paired records that differ. A difference is always evidence."""
         self._add(key, None)
 
     def _add(self, key: Key, reason: str | None) -> None:
@@ -47,7 +48,7 @@ class Agreement:
         self._tensors.setdefault((key.kind, key.name), set()).add(reason)
 
     def vacuous_steps(self, case: Case) -> Iterator[str]:
-        """Yield a sentence for each required kind whose tensors show nothing at some step, on all ranks."""
+        """Yield a sentence for each required kind that has a step at which no tensor, on any rank, is evidence."""
         for kind in required_kinds(case):
             # A kind without records at a step is a gap in the evidence, and is reported as one.
             steps = [step for step in case.compared_steps if None not in self._steps.get((kind, step), {None})]
@@ -56,7 +57,7 @@ class Agreement:
                 yield f"on every rank each {kind} is {' or '.join(reasons)} at {_tell_steps(steps, case)}"
 
     def vacuous_tensors(self) -> Iterator[str]:
-        """Yield a sentence for each required kind with tensors that show nothing at any step on any rank."""
+        """Yield a sentence for each required kind that has tensors which are no evidence at any step on any rank."""
         for kind in REQUIRED_KINDS:
             tensors = {name: reasons for (of, name), reasons in self._tensors.items() if of == kind}
             vacuous = {name: reasons for name, reasons in tensors.items() if None not in reasons}
@@ -71,7 +72,11 @@ class Agreement:
 
 
 def vacuous_runs(side: str, manifest: Manifest) -> Iterator[str]:
-    """Yield a sentence for each reason why agreement of a system's run shows nothing. `side` is its role."""
+    """Yield a sentence for each reason why the agreement of a system's run is no evidence.
+
+    Such a reason is a rank without collectives, or code that torch.compile did not compile. `side` is the system's
+    role.
+    """
     if manifest.alone:
         yield (
             f"{side} {manifest.system} ran no collective in its steps on {_tell_ranks(manifest.alone, manifest)}: each "
@@ -86,7 +91,7 @@ def vacuous_runs(side: str, manifest: Manifest) -> Iterator[str]:
 
 
 def compiled_runs(side: str, manifest: Manifest) -> Iterator[str]:
-    """Yield a sentence on how much of a system's code torch.compile compiled, if it compiled any."""
+    """Yield a sentence about how much of a system's code torch.compile compiled; nothing if it compiled none."""
     found = [compiled for compiled in manifest.compiled or () if compiled is not None and compiled.is_any]
     if found:
         least = min(found, key=lambda compiled: (compiled.graphs, compiled.operators))
@@ -95,7 +100,7 @@ def compiled_runs(side: str, manifest: Manifest) -> Iterator[str]:
 
 
 def unshown_state(side: str, manifest: Manifest) -> Iterator[str]:
-    """Yield a sentence about the state that a system keeps and does not record, if there is any."""
+    """Yield a sentence about the state that a system keeps and does not record; nothing if there is no such state."""
     if found := manifest.unshown or []:
         more = f" and {len(found) - _NUM_NAMED} more" if len(found) > _NUM_NAMED else ""
         yield (
@@ -136,7 +141,10 @@ def _tell_ranks(ranks: Sequence[int], manifest: Manifest) -> str:
 
 
 def _vacuity(key: Key, pair: tuple[Record, Record]) -> str | None:
-    """The reason why a pair shows nothing, such as "all zeros"; None if it shows something, or differs."""
+    """The reason why the agreement of two records is no evidence, such as "all zeros".
+
+    None if it is evidence, and if the records differ.
+    """
     reference, candidate = pair
     if reference[:3] != candidate[:3]:
         return None

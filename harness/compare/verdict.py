@@ -2,9 +2,9 @@
 
 EQUAL needs complete evidence: at every step, on every rank, at least a loss, a gradient, a parameter and an optimizer
 state, the same names at every step, all of them in both recordings, and every digest the same. Any gap makes the
-verdict UNVERIFIED, even if the present records agree or differ; so does agreement that shows nothing (`vacuity.py`), if
-there is no difference. CLOSE needs the same evidence, some bits that differ, a case that states a bound, and the values
-of every tensor, measured to be within it.
+verdict UNVERIFIED, even if the present records agree or differ. So does agreement that is no evidence, such as tensors
+of zeros (`vacuity.py`), if nothing differs. CLOSE needs the same evidence, some bits that differ, a case that states a
+bound, and the values of every tensor, measured to be within it.
 
 1. Refuse recordings that were not made from this case (`same_case.py`), or of systems that chunked other modules.
 2. Pair records; name the gaps.
@@ -45,8 +45,10 @@ RACES = "a graph races with its collectives or copies, so that its bits agree by
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The verdict on a case so far, with the findings that led to it; the same fields as in CaseResult. Each check of
-    the case (`execute/checks/case_checks.py`) takes a judgement and returns the next."""
+    """The verdict on a case so far, with the findings that led to it. The fields are as in CaseResult.
+
+    Each check of the case (`execute/checks/case_checks.py`) takes a judgement and returns the next.
+    """
 
     verdict: Verdict
     compared: dict[str, int]
@@ -63,16 +65,16 @@ class Judgement:
     remarks: tuple[str, ...] = ()
 
     def with_error(self, text: str) -> Judgement:
-        """Add an error. The verdict stays the same."""
+        """This judgement with a further error. The verdict stays the same."""
         return replace(self, error=f"{self.error}\n{text}" if self.error else text)
 
     def withdrawn(self, text: str) -> Judgement:
-        """Make the verdict UNVERIFIED, and add the reason."""
+        """This judgement with the verdict UNVERIFIED, and `text` as the reason."""
         return replace(self.with_error(text), verdict=Verdict.UNVERIFIED)
 
 
 class Repeat(NamedTuple):
-    """The comparison of a system's second run with its first: a plain run, or a run under stress."""
+    """The comparison of a system's second run with its first. The second run is a plain run, or a run under stress."""
 
     side: Role
     stressed: bool
@@ -90,7 +92,7 @@ class Repeat(NamedTuple):
 
 
 def compare(reference: Recording, candidate: Recording, case: Case) -> Comparison:
-    """Compare two recordings of `case`: EQUAL, DIFFERENT, or UNVERIFIED. Never raises for missing records."""
+    """Compare two recordings of `case`: EQUAL, DIFFERENT or UNVERIFIED. Missing records raise no error."""
     reasons = [*contradictions("reference", reference, case), *contradictions("candidate", candidate, case)]
     if reasons := [*reasons, *unlike_digests(reference, candidate), *unlike_chunks(reference, candidate)]:
         return Comparison(verdict=Verdict.UNVERIFIED, reason=tell("the recordings are not comparable", reasons))
@@ -126,20 +128,20 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
 
 
 def demand_substance(comparison: Comparison) -> Comparison:
-    """Turn an EQUAL into UNVERIFIED if the agreement shows nothing, or not everything was compared."""
+    """Turn an EQUAL into UNVERIFIED if the agreement is no evidence, or if only one system has some state."""
     if comparison.verdict == Verdict.EQUAL and (reasons := reasons_against(comparison)):
         return replace(comparison, verdict=Verdict.UNVERIFIED, reason="\n".join(reasons))
     return comparison
 
 
 def reasons_against(comparison: Comparison) -> list[str]:
-    """The reasons why agreement of two systems is no evidence, as texts."""
+    """The reasons why the agreement of two systems is no evidence, as texts with the details on further lines."""
     found = {VACUOUS: comparison.vacuous, UNSHARED: comparison.unshared}
     return [tell(what, details) for what, details in found.items() if details]
 
 
 def judgement_of(comparison: Comparison) -> Judgement:
-    """The judgement that the comparison alone leads to, before any check of the case."""
+    """The judgement that follows from the comparison alone, before any check of the case."""
     texts = [comparison.reason] if comparison.reason else []
     if comparison.layout_mismatches:
         what = "dtypes, shapes or placements" if comparison.is_sharded_otherwise else "dtypes or shapes"
@@ -149,11 +151,11 @@ def judgement_of(comparison: Comparison) -> Judgement:
 
 
 def with_repeats(judgement: Judgement, case: Case, comparison: Comparison, repeats: Sequence[Repeat]) -> Judgement:
-    """Apply the comparisons of each system's second run with its first.
+    """The judgement after each system's second run was compared with its first; `repeats` has these comparisons.
 
     If a second run lacks evidence, the case is UNVERIFIED. If a system differs from itself, the case is
-    NONDETERMINISTIC, with the first divergence of the system from itself. If the comparison of the two systems lacks
-    evidence, the case stays UNVERIFIED.
+    NONDETERMINISTIC, with the first divergence of the system from itself. If `comparison`, that of the two systems,
+    lacks evidence, the case stays UNVERIFIED.
     """
     verdicts = dict.fromkeys(ROLES) | {each.side: each.comparison.verdict.value for each in repeats}
     are_stressed = any(each.stressed for each in repeats)
@@ -181,7 +183,7 @@ def _tell_repeat(repeat: Repeat, system: str) -> str:
 
 
 def tell(what: str, details: Iterable[str]) -> str:
-    """The sentence `what`, followed by the first 20 `details`, one a line, and "and N more" if there are more."""
+    """The sentence `what`, and below it the first 20 `details`, one a line, with "and N more" if there are more."""
     return "\n".join([what, *(f"  {detail}" for detail in _first_few(details))])
 
 

@@ -14,7 +14,10 @@ GIVEN = "an input of the step"
 
 
 def argument_differences(call: Call, partner: Call) -> str:
-    """The numbers and words in which two calls of an operator differ: `eps=1e-05 where the reference has 1e-06`."""
+    """The number and word arguments in which two calls of an operator differ, as text.
+
+    For example, "eps=1e-05 where the reference has 1e-06". Empty if no such argument differs.
+    """
     theirs = dict(partner.scalars)
     unlike = [(name, value, theirs[name]) for name, value in call.scalars if theirs.get(name, value) != value]
     told = ", ".join(f"{name}={mine} where the reference has {other}" for name, mine, other in unlike)
@@ -22,10 +25,11 @@ def argument_differences(call: Call, partner: Call) -> str:
 
 
 def input_differences(log: CandidateLog, index: int, partner: int) -> str:
-    """A text about the last input that differs between a call and its partner: its producer on each side.
+    """Describe the last input in which a call and its partner differ, by the call that produced it on each side.
 
-    Empty if no input differs, or if the partner is a guess: they share no input, and the logs have different numbers of
-    such calls.
+    `index` is the call's index in the candidate's log, and `partner` its partner's in the reference's. For example,
+    "the output of silu ..., where the reference has the output of mm ...". Empty if no input differs, if no call of the
+    step produced the input on either side, or if the two calls do not match and have no input in common.
     """
     told = input_sources(log, index, partner)
     if told is None:
@@ -38,7 +42,8 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
 def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str] | None:
     """The producers of the last differing input as two texts: in the candidate, and in the reference.
 
-    None if no input differs, or if the partner is a guess.
+    For example, "the output of mm ..." and "an input of the step". None if no input differs, or if the two calls do not
+    match and have no input in common.
     """
     if set(log.log[index].inputs).isdisjoint(log.reference.log[partner].inputs) and log.matching_call(index) != partner:
         return None
@@ -58,7 +63,12 @@ def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str
 
 
 def _what_gave(side: CandidateLog | ReferenceLog, index: int, position: int) -> str:
-    """The producer of an input in words; for a copy, also the producer of the copied value. Views are passed over."""
+    """The call that produced an input, as text; "an input of the step" if no call of the step produced it.
+
+    The input is at `position` among the inputs of the call at `index`. For a view, it is the producer of the viewed
+    tensor. For a copy, the producer of the copied value is added: "the output of clone ..., a copy of the output of mm
+    ...".
+    """
     made = maker_of(side.log, side.given, index, position)
     if made is None:
         return GIVEN
@@ -70,9 +80,10 @@ def _what_gave(side: CandidateLog | ReferenceLog, index: int, position: int) -> 
 
 
 def list_differences(log: CandidateLog, missing: Call) -> str:
-    """The length of the candidate's lists, for a missing entry of a call over lists such as `_foreach_add_`.
+    """The number of tensors in the candidate's lists, if `missing` is an entry of a call such as `_foreach_add_`.
 
-    For example, "3 of the reference's 4 tensors in its lists". Empty for other calls.
+    For example, "3 of the reference's 4 tensors in its lists". Empty for other calls, and if the candidate has none or
+    all of the entries.
     """
     if not name_of(missing).startswith(OVER_LISTS):
         return ""
@@ -84,9 +95,10 @@ def list_differences(log: CandidateLog, missing: Call) -> str:
 
 
 def strange_output(log: CandidateLog, call: Call) -> str:
-    """A text about the first output of a compiled graph that the reference does not have, with its source nodes.
+    """The first output of a compiled graph that is no value of the reference, as text with the call that computes it.
 
-    Empty if there is no such output, or its source is unknown.
+    `call` runs the graph. For example, "output 1 of 3, mm_2 of layers.0 (forward)". Empty if there is no such output,
+    or if the log does not say which call computes it.
     """
     values = log.reference.values
     position = next((str(at) for at, value in enumerate(call.outputs) if value not in values), None)

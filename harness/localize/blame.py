@@ -1,10 +1,11 @@
-"""Find the call to blame for a differing record: walk back through both logs to the first call at which they part.
+"""Find the call to blame for a differing record: follow it back through both logs to the calls that differ first.
 
-The reference's call with the same origin is compared with each call on the way (`matching`, `paired_walk`). The answer
-is the first call in the partial order of all ranks' calls: each rank has its own order, and a collective's launches
-come before its results (`joined_logs`). It is a candidate for a cause, which `exchange` then verifies.
+Each call on the way is compared with the reference's call of the same origin (operator, module and direction; see
+`matching` and `paired_walk`). The earliest call that differs is to blame. Calls of different ranks have only a partial
+order: each rank has its own order, and a collective's launches on all ranks are before its results (`joined_logs`). The
+blamed call is a candidate for a cause, which `exchange` then verifies.
 
-docs/explanation/causes.md describes the order, with examples.
+docs/explanation/causes.md describes this with examples.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ def find_culprit(
     differing: Differing,
     first: tuple[int, Pair] | None = None,
 ) -> Culprit | None:
-    """The call to blame for the first differing tensor that a call explains, or None.
+    """The call to blame for the first differing tensor for which one is found; None if none is found for any tensor.
 
-    Both sides have a log for each rank; the reference's may be indexed already. The search begins with `first`, a rank
-    and a tensor's digests there, and then follows the order of `differing`.
+    `reference` and `candidate` have a log for each rank; a `ReferenceLog` is a log that is indexed already. The search
+    begins with the tensor `first` (its rank and its two digests), if given, and continues in the order of `differing`.
     """
     return culprit_in(ready_logs(reference, candidate), differing, first)
 
@@ -48,7 +49,7 @@ def find_culprit(
 def ready_logs(
     reference: Sequence[Sequence[Call] | ReferenceLog], candidate: Sequence[Sequence[Call]]
 ) -> list[CandidateLog]:
-    """The candidate's log of each rank, matched with the reference's log. Searches may share it."""
+    """For each rank, the candidate's log, matched with the reference's. Several searches may use the result."""
     plain = [log for log in reference if not isinstance(log, ReferenceLog)]
     reference = without_idle_broadcasts(plain) if len(plain) == len(reference) else reference
     # An indexed reference may come from a baseline, and is used as it is.
@@ -60,20 +61,24 @@ def ready_logs(
 def culprit_in(
     logs: Sequence[CandidateLog], differing: Differing, first: tuple[int, Pair] | None = None
 ) -> Culprit | None:
-    """The call to blame, as `find_culprit` finds it, in logs that are ready."""
+    """The call to blame, as `find_culprit` returns it. `logs` is the result of `ready_logs`."""
     return next(iter(culprits_in(logs, differing, first)), None)
 
 
 def culprits_in(
     logs: Sequence[CandidateLog], differing: Differing, first: tuple[int, Pair] | None = None
 ) -> list[Culprit]:
-    """All calls at which the sides part on the way to the first tensor that any explains, the likeliest first."""
+    """All calls that may be to blame for the first differing tensor for which any is found, the likeliest first.
+
+    The parameters are those of `culprit_in`. Empty if no call is found for any tensor.
+    """
     joined, known = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
     records = [(rank, pair) for rank, pairs in differing.items() for pair in pairs]
     for rank, pair in records if first is None else [first, *(record for record in records if record != first)]:
         walk = Walk(logs, joined, known)
         walk.from_record(rank, pair)
         if walk.found:
+            # From other ranks' records the same defect may be reached on those ranks, and only there.
             others = Walk(logs, joined, known)
             for record in records:
                 others.from_record(*record)
@@ -83,7 +88,10 @@ def culprits_in(
 
 
 def _culprit_of(parting: Parting, walk: Walk, everywhere: Iterable[Parting]) -> Culprit:
-    """The culprit for a place at which the sides part. `everywhere` are the places for all differing records."""
+    """The culprit for one cause that a walk found.
+
+    `everywhere` are the causes found for all differing records. They show on which other ranks the same call is wrong.
+    """
     rank, mine, due, how = parting
     log = walk.logs[rank]
     call = log.reference.log[due or 0] if mine is None else log.log[mine]
@@ -109,7 +117,10 @@ def _culprit_of(parting: Parting, walk: Walk, everywhere: Iterable[Parting]) -> 
 
 
 def _is_same(first: Parting, second: Parting, walk: Walk) -> bool:
-    """Whether two ranks part at the same occurrence of a call."""
+    """Whether two causes are the same defect of the same call, on one rank or on two.
+
+    They are if the operator, the place and the number of such calls before are equal.
+    """
     if first.how != second.how or (first.candidate is None) != (second.candidate is None):
         return False
     ids = []
@@ -120,7 +131,10 @@ def _is_same(first: Parting, second: Parting, walk: Walk) -> bool:
 
 
 def _placed(culprit: Culprit, walk: Walk) -> Culprit:
-    """An extra call, at the place of the reference's call that it replaces; if it has no place, at its reader's."""
+    """Give an extra call the place of the reference's call that it replaces.
+
+    If it replaces none and its own direction is unknown, it gets the place of the call that reads its output.
+    """
     log, site = walk.logs[culprit.rank], (culprit.rank, culprit.candidate or 0)
     due, reader = walk.replaced.get(site), walk.readers.get(site)
     if due is not None:

@@ -4,7 +4,7 @@
 2. It crosses from rank to rank only at collectives.
 3. Views are left out, and at most `MAX_LINKS` of the other calls are shown. Calls that change the rank or the module
    take precedence: for example, of 12 calls within a module, the 2 before the last are left out.
-4. Each call is compared with its matching call on the other side.
+4. Each call is compared with its matching call in the other system.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ Pair = tuple[str, str]
 def with_chain(
     culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLog], mine: JoinedLogs, known: JoinedLogs
 ) -> Culprit:
-    """The culprit with the chain of calls from it to a record, which is of rank `rank` and has the digests `pair`.
+    """The culprit with `chain`: the calls that lead from it to a record.
 
-    `mine` and `known` are the candidate's and the reference's logs. The chain of a missing call is in the reference's
-    logs, as the candidate has no such call.
+    The record is on rank `rank`, and `pair` has its digests in the reference and in the candidate. `mine` and `known`
+    are the candidate's and the reference's logs. If the culprit is a missing call, the chain consists of the
+    reference's calls, as the candidate has no such call.
     """
     is_missing = culprit.candidate is None
     joined, value = (known, pair[0]) if is_missing else (mine, pair[1])
@@ -60,7 +61,11 @@ def way_between(
     givers: Callable[[Site], Iterable[int]],
     differs: Callable[[Site], bool],
 ) -> list[Site]:
-    """The calls from `first` to one of `lasts`, both included; empty if no path of values leads there."""
+    """The calls on a shortest path from `first` to one of `lasts`, both included; empty if there is no path.
+
+    A path goes from a call to a call that reads its output, and at a collective also to the calls of other ranks. A
+    path through values that differ is preferred.
+    """
     # Breadth first, backwards from the record, so the first path found is a shortest one.
     for passes in (differs, lambda _: True):
         after: dict[Site, Site | None] = dict.fromkeys(lasts)
@@ -88,10 +93,10 @@ def _followed(site: Site, after: dict[Site, Site | None]) -> Iterable[Site]:
 
 
 def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) -> Place:
-    """The place of a path's first call. A call whose output backward still reads is of backward, not of the update.
+    """The place of the first call of the path `way`, as "backward" instead of "update" if backward calls follow.
 
-    Outside autograd, such a call seems to be of the update. For example, gradients are scaled between micro-batches,
-    or a pipeline stage sends a gradient to the stage before.
+    A call outside autograd seems to be of the update, even if backward reads its output later. For example, gradients
+    are scaled between micro-batches, or a pipeline stage sends a gradient to the stage before.
     """
     calls = [logs[rank][index] for rank, index in way]
     later = (call.place.direction for call in calls if not call.collective and call.place.direction != "update")
@@ -101,7 +106,7 @@ def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) 
 def links_of(
     way: Sequence[Site], logs: Sequence[Sequence[Call]], sides: Callable[[Site], tuple[int | None, int | None]]
 ) -> list[Link]:
-    """The calls of a path that a report shows, at most `MAX_LINKS`.
+    """A link for each call of the path `way` that a report shows, at most `MAX_LINKS`.
 
     `sides` returns a call's index in the reference's and in the candidate's log, None if a side has no matching call.
     """
@@ -117,9 +122,9 @@ def links_of(
 
 
 def _most_telling(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> Collection[int]:
-    """The indices of a path to keep: both ends, the culprit's reader, and the calls at the largest changes of place.
+    """Choose `MAX_LINKS` of the positions `kept` in `way`: the first two, the last, and the largest changes of place.
 
-    A change of rank is larger than a change of module or direction.
+    A change is between a call and the call before it. A change of rank is larger than a change of module or direction.
     """
 
     def is_elsewhere(i: int) -> int:

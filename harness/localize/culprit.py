@@ -52,9 +52,10 @@ HOW_ITSELF: dict[How, str] = HOW | {
 
 
 class Link(NamedTuple):
-    """A call of a chain, its rank, and the number of calls left out before it.
+    """A call in the chain from the culprit to a record.
 
-    `reference` and `candidate` are its indices in the two sides' logs; None if a side has no matching call.
+    `left_out` is the number of calls that the chain leaves out just before it. `reference` and `candidate` are the
+    call's indices in the two systems' logs; None if a system has no matching call.
     """
 
     call: Call
@@ -66,15 +67,17 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """The call to blame, and the `ranks` on which it differs.
+    """The call to blame.
 
     - `how`: its defect, a key of `HOW`.
-    - `candidate`, `reference`: its indices in the logs of `rank`; None if that side lacks the call, or the
-      matching call is unknown.
+    - `ranks`: all ranks on which the call has this defect.
+    - `candidate`, `reference`: the call's index in the candidate's log, and its matching call's in the reference's;
+      None if that system lacks the call, or the matching call is unknown.
     - `arguments`: differing numbers and words, such as "eps=1e-05 where the reference has 1e-06".
     - `reading`: the source of an input that the matching call does not read.
-    - `instead_of`: the operator of the reference's call that a new call replaces; `call` then has that call's place.
-    - `at`: the rank of the indices, if it is not the lowest of `ranks`.
+    - `instead_of`: for an extra call, the operator of the reference's call that it replaces; `call` then has that
+      call's place.
+    - `at`: the rank whose logs `candidate` and `reference` refer to; None if it is the lowest of `ranks`.
     - `explains`: the record to which the call leads: its rank, and its digests in the reference and in the candidate.
     - `chain`: the calls that lead to that record.
     """
@@ -100,16 +103,20 @@ class Culprit:
 
     @property
     def rank(self) -> int:
-        """The rank of `candidate` and `reference`: the lowest, unless only another rank leads to the record."""
+        """The rank whose logs `candidate` and `reference` refer to.
+
+        It is the lowest of `ranks`, unless the call leads to the record only on another rank.
+        """
         return self.ranks[0] if self.at is None else self.at
 
 
 def call_of(
     culprit: Culprit, told: Mapping[How, str] = HOW, changed: Sequence[TensorDifference | None] = ()
 ) -> BlamedCall:
-    """A report's description of the culprit. `told` has a sentence for each defect: `HOW` or `HOW_ITSELF`.
+    """The culprit as a record for reports.
 
-    `changed` has the difference in the output of each call of the chain, the culprit's first; None if unknown.
+    `told` has a sentence for each defect: `HOW`, or `HOW_ITSELF` for two runs of the same system. `changed` has the
+    difference in the output of each call of the chain, the culprit's first; None if unknown.
     """
     call, arguments, reading = culprit.call, culprit.arguments, culprit.reading
     # Then both sides are runs of the same system.

@@ -12,6 +12,7 @@ def differing_digests(reference: Recording, candidate: Recording, step: int) -> 
     The rank with the earliest difference comes first. Records are read rank by rank, so that only a single rank's
     records are in memory.
     """
+    # Missing and extra records have no pair of digests, and are reported elsewhere.
     found: dict[int, tuple[ComputedAt, list[tuple[str, str]]]] = {}
     order = ComputationOrder()
     for rank in reference.ranks:

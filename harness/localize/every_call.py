@@ -3,11 +3,12 @@
 1. Both systems run once more, with every call of every step logged. Their records must equal those of the first runs.
 2. Each output of the candidate must be a value that the reference had in the same step on the same rank. Calls that
    only pack such values are exempt, as a pass may cut and join tensors (`unmatched_calls`).
-3. If an output is unmatched, both systems run again. A call that varies from run to run, for example by uninitialized
-   rows, shows nothing, and the case is UNVERIFIED. Otherwise it is DIFFERENT, and the first unmatched call is blamed.
+3. If an output is unmatched, both systems run again. If a call's output then varies between two runs of the same
+   system, for example because of uninitialized rows, the case is UNVERIFIED. Otherwise it is DIFFERENT, and the first
+   unmatched call is blamed.
 
-For example, only this comparison finds a wrong value that is rounded to bfloat16 before it reaches a record. A call
-counts as a record of kind `activation`.
+For example, only this comparison finds a wrong value that is rounded to bfloat16 before it reaches a record. In the
+case's counts, a call is a record of kind `activation`.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ class Found:
 
     - `steps`, `calls`: the numbers of compared steps and calls, over all ranks.
     - `fewest`: the number of calls, over all ranks, of the step that has the fewest.
-    - `strange`: step, rank, index and call of each unmatched call, the culprit first.
-    - `packing`, `num_packing`: the graph's nodes that only pack, and the number of their calls.
+    - `strange`: step, rank, index and call of each candidate's call with a value that the reference never had, the
+      culprit first.
+    - `packing`, `num_packing`: the graph nodes that only pack the reference's values, and the number of their calls.
     """
 
     steps: int = 0
@@ -80,7 +82,7 @@ class Found:
 
 @dataclass
 class EveryCall:
-    """The comparison of all calls of a case. Replays write their archives into `folder`."""
+    """Compares all calls of a case. Replays write their archives into `folder`."""
 
     case: Case
     recordings: Mapping[Role, Recording]
@@ -89,7 +91,7 @@ class EveryCall:
     found: Found = field(default_factory=Found)
 
     def judge(self, judgement: Judgement) -> Judgement:
-        """The judgement of an EQUAL case after its calls were compared. A failed replay makes it UNVERIFIED."""
+        """Compare the calls of an EQUAL case, and return its new judgement. A failed replay makes it UNVERIFIED."""
         if reason := why_not(self.case):
             return _unverified(judgement, reason)
         try:
@@ -134,8 +136,9 @@ class EveryCall:
         )
 
     def _replay(self, role: Role, number: int) -> Key | None:
-        """Log every call of a system. Returns the first record, rank by rank, in which this run differs from the
-        recording; None if there is none.
+        """Run a system's replay with this number, with every call logged.
+
+        Returns the first record, rank by rank, in which the replay differs from the recording; None if there is none.
         """
         last = self.case.steps - 1
         self.run_replay(role, number, self._folder(role, number), Replay(step=last, log=True, every_step=True))
@@ -180,7 +183,7 @@ class EveryCall:
         return rank, index - begins[rank]
 
     def _varying(self) -> str:
-        """A sentence about a call whose output varies between two replays of a system; empty if none does."""
+        """A sentence about the first call whose output varies between two replays of a system; empty if none does."""
         for role in ROLES:
             self._replay(role, 2)
             for rank in self._ranks:
@@ -193,10 +196,11 @@ class EveryCall:
         return ""
 
     def _divergence(self, step: int, rank: int, index: int, call: Call) -> Divergence:
-        """The divergence of a case whose first unmatched call is this call, with the call to blame."""
+        """The first divergence of a case whose first unmatched call is `call`, which is also the call to blame."""
         known = next(calls for number, calls in self._steps("reference", 1, rank) if number == step)
         is_made = any((each.operator, each.inputs) == (call.operator, call.inputs) for each in known)
         how = HOW["computes"] if is_made else ANOTHER_VALUE
+        # If the reference has no such call at all, the call is extra, whether its inputs are known or not.
         kind = call.operator, call.place.direction
         if all((each.operator, each.place.direction) != kind for each in known):
             how = HOW["adds"]
@@ -215,7 +219,7 @@ class EveryCall:
         return Divergence(**_key(step, rank, index, call)._asdict(), call=blamed)
 
     def _steps(self, role: Role, number: int, rank: int) -> Iterator[tuple[int, Sequence[Call]]]:
-        """A rank's calls in a replay, step by step."""
+        """For each step of a replay, its number and the rank's calls in it."""
         archive = self._archive(role, number, rank)
         calls, begin = read_log(archive), 0
         for step, count in read_steps(archive):
@@ -234,7 +238,7 @@ class EveryCall:
 
 
 def _key(step: int, rank: int, index: int, call: Call) -> Key:
-    """A call as a record, named by the call and its index in the rank's step."""
+    """The key of a call, as if it were a recorded activation: its name is the call and the call's index in the step."""
     return Key(step, ACTIVATION, f"{call}, call {index}", rank)
 
 

@@ -1,9 +1,9 @@
-"""A cause in two short lines: what was expected at the blamed call, and what was found.
+"""A cause in two short lines: the value that was expected at the blamed call, and the value found there.
 
-Each kind of defect has one form. For example:
+Each kind of defect has one form. For example (`w` is a parameter):
 
     wrong argument       expected: eps=1e-05                    found: eps=0.001
-    wrong setting        expected: AdamW beta1 0.9, for a       found: AdamW beta1 0.95, for a
+    wrong setting        expected: AdamW beta1 0.9, for w       found: AdamW beta1 0.95, for w
     wrong value          expected: bits 0x3e800000 at [0, 3]    found: bits 0x3f000000 at [0, 3]
     wrong input          expected: reads the output of mm ...   found: reads the output of silu ...
     missing call         expected: mul.Tensor of layers.0 ...   found: no such call
@@ -46,9 +46,10 @@ def expected_and_found(
     settings: Sequence[DifferingSetting] = (),
     step: int = 0,
 ) -> tuple[str, str]:
-    """The two lines: expected, and found. `output` is the difference in the blamed call's output, if that is known.
+    """The texts for the lines "expected" and "found" of a cause.
 
-    `settings` are the optimizer settings that differ at this `step`.
+    `output` is the difference in the blamed call's output, None if unknown. `settings` are the optimizer settings that
+    differ at this `step`.
     """
     log = logs[culprit.rank]
     known = log.log[culprit.candidate] if culprit.candidate is not None else None
@@ -59,7 +60,7 @@ def expected_and_found(
 
 
 def _settings(wrong: Sequence[DifferingSetting]) -> tuple[str, str]:
-    """The two lines for wrong settings of an optimizer: each side's values, and the parameters that have them."""
+    """The texts for "expected" and "found" if optimizer settings are wrong, such as "AdamW beta1 0.9, for w"."""
     told = [
         ", ".join(f"{each.name} {text}" for each, text in zip(wrong, texts, strict=True))
         for texts in ([each.expected for each in wrong], [each.found for each in wrong])
@@ -91,7 +92,7 @@ def _lines(culprit: Culprit, log: CandidateLog, output: TensorDifference | None)
 
 
 def _readers(log: CandidateLog, theirs: int) -> list[int]:
-    """The candidate's matches of the calls that read, directly or through views, the output of a missing call."""
+    """The candidate's calls whose matching calls read, directly or through views, the output of a missing call."""
     pending, found = [theirs], list[int]()
     while pending:
         for reader, _ in log.reference.readers(pending.pop()):
@@ -102,7 +103,7 @@ def _readers(log: CandidateLog, theirs: int) -> list[int]:
 
 
 def _arguments(call: Call, partner: Call) -> tuple[str, str] | None:
-    """The two lines for numbers and words that differ between two calls of an operator; None if none differ."""
+    """The texts for "expected" and "found" if numbers or words of two calls differ; None if none differ."""
     if call.operator != partner.operator:
         return None
     sides = dict(partner.scalars), dict(call.scalars)
@@ -112,7 +113,7 @@ def _arguments(call: Call, partner: Call) -> tuple[str, str] | None:
 
 
 def _values(output: TensorDifference | None) -> tuple[str, str]:
-    """The two lines for a differing output: the bits of its first differing element on each side."""
+    """The texts for "expected" and "found" if an output differs: the bits of its first differing element."""
     sample = next(iter(output.samples or ()), None) if output is not None else None
     if sample is None:
         return SAME_INPUTS, "another output"

@@ -1,10 +1,10 @@
-"""Find the call that makes a system differ from itself, by replaying it twice.
+"""Find the call that makes a system differ from itself, by replaying the system twice.
 
 Noise is new in each run, so two replays may differ at another step than two recordings did. Both replays log the calls
-of every step up to the step at which the recordings differed, and are compared with each other. Blame begins at the
-first step at which the replays' records differ, and walks back through all earlier steps too: a value that is not
-recorded, such as an optimizer's hidden state, may carry the noise from step to step. Two more replays measure how much
-the blamed call's outputs differ, if both make the call with equal inputs again.
+of every step up to the step at which the recordings differed, and are compared with each other. The search for the call
+to blame begins at the first step at which the replays' records differ, and goes back through all earlier steps too: a
+value that is not recorded, such as an optimizer's hidden state, may carry the noise from step to step. Two more replays
+measure how much the blamed call's outputs differ, if both make the call with equal inputs again.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from bitproof.harness.records import ROLES, Divergence, Key, Record, Role, Tenso
 
 @dataclass
 class NoiseSearch(Search):
-    """A search for the noise in the system of a `role`. Both sides are runs of it; `stressed`: the second is under
-    stress.
+    """A search for the call that makes the system of a `role` differ from itself.
 
-    Takes two replays, and two more for the differing output of the blamed call.
+    Its reference and candidate are two runs of this system; with `stressed`, the second runs under stress. Takes two
+    replays, and two more for the differing output of the blamed call.
     """
 
     role: Role
     stressed: bool
 
     def explain_noise(self, first: Divergence) -> tuple[Divergence, str | None]:
-        """`first`, a system's divergence from itself, with the call to blame, and a remark for the report or None.
+        """The divergence `first`, completed with the call to blame, and a remark for the report or None.
 
         Raises the errors of a replay, such as RankError.
         """
@@ -79,7 +79,7 @@ class NoiseSearch(Search):
         return replace(first, call=call), _tell(key, found, step)
 
     def _abandoned(self, key: Key) -> Culprit | None:
-        """The culprit for the first collective, in a record's step on its rank, that was never waited for; or None."""
+        """The first collective that was never waited for, in the record's step and on its rank; None without one."""
         archive = archive_of(self._archives("candidate", 1), key.rank)
         calls, begin = read_log(archive), 0
         for step, count in read_steps(archive):
@@ -97,7 +97,7 @@ class NoiseSearch(Search):
         return self.run_replay(self.role, turn, self._archives(side, number), replay)
 
     def _parted(self) -> dict[Key, tuple[Record, Record]]:
-        """The records that differ between the two replays: for each key, the record in either replay."""
+        """The records that differ between the two replays: by key, the first and the second replay's record."""
         found: dict[Key, tuple[Record, Record]] = {}
         for rank in range(self.num_ranks):
             first, second = (read_records(archive_of(self._archives(side, 1), rank)) for side in ROLES)
@@ -105,14 +105,15 @@ class NoiseSearch(Search):
         return found
 
     def _log_until(self, side: Role, rank: int, last: int) -> list[Call]:
-        """A rank's calls in the first replay of a side, up to the end of the step `last`."""
+        """A rank's calls in the first replay for `side`, up to the end of the step `last`."""
         archive = archive_of(self._archives(side, 1), rank)
         return read_log(archive)[: sum(count for step, count in read_steps(archive) if step <= last)]
 
     def _bits_of_noise(self, culprit: Culprit, logs: Logs, step: int, begin: int) -> TensorDifference | None:
-        """The difference in the culprit's output in two more replays. The log of its step begins at index `begin`.
+        """The difference in the culprit's output between two more replays of its step.
 
-        None unless the call has the same inputs and a different output, in the first two replays and in these.
+        `begin` is the index at which the log of this step begins. None unless the call has the same inputs and a
+        different output, both in the first two replays and in these.
         """
         rank, index = culprit.rank, culprit.candidate
         if index is None or index >= len(logs["reference"][rank]):
@@ -130,7 +131,10 @@ class NoiseSearch(Search):
 
 
 def _tell(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
-    """A sentence for the report if replays differ elsewhere than the recordings, or long after the blamed call."""
+    """A sentence for the report if the replays differ first at another record, or after the blamed call's step.
+
+    `recorded` and `replayed` are the first differing records. None if there is nothing to report.
+    """
     if recorded == replayed and blamed_step in (None, recorded.step):
         return None
     place = f"step {replayed.step}, rank {replayed.rank}, {replayed.kind} {replayed.name}"
@@ -139,9 +143,9 @@ def _tell(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
 
 
 def _first_difference(first: Call, second: Call) -> int | None:
-    """The position of the first output that differs between two runs of a call with equal inputs.
+    """The position of the first output in which two calls differ that have the same place, operator and inputs.
 
-    None if no output differs, or if the calls are different or have different inputs.
+    None if no output differs, or if the calls differ in operator, place or inputs.
     """
     if (first.place, first.operator, first.inputs) != (second.place, second.operator, second.inputs):
         return None

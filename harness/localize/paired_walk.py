@@ -1,4 +1,4 @@
-"""Walk back from a differing record through both logs at once, to the calls at which they part.
+"""Walk back from a differing record through the logs of both systems at once, to the calls that cause the difference.
 
 A pair of matching calls has the same origin (see `matching`). The walk goes from a pair to the producers of each input
 that differs. It goes on if the producers match. If they do not, or if nothing is left that differs, a cause is found:
@@ -7,11 +7,12 @@ that differs. It goes on if the producers match. If they do not, or if nothing i
     candidate    mm x w -> a    silu a -> B    sum B -> L    from L to sum, and to silu, whose inputs are equal
 
 1. Equal inputs and another output: the call computes wrong ("computes").
-2. The candidate's producer is extra: go on behind it over wrong values. If there are none, the extra call is the cause
-   ("adds"). Calls that only pack right values are a cause only if nothing behind them computes; of a bucket, it is the
-   collective, or the call that packs, if the record has another tensor's value.
-3. The reference's producer is missing, and its output is nowhere: it is the cause, or a missing call before it
-   ("lacks").
+2. The candidate's producer is an extra call: walk on to the producers of its wrong inputs. If none of its inputs is
+   wrong, the extra call is the cause ("adds"). Calls that only pack right values are a cause only if no call before
+   them computes. If they fill a bucket, the bucket's collective is the cause; if the record has another tensor's value,
+   it is the call that packs.
+3. The reference's producer is missing, and the candidate has its output nowhere: it is the cause, or a missing call
+   before it ("lacks").
 4. Both producers match other calls, and are right: the call reads another value ("reads", "inherits" if no call of the
    step computed it), its inputs in another order ("exchanges"), or the record has another tensor's value ("misplaces").
 5. A collective is compared on all of its ranks, so the walk goes on to the rank that passes another value.
@@ -34,7 +35,10 @@ from bitproof.harness.localize.logs.reference_log import COMMUTATIVE
 
 
 class Parting(NamedTuple):
-    """A place at which the logs part: a possible cause. An index is None if that side has no matching call."""
+    """A possible cause: the indices of a call in the candidate's log and of its matching call in the reference's log.
+
+    An index is None if that system has no matching call. `how` is the defect.
+    """
 
     rank: int
     candidate: int | None
@@ -43,10 +47,11 @@ class Parting(NamedTuple):
 
 
 class Walk:
-    """`found` has the causes that a walk from some records finds, with their rank among them (smaller is likelier).
+    """A walk back through both logs from some records. `found` has the possible causes and their weights, 0 the
+    likeliest.
 
-    - `replaced`: for an extra call, by rank and index, the reference's call in whose place it is.
-    - `readers`: for a call, a call with a match that reads it.
+    - `replaced`: for an extra call, by rank and index, the reference's call that it replaces.
+    - `readers`: for a call, by rank and index, the call with a match from which the walk reached it.
     """
 
     def __init__(self, logs: Sequence[CandidateLog], joined: JoinedLogs, known: JoinedLogs) -> None:
@@ -59,7 +64,7 @@ class Walk:
         self._depth = 0
 
     def from_record(self, rank: int, pair: Pair) -> None:
-        """Walk back from a record of a rank with the digests `pair`."""
+        """Walk back from a record of a rank. `pair` has its digests in the reference and in the candidate."""
         # The walk is as deep as the longest path of calls, and Python's own limit is for programs that never end.
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(limit + 20 * sum(len(log.log) + len(log.reference.log) for log in self.logs))
@@ -91,6 +96,7 @@ class Walk:
                 mine, due = reader, match
         if mine is not None and how != "abandons":
             call = self.logs[rank].log[mine]
+            # The least likely causes: a call without inputs, and an extra call that computes nothing.
             if not call.inputs or (how == "adds" and (name_of(call) in CONSTANTS or self.logs[rank].packs(mine))):
                 weight = 3
         return self._found(Parting(rank, mine, due, how), weight)
@@ -100,15 +106,19 @@ class Walk:
         return True
 
     def _once(self, key: object) -> bool | None:
-        """The result for a key; None the first time. A key in progress has the result False, so no cycle is a path."""
+        """The result of the search for `key`; None the first time, so that each search runs only once.
+
+        The result is False while the search is in progress, so that a cycle of calls ends it.
+        """
         known = self._done.get(key)
         self._done.setdefault(key, False)
         return known
 
     def _joint(self, rank: int, mine: int, due: int | None, reader: tuple[int, int] | None) -> bool:
-        """Find out why the candidate has the output of `mine` and the reference that of `due` in its place.
+        """Find out why the candidate has the output of call `mine` where the reference has that of call `due`.
 
-        `reader` has the matching calls that read the two outputs; None for a record. Returns whether a cause is found.
+        `reader` has the indices of the two matching calls with this input; None for a record. Returns whether a cause
+        is found.
         """
         log = self.logs[rank]
         if reader is not None:
@@ -150,7 +160,10 @@ class Walk:
         return here is not None and self._add(rank, here, due, "misplaces")
 
     def _reads(self, rank: int, reader: tuple[int, int]) -> bool:
-        """The cause is a call that reads another value: an earlier call, or none, computed it."""
+        """Add the call that reads a wrong value as a cause. Returns True.
+
+        Its defect is "inherits" if no call of the step computed the value, and "reads" if an earlier call did.
+        """
         log, (mine, due) = self.logs[rank], reader
         is_left = any(
             log.maker(mine, position) is None and value not in log.reference.values
@@ -159,9 +172,10 @@ class Walk:
         return self._add(rank, mine, due, "inherits" if is_left else "reads")
 
     def _parallel(self, rank: int, mine: int, due: int) -> bool:
-        """Whether two calls that do not match, both right, come from an earlier exchange, such as of a bucket's parts.
+        """Look for an earlier exchange of values that explains why the unmatched calls `mine` and `due` differ.
 
-        The walk goes back through calls of the same operators, although they do not match.
+        Both outputs are right values. For example, an earlier call may have exchanged two parts of a bucket. The walk
+        goes back through calls of the same operators, although they do not match. Returns whether a cause is found.
         """
         log = self.logs[rank]
         if log.log[mine].operator != log.reference.log[due].operator:
@@ -176,7 +190,12 @@ class Walk:
         return any(found)
 
     def _call(self, rank: int, mine: int) -> bool:
-        """Search behind a call with a match, on all ranks of a collective, and at last at the call itself."""
+        """Search the calls before a call with a match; if none of them is wrong, the call itself is the cause.
+
+        For a collective, the calls before it on all ranks are searched.
+
+        Returns whether a cause is found.
+        """
         log, due = self.logs[rank], self.logs[rank].matching_call(mine)
         if due is None:
             return self._extra(rank, mine)
@@ -199,7 +218,7 @@ class Walk:
         return found
 
     def _inputs(self, rank: int, mine: int, due: int) -> bool:
-        """Search behind the inputs in which two matching calls differ."""
+        """Search the producers of the inputs in which two matching calls differ. Returns whether a cause is found."""
         log = self.logs[rank]
         call, other = log.log[mine], log.reference.log[due]
         found = False
@@ -232,7 +251,10 @@ class Walk:
         return self._add(rank, mine, due, "exchanges") if is_exchange else self._reads(rank, (mine, due))
 
     def _unlike(self, rank: int, mine: int, due: int) -> Iterator[tuple[int | None, int | None, str]]:
-        """For each input in which two calls differ: the producers on both sides, and the candidate's value."""
+        """For each input in which two calls differ: the producers on both sides, and the candidate's value.
+
+        `mine` and `due` are the calls' indices. A producer is None if no call of the step produced the input.
+        """
         log = self.logs[rank]
         values, wanted = log.log[mine].inputs, log.reference.log[due].inputs
         own, known = [*range(len(values))], [*range(len(wanted))]
@@ -257,7 +279,11 @@ class Walk:
     def _behind_extra(
         self, rank: int, mine: int, due: int | None, here: int | None, reader: tuple[int, int] | None
     ) -> bool:
-        """The cause if an extra call's output is read, or recorded, where the reference has that of `due`."""
+        """Search for the cause if an input or a record has the output of an extra call, `mine`, not that of `due`.
+
+        `here` is the candidate's call that matches `due`, and `reader` the pair of calls with this input. Returns
+        whether a cause is found.
+        """
         log, call = self.logs[rank], self.logs[rank].log[mine]
         computes = not log.packs(mine)
         is_right = log.reference.values.issuperset(call.outputs)
@@ -293,13 +319,16 @@ class Walk:
         return self._add(rank, mine, None, "adds")
 
     def _is_before(self, rank: int, due: int, reader: int) -> bool:
-        """Whether the candidate has an output of the reference's call `due` by the time a call reads another value."""
+        """Whether the candidate has an output of the reference's call `due` before its call `reader` runs."""
         log = self.logs[rank]
         made = [index for value in log.reference.log[due].outputs for index in log.all_with(value)]
         return not log.lacks(due) and (not made or min(made) < reader)
 
     def _extra(self, rank: int, mine: int, weight: int = 2) -> bool:
-        """Search behind an extra call over wrong values; if there are none, the call is the cause if it is wrong."""
+        """Search the producers of an extra call's wrong inputs; if these explain nothing, the call itself may be wrong.
+
+        Returns whether a cause is found.
+        """
         if (known := self._once((rank, mine))) is not None:
             return known
         log, call, found = self.logs[rank], self.logs[rank].log[mine], False
@@ -336,9 +365,10 @@ class Walk:
         return log.log[mine].collective and any(log.packs(giver) for giver in log.givers(mine))
 
     def _packer(self, rank: int, mine: int) -> int | None:
-        """The call to blame if `mine` is the last of extra calls that pack: the bucket's collective, or the first pack.
+        """The call to blame for a chain of extra calls that pack values and that ends with `mine`.
 
-        None if it is not the last of such calls.
+        It is the bucket's collective or, without one, the first call that packs. None if `mine` is itself the
+        collective, or if no call packs.
         """
         log, pending, seen, packs = self.logs[rank], [mine], set[int](), list[int]()
         while pending:
@@ -355,13 +385,16 @@ class Walk:
         return min(packs, default=None)
 
     def _is_elsewhere(self, rank: int, due: int) -> bool:
-        """Whether only another rank runs the module of the reference's call, such as another pipeline stage."""
+        """Whether only other ranks of the candidate run the module of the reference's call, as in a pipeline."""
         module = self.logs[rank].reference.log[due].place.module
         own = any(call.place.module == module for call in self.logs[rank].log)
         return bool(module) and not own and any(log.matching_here(due) is not None for log in self.logs)
 
     def _missing(self, rank: int, due: int, is_named: bool = True) -> bool:
-        """Search behind a call that only the reference makes; at last that call is the cause, if `is_named`."""
+        """Search the calls before a missing call, which only the reference makes. Returns whether a cause is found.
+
+        If no call before it is the cause, the missing call is, unless `is_named` is False.
+        """
         if (known := self._once(("missing", rank, due, is_named))) is not None:
             return known
         log, found, is_wrong = self.logs[rank], False, False
@@ -381,7 +414,7 @@ class Walk:
 
 
 def _is_for_its_reader(call: Call) -> bool:
-    """Whether a call is only made for its reader: a pack, a constant, or a view of a whole value."""
+    """Whether a call only prepares the input of its reader: a pack, a constant, or a view of a whole value."""
     return keeps_order(call) or not call.inputs or (name_of(call) in PACKING | CONSTANTS and not call.view)
 
 

@@ -1,7 +1,7 @@
 """Find the place of the running call in a step: its module, direction and chunk. The source depends on what runs:
 
     a graph                       the graph's node (`GraphRunner`)
-    around a pipeline's graphs    the half that the pipeline reports to be running
+    around a pipeline's graphs    the half, forward or backward, that the pipeline reports to be running
     eager forward                 the stack of modules, kept by hooks
     eager backward                autograd's node, and the forward call that created it. The seed of backward is of
                                   backward, as in a graph
@@ -10,11 +10,12 @@
     an optimizer's step           "update", except in its closure
     outside `gradients`           "update", if the system shows a function of that name, which computes gradients
 
-A system without `gradients` does not show where its update begins. After a backward, a call is of the update if it
-reads a gradient, if autograd does not follow it, or if it writes to a module's buffer. At that moment, neither backward
-nor a module's forward may run, except a forward within which that backward ran. The direction is unknown within a
-graph that the system does not show, and for calls outside all modules that autograd does not follow. Blame pairs such
-calls by their values.
+If a system has no function `gradients`, it does not show where its update begins. Then a call after a backward is of
+the update if it reads a gradient, if autograd does not follow it, or if it writes to a module's buffer. At that moment,
+neither backward nor a module's forward may run, except a forward within which that backward ran.
+
+The direction is unknown within a graph that the system does not show, and for calls outside all modules that autograd
+does not follow. Such calls are matched by their values.
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ _FILLS_LIKE = names(lambda row: row.is_constant and row.reads_layout)
 
 
 class Places:
-    """The place of the running call, found by hooks and by state that the recorder and the graph runner set.
+    """Finds the place of the running call, by hooks and by attributes that the recorder and the graph runner set.
 
     `modules` returns a system's modules by name. `running_chunk` returns the chunk that the system reports to be
-    running, and `running_half` the direction and micro-batch; each is None if nothing is reported. In a graph, `node`
-    is the running node.
+    running, and `running_half` the direction and micro-batch; each returns None if nothing is reported. In a graph,
+    `node` is the running node.
     """
 
     def __init__(
@@ -107,9 +108,10 @@ class Places:
     def __call__(
         self, name: str, tensors: Iterable[Tensor] = (), follows: bool = False
     ) -> tuple[Place, str | None, str | None]:
-        """The place of the running call of the operator `name`, its node's name, and the user's line.
+        """The place of the running call of the operator `name`, the name of its graph node, and the user's line.
 
-        `tensors` are the call's arguments. `follows`: it reads an output of a call of backward or of an update.
+        The node's name and the line are None if unknown. `tensors` are the call's arguments. `follows`: the call reads
+        an output of a call of backward or of an update.
         """
         self._part = None
         if self.node is not None:
@@ -157,10 +159,10 @@ class Places:
         return place, None, line
 
     def _repeated(self, module: str | None, made_by: Collection[str | None]) -> str | None:
-        """The innermost module, from `module` outwards, that made this call in forward, so that it is in `made_by`.
+        """The innermost module, from `module` outwards, in which this call ran in forward; `module` if there is none.
 
-        It is `module` if none did. Example: backward is at layers.0.mlp.act, but recomputes a line of the forward of
-        layers.0.mlp: the result is layers.0.mlp.
+        `made_by` has the modules in which the same operator was called from the same line in forward. Example: backward
+        is at layers.0.mlp.act, but recomputes a line of the forward of layers.0.mlp: the result is layers.0.mlp.
         """
         around = module
         while around and around not in made_by:
@@ -170,8 +172,8 @@ class Places:
     def _is_untold(self) -> bool:
         """Whether the direction of a call outside autograd is unknown: a graph may compute gradients without autograd.
 
-        From such a call on, the beginning of the update is unknown as well, unless a module of the model runs with
-        autograd later: then the call only prepared that module's input.
+        After such a call, the beginning of the update is unknown, too, unless a module of the model runs with autograd
+        later: then the call only prepared that module's input.
         """
         if self.shows_gradients and not self.computes_gradients:
             return False
@@ -180,7 +182,7 @@ class Places:
         return not self._has_gradients and (self._is_lost or not torch.is_grad_enabled())
 
     def _begins_gradient(self, name: str, tensors: Iterable[Tensor]) -> bool:
-        """Whether a call makes the seed of a backward, such as `ones_like(loss)` in a trainer's own backward."""
+        """Whether a call makes the gradient with which a trainer's own backward begins, such as `ones_like(loss)`."""
         return name in _FILLS_LIKE and any(tensor.grad_fn is not None for tensor in tensors)
 
     def _writes_buffer(self, name: str, tensors: Iterable[Tensor]) -> bool:
@@ -190,7 +192,7 @@ class Places:
         return target is not None and any(target is x for x in kept)
 
     def _forward(self) -> Place:
-        """The innermost running module, which is noted as the place of the autograd nodes that are created from now."""
+        """The innermost running module as a place; it is noted for the autograd nodes that this call creates."""
         place = Place(self._running[-1] if self._running else "", "forward", self._running_chunk())
         self._part = running_part()
         # The number of the autograd node that this call has just made.
@@ -204,7 +206,7 @@ class Places:
         return place
 
     def _backward(self, number: int) -> Place:
-        """A place of backward: that of the forward call which created the autograd node with this sequence number."""
+        """The place of the forward call that created the autograd node with this number, as a place of backward."""
         index = bisect.bisect_right(self._numbers, number) - 1
         made_at = self._made_at[index] if index >= 0 else Place(None, "forward")
         self._backward_of = self._micro_batch_at[index] if index >= 0 else None
@@ -212,9 +214,9 @@ class Places:
         return made_at._replace(direction="backward")
 
     def _arriving(self, parameter: Tensor, tensors: Iterable[Tensor]) -> Place:
-        """The place of a call while autograd accumulates a parameter's gradient: the parameter's module.
+        """The place of a call that runs while autograd accumulates a parameter's gradient: the parameter's module.
 
-        A call without a tensor of the parameter's shape, as on a bucket of gradients, has no module.
+        The module is None if no tensor of the call has the parameter's shape, as for a bucket of gradients.
         """
         if not any(tensor.shape == parameter.shape for tensor in tensors):
             return Place(None, "backward")
@@ -225,7 +227,7 @@ class Places:
         return Place(self._owners.get(parameter), "backward")
 
     def micro_batch_of(self, place: Place) -> int | None:
-        """The micro-batch of a call, counted from 1 by the calls of the outermost module; None if unknown."""
+        """The number of a call's micro-batch: calls of the outermost module, counted from 1. None if unknown."""
         if (half := self._running_half()) is not None:
             return half[1] + 1
         if self.node is not None or place.chunk is not None:
@@ -233,8 +235,10 @@ class Places:
         return {"forward": self._micro_batch, "backward": self._backward_of}.get(str(place.direction))
 
     def part_of(self, place: Place) -> str | None:
-        """The part of a place that runs: in an update the optimizer's class, "clipping" or "loss scaling"; in a mixture
-        of experts the part that its code or its graph's node names, such as "dispatch"; None for others.
+        """The part of the update or of a mixture of experts to which the running call belongs; None for other calls.
+
+        In an update it is the optimizer's class, "clipping" or "loss scaling". In a mixture of experts it is the part
+        that its code or its graph's node names, such as "dispatch".
         """
         if self.node is not None or (place.direction != "update" and (place[:2] != ("", "forward") or self._part)):
             return self._part
@@ -247,7 +251,7 @@ class Places:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Keep the stack of running modules within this context. A module stays on it until its own hooks have run.
+        """Context in which hooks keep the stack of running modules; a module leaves it after its own hooks.
 
         If compiled code stays whole (`stays_whole`), all of its calls belong to the compiled module. Otherwise compiled
         code is split where modules begin and end, by hooks that are hidden from Dynamo: it would trace global hooks.
@@ -271,18 +275,21 @@ class Places:
                 hook.remove()
 
     def _unseen(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """The hook, excluded from Dynamo's compilation; if compiled code stays whole, the hook unchanged."""
+        """`hook`, wrapped so that Dynamo does not compile it; if compiled code stays whole, `hook` itself."""
         return hook if self.stays_whole else torch.compiler.disable(hook)
 
     def _hook_late(self) -> None:
-        """Pop a module with forward hooks of its own only after these hooks, which torch runs after global hooks."""
+        """Make sure that a module with forward hooks of its own stays on the stack until these have run.
+
+        Torch runs a module's own hooks after global hooks, so the module is popped by a last hook of its own.
+        """
         self._hooked = {module for module in self._names if has_forward_hooks(module)}
         self._late += [
             module.register_forward_hook(self._unseen(self._pop), always_call=True) for module in self._hooked
         ]
 
     def _within(self, module: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap the call of a module's compiled code: the module is on the stack while it runs."""
+        """Wrap the call of a module's compiled code, so that the module is on the stack while the code runs."""
 
         @functools.wraps(call)
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -318,7 +325,7 @@ class Places:
         return around_closure(args, kwargs, self._outside_of_updates)
 
     def _outside_of_updates(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Wrap an optimizer's closure, which computes gradients during the optimizer's step."""
+        """Wrap an optimizer's closure so that its calls are not of the update, as it computes gradients."""
 
         def called() -> Any:
             running, self._optimizers = self._optimizers, []
@@ -349,9 +356,9 @@ class Places:
 
     @contextmanager
     def _again_within(self, module: nn.Module) -> Iterator[None]:
-        """Keep a module on the stack while torch attaches backward hooks to its outputs.
+        """Context in which a module is on the stack again, while torch attaches backward hooks to its outputs.
 
-        torch does so after the module's forward hooks, which have popped the module already.
+        Torch does so after the module's forward hooks, which have popped the module already.
         """
         self._entered.append((module, is_backward_running()))
         self._running.append(self._names.get(module, self._running[-1] if self._running else ""))
@@ -362,7 +369,7 @@ class Places:
 
 
 def settled(calls: Sequence[Call]) -> list[Call]:
-    """A step's calls with corrections that only its end shows.
+    """A step's calls with corrections that can be made only when the step has ended.
 
     - In a step of a single micro-batch, calls have no micro-batch number.
     - Calls outside all modules that follow backward and lead to the update belong to the update, for example those that
@@ -387,5 +394,8 @@ def settled(calls: Sequence[Call]) -> list[Call]:
 
 
 def _without_update_s_part(call: Call) -> Call:
-    """The call; outside the update, without a part of the update. For example, scaling the loss is of forward."""
+    """The call, without its part if that is a part of the update and the call is not of the update.
+
+    For example, scaling the loss is of forward.
+    """
     return call._replace(part=None) if call.place.direction != "update" and call.part in _PARTS.values() else call

@@ -2,7 +2,8 @@
 
 Usually each system is replayed twice. The first replay logs every call of that step on every rank, and keeps the first
 differing record. It is left out if an earlier run has logged the step's calls. The second replay fetches the outputs of
-the chain's calls. If the blamed call reads a value from an earlier step, another replay logs all steps up to there.
+the calls on the path from the blamed call to the record. If the blamed call reads a value from an earlier step, another
+replay logs all steps up to that of the difference.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class UnrepeatableError(BitproofError):
 
 @dataclass
 class Search:
-    """A search for the cause of a first difference. Replays write their archives into `folder`.
+    """A search for the cause of the first difference of two recordings. Replays write archives into `folder`.
 
     - `remarks`: sentences for the report, such as why bits could not be fetched; the search adds to them.
     - `is_logged`: the first replays' archives exist already, from runs that reproduced the recordings.
@@ -83,10 +84,10 @@ class Search:
     verifies: bool = field(default=False, kw_only=True)
 
     def explain(self, first: Divergence) -> Divergence:
-        """`first`, with its differing bits and the call to blame, if there is one.
+        """`first`, completed with its differing bits and, if one is found, the call to blame.
 
-        If only a later record is explained by a call, that record is returned, and a remark says so. Raises
-        UnrepeatableError if a system differs from itself, and the errors of a replay, such as RankError.
+        If only a later record is explained by a call, that record's divergence is returned, and a remark says so.
+        Raises UnrepeatableError if a system differs from itself, and the errors of a replay, such as RankError.
         """
         key = Key(first.step, first.kind, first.name, first.rank)
         for role in ROLES if not self.is_logged else ():
@@ -141,7 +142,7 @@ class Search:
     def _left_by(
         self, key: Key, differing: Differing, pair: tuple[str, str]
     ) -> tuple[Culprit, dict[Role, list[list[Call]]], int] | None:
-        """The call of an earlier step whose value the step of `key` reads, the logs of all steps, and that step.
+        """The call to blame, the logs of all steps, and the call's step, which is earlier than the step of `key`.
 
         None if no call of an earlier step explains the difference.
         """
@@ -183,7 +184,10 @@ class Search:
         return None
 
     def _explained(self, first: Key, explains: tuple[int, str, str]) -> Divergence:
-        """The record that the blamed call leads to, instead of the first differing record; a remark names both."""
+        """The divergence of the record that the blamed call leads to, instead of the first differing record.
+
+        `explains` has the record's rank and digests. A remark names both records.
+        """
         rank, *pair = explains
         sides = [self.recordings[role].records_at(rank, first.step) for role in ROLES]
         found = next(key for key in sides[0] if [side[key].digest for side in sides if key in side] == pair)
@@ -197,7 +201,7 @@ class Search:
 
     @contextmanager
     def _bits_may_fail(self, whose: str, rank: int) -> Iterator[None]:
-        """Turn an error while bits are fetched into a remark: the cause is known without them."""
+        """Context in which an error while bits are fetched becomes a remark, as the cause is known without them."""
         try:
             yield
         except BitproofError as error:
@@ -205,7 +209,7 @@ class Search:
             self.remarks.append(f"{told}: {error.what}")
 
     def _with_bits(self, first: Divergence) -> Divergence:
-        """`first`, with the bits in which the tensor differs between the first replay of each system.
+        """`first`, completed with the bits of its tensor that differ between the first replays of the two systems.
 
         Returns `first` unchanged if the two tensors differ in dtype or shape.
         """
@@ -225,15 +229,15 @@ class Search:
         return archives_of(self.folder, role, number)
 
     def _logs(self, role: Role, number: int = 1) -> list[list[Call]]:
-        """A replay's calls, rank by rank."""
+        """The calls of a system's `number`-th replay, rank by rank."""
         return [read_log(archive_of(self._archives(role, number), rank)) for rank in range(self.num_ranks)]
 
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
-        """The difference in the output of each call of the chain, the culprit's first; empty if none differs.
+        """For each call of the culprit's chain, the difference in its output; empty if none differs.
 
-        None for a call without a match, for a call that agrees, and for an output that the replay did not
-        reproduce. Such an output need not contradict the verdict: values that no record shows may vary between runs,
-        for example rows that no call reads.
+        The culprit's is first. An entry is None for a call without a match, for a call that agrees, and for an output
+        that the replay did not reproduce. Such an output need not contradict the verdict: values that no record shows
+        may vary between runs, for example rows that no call reads.
         """
         links = culprit.chain or (Link(culprit.call, culprit.rank, 0, culprit.reference, culprit.candidate),)
         outputs = [_first_difference(link, logs) for link in links]
@@ -248,14 +252,14 @@ class Search:
         return [output and self._bits_again(output, next(numbers)) for output in outputs]
 
     def _bits_again(self, output: _ChangedOutput, number: int) -> TensorDifference | None:
-        """The difference in the `number`-th requested output; None if its digests in the replay are not the logs'."""
+        """The difference in the `number`-th requested output; None if a digest is not as in the logs."""
         bits, digests = self._bits(2, output.sites[0].rank, name_of_value(number))
         return bits if tuple(digests) == output.digests else None
 
     def _bits(self, number: int, rank: int, name: str) -> tuple[TensorDifference | None, list[str]]:
-        """The difference between two values of the same name, one in each system's archive, and the digests of both.
+        """The difference between two values of the same name, one in each system's archive, and their two digests.
 
-        `number` is the replay whose archives are read. The difference is None if dtypes or shapes differ.
+        `number` is the number of the replay whose archives are read. The difference is None if dtypes or shapes differ.
         """
         answer = self.compare_bits({role: archive_of(self._archives(role, number), rank) for role in ROLES}, name)
         bits = answer.difference
@@ -274,14 +278,14 @@ class Search:
 
 
 class _ChangedOutput(NamedTuple):
-    """An output that differs between the reference's and the candidate's call: its sites and its digests."""
+    """An output that differs between two matching calls: its sites and its digests, the reference's first."""
 
     sites: tuple[ValueSite, ValueSite]
     digests: tuple[str, str]
 
 
 def _first_difference(link: Link, logs: Logs) -> _ChangedOutput | None:
-    """The first differing output of a link's two calls; None if they agree, or a side lacks the call."""
+    """The first output in which a link's two calls differ; None if they agree, or if a system lacks the call."""
     if link.reference is None or link.candidate is None:
         return None
     first, second = logs["reference"][link.rank][link.reference], logs["candidate"][link.rank][link.candidate]
@@ -297,10 +301,10 @@ def _tell(key: Key) -> str:
 
 
 def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:
-    """The name of the reference's record that has the bits of a differing record of the candidate.
+    """The reference's record that has the bits which the candidate has in the differing record `key`, as kind and name.
 
-    For example, "grad b" for the record of grad a, if two gradients were exchanged. Only records of the same step,
-    rank and kind are considered. None if none of them has these bits, or several have.
+    For example, "grad b" for the record of grad a, if two gradients were exchanged. Only records of the same step, rank
+    and kind are considered. None if none of them has these bits, or several have.
     """
     digest = candidate.records_at(key.rank, key.step)[key].digest
     found = [

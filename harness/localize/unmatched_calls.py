@@ -1,7 +1,7 @@
-"""Calls of an EQUAL candidate whose outputs the reference never computed: a possible defect that no record shows.
+"""Find calls of an EQUAL candidate whose outputs the reference never computed: a possible defect that no record shows.
 
-An unmatched call need not be wrong: passes add calls, for example to pack a bucket. But a defect that later rounding
-or the given inputs hide is an unmatched call.
+Such an unmatched call need not be wrong: passes add calls, for example to pack a bucket. But a defect whose effect is
+later rounded away, or does not appear with the given inputs, shows as an unmatched call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_TOLD = 20
 
 
 class UnmatchedCall(NamedTuple):
-    """A call as text, on how many `ranks` it has an unmatched output, and how many `times` on all ranks together."""
+    """An unmatched call as text, on how many `ranks` it is unmatched, and how many `times` on all ranks."""
 
     call: str
     ranks: int
@@ -25,19 +25,25 @@ class UnmatchedCall(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Indices of a rank's calls in a step: `strange` calls have unmatched outputs, `packing` are new and only pack."""
+    """Indices of a rank's calls in a step.
+
+    `strange` calls have unmatched outputs. `packing` calls are new, and only pack values that the reference has.
+    """
 
     strange: list[int]
     packing: list[int]
 
 
 def told_packing(number: int) -> str:
-    """The part of the summary about calls that only pack; empty if there are none."""
+    """The text ", except N that only pack right values," for a sentence that counts calls; empty if N is 0."""
     return f", except {number} that only pack right values," if number else ""
 
 
 def listed(found: Sequence[UnmatchedCall]) -> str:
-    """A list of the first unmatched calls as text, and the number of the others."""
+    """The first MAX_TOLD unmatched calls in a line, followed by the number of further calls.
+
+    For example, "mul.Tensor of layers.0 (forward) x 2 on 4 ranks; and 3 more".
+    """
     told = [
         f"{unmatched.call} x {unmatched.times}" + (f" on {unmatched.ranks} ranks" if unmatched.ranks > 1 else "")
         for unmatched in found[:MAX_TOLD]
@@ -48,8 +54,8 @@ def listed(found: Sequence[UnmatchedCall]) -> str:
 def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
     """Compare a rank's logs of a step: find the candidate's calls with an output that is nowhere in the reference.
 
-    Views and packs of the reference's values are listed separately, as a pass may cut and join tensors. But a pack
-    that the reference also makes, with the same inputs and numbers and a different output, is unmatched.
+    Views and packs of the reference's values are listed separately, as a pass may cut and join tensors. But if the
+    reference makes the same view or pack, with equal inputs and numbers, a different output is unmatched.
     """
     right = {value for call in reference for value in (*call.inputs, *call.outputs, *call.aliases)}
     made: defaultdict[tuple[object, ...], set[tuple[str, ...]]] = defaultdict(set)
@@ -77,7 +83,10 @@ def _question(call: Call) -> tuple[object, ...]:
 
 
 def summed_up(strange: Sequence[tuple[int, Call]]) -> list[UnmatchedCall]:
-    """The unmatched calls with the number of ranks that have them, by operator and place, in order."""
+    """Count unmatched calls, which are pairs of rank and call, by operator and place.
+
+    Returns an `UnmatchedCall` for each operator and place, in the order of the first of its calls.
+    """
     times: Counter[str] = Counter()
     ranks: dict[str, set[int]] = {}
     for rank, call in strange:

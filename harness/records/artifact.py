@@ -1,4 +1,4 @@
-"""The report's facts about a precompiled step that ranks read from disk."""
+"""The report's facts about a precompiled step, which ranks read from a file instead of tracing it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from bitproof.harness.validate import GROWING
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact:
-    """A precompiled step. `fingerprint` identifies its inputs, `content` is the sha256 of its file's body.
+    """A precompiled step.
 
-    `nodes` counts its graph's nodes, `groups` the process groups that ranks must make; `compiled` is the sha256 of the
-    code that a backend generated from it, None if the graph runs without a backend.
+    `fingerprint` identifies all that it was made from, `content` is the sha256 of its file's body. `nodes` counts its
+    graph's nodes, `groups` the process groups that ranks must make; `compiled` is the sha256 of the code that a backend
+    generated from the graph, None if the graph runs without a backend.
     """
 
     __pydantic_config__ = GROWING
@@ -29,7 +30,7 @@ class Artifact:
     compiled: str | None = None
 
     def tell(self, role: str) -> str:
-        """The text that reports show for a case in which a side read its step from a file."""
+        """The sentence about this step that reports print. `role` is the role of the system that read the step."""
         code = f", and ran its compiled code, sha256 {self.compiled}, compiling nothing" if self.compiled else ""
         return (
             f"{role}: its ranks read a precompiled step, and traced none: {self.system} of {self.case} for "

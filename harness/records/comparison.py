@@ -11,13 +11,16 @@ from bitproof.harness.records.result import Differing, Verdict, zero_counts
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The outcome of comparing two recordings. `reason` says why the verdict is UNVERIFIED, else None.
+    """The outcome of comparing two recordings.
 
-    `differing_kinds` are the kinds that differ at the first differing step, on any rank. `layout_mismatches` has a
-    sentence for each pair of records whose dtype, shape or placements differ; `is_sharded_otherwise`: some placements
-    differ. `differing` and `differing_left_out` are as in CaseResult. `vacuous` lists tensors whose agreement is no
-    evidence, such as zeros. `unshared` lists state that only one of the systems has. `remarks` are sentences about
-    vacuous tensors, about the code that torch.compile compiled, and about state without a record.
+    - `reason`: says why the verdict is UNVERIFIED; None for other verdicts.
+    - `differing_kinds`: the kinds that differ at the first differing step, on any rank.
+    - `layout_mismatches`: a sentence for each pair of records whose dtype, shape or placements differ.
+    - `is_sharded_otherwise`: whether the placements of some pair differ.
+    - `differing`, `differing_left_out`: as in CaseResult.
+    - `vacuous`: sentences about tensors and runs whose agreement is no evidence, such as zeros.
+    - `unshared`: sentences about state that only one of the systems has.
+    - `remarks`: sentences about vacuous tensors, the code that torch.compile compiled, and state without a record.
     """
 
     verdict: Verdict

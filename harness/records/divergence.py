@@ -11,7 +11,7 @@ from bitproof.harness.validate import GROWING
 
 
 class Sample(NamedTuple):
-    """A differing element: its index, and the bits on both sides, such as `0x3f800000`."""
+    """An element that differs: its index in the tensor, and its bits in both systems, such as `0x3f800000`."""
 
     at: list[Count]
     reference: str
@@ -40,9 +40,10 @@ class TensorDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainLink:
-    """A call on the path from the blamed call to the shown record, and the number of calls left out before it.
+    """A call on the path from the blamed call to the differing record.
 
-    `elements_differing`, `elements` and `max_ulp` describe its output, if the other side has a matching call.
+    `left_out` is the number of calls that the path leaves out just before this call. `elements_differing`, `elements`
+    and `max_ulp` describe the difference in the call's output, if the other system has a matching call.
     """
 
     __pydantic_config__ = GROWING
@@ -63,10 +64,10 @@ class ChainLink:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherCause:
-    """A further cause of a difference, found in a run in which the first cause's values were exchanged.
+    """A further cause of a difference, found in a run with the reference's values in place of the first cause's.
 
     `call` is a sentence about the blamed call; `operator`, `module`, `direction` and `rank` are its parts. `accounts`
-    is the number of tensors that became equal when this call's values were exchanged as well.
+    is the number of tensors that became equal when the reference's values replaced this call's values as well.
     """
 
     __pydantic_config__ = GROWING
@@ -87,12 +88,16 @@ VerificationStatus = Literal["not verified", "in part", "verified"]
 class Verification:
     """The result of running the step again with the reference's value in place of the blamed call's output.
 
-    `tensors` is the number of records of the step on all ranks. `differing` of these records differed before, and
-    `remaining` still differ with all exchanges. `accounts` is the number of records that became equal when the output
-    of this call alone was exchanged. `reverse`: whether the reference, with the candidate's value there, computes the
-    candidate's step; None if that did not run. `calls` are further calls of the same cause; `calls_left_out` counts
-    those that are not listed. `causes` are independent causes. `reason` names the missing evidence. `runs` is the
-    number of runs with exchanged values.
+    - `tensors`: the number of records of the step on all ranks.
+    - `differing`, `remaining`: the numbers of these records that differed before, and that still differ with all
+      exchanges.
+    - `accounts`: the number of records that became equal when the output of this call alone was exchanged.
+    - `reverse`: whether the reference computes the candidate's step, if the candidate's value replaces the reference's
+      at this call; None if that did not run.
+    - `calls`, `calls_left_out`: further calls of the same cause, and the number of those that are not listed.
+    - `causes`: independent causes.
+    - `reason`: names the missing evidence.
+    - `runs`: the number of runs with exchanged values.
 
     Example: differing=40, remaining=0, reverse=True is `verified`; remaining=5 is `in part`.
     """
@@ -113,7 +118,11 @@ class Verification:
 
     @staticmethod
     def strongest(differing: int, remaining: int, reverse: bool | None) -> VerificationStatus:
-        """The strongest status that these numbers support. Without a difference there is no cause to verify."""
+        """The strongest status that these numbers support.
+
+        It is "verified" if records differed, none of them still differs, and `reverse` is True; "in part" if fewer
+        records differ than before; otherwise "not verified".
+        """
         if differing and not remaining and reverse:
             return "verified"
         return "in part" if remaining < differing else "not verified"
@@ -121,15 +130,18 @@ class Verification:
 
 @dataclass(frozen=True, kw_only=True)
 class BlamedCall:
-    """The operator call to blame for a difference: the first with equal inputs and different outputs.
+    """The operator call to blame for a difference, such as the first with equal inputs and different outputs.
 
-    `how` says what is wrong with it. It ran on `rank`, the lowest of the `ranks` on which it differs; `source` is
-    its source line; `output` says how its output differs, if known. `micro_batch` counts from 1, if a step has
-    several. `part` is the part of an update that runs the call: an optimizer's class, "clipping", "loss scaling";
-    in a mixture of experts "dispatch", "compute" or "combine". `chain` leads from the call to the shown record;
-    each of its calls reads an output of the previous one. `expected` and `found` state the defect in a few words
-    each: `eps=1e-05` and `eps=0.001`, or `mul.Tensor of layers.0 (forward)` and `no such call`. `verification` says
-    what an exchange of the call's values showed, None without one.
+    - `how`: says what is wrong with the call.
+    - `ranks`, `rank`: all ranks on which it is wrong, and the rank that is shown, usually the lowest of these.
+    - `source`: its source line. `output`: how its output differs; both are None if unknown.
+    - `micro_batch`: counts from 1, if a step has several.
+    - `part`: the part of an update that runs the call: an optimizer's class, "clipping", "loss scaling"; in a mixture
+      of experts "dispatch", "compute" or "combine".
+    - `chain`: the calls from this call to the differing record; each reads an output of the previous one.
+    - `expected`, `found`: the defect in a few words each: `eps=1e-05` and `eps=0.001`, or `mul.Tensor of layers.0
+      (forward)` and `no such call`.
+    - `verification`: the result of exchanging the call's values; None if none was exchanged.
     """
 
     operator: str
@@ -161,10 +173,11 @@ NO_CALL = (
 class Divergence:
     """The first divergence of two systems: the first differing record, how its tensor differs, and the call to blame.
 
-    `pass_` is the first pass that changes bits, if a search found it. `between` is None for a reference and a
-    candidate. If a system diverges from itself, `between` names the system, such as "reference against itself"; the two
-    sides are then the system's first and second run. `holds` is the only other record of the reference, such as "grad
-    b", that equals the candidate's tensor bit for bit: two tensors were exchanged, or one was stored twice.
+    `pass_` is the first pass that changes bits, if a search found it. `between` is None if a candidate diverges from a
+    reference. If a system diverges from itself, `between` names the system, such as "reference against itself"; then
+    "reference" and "candidate" in the other fields are the system's first and second run. `holds` is the only other
+    record of the reference, such as "grad b", that equals the candidate's tensor bit for bit: two tensors were
+    exchanged, or one was stored twice.
     """
 
     step: int

@@ -19,12 +19,12 @@ FaultStatus = Literal["killed", "survived", "equal", "flagged", "not struck", "u
 
 @dataclass(frozen=True, kw_only=True)
 class FaultOutcome:
-    """The outcome of a fault in a case.
+    """The outcome of putting a fault into a case.
 
-    `first` is the first record that differs; `call` is the blamed call. `place_right`, `operator_right` and
-    `rank_right` say whether the blamed call matches a place that the fault changed. Each is None if the catalogue
-    expects no place, or if no call was blamed. `reason` says why a fault survived, changed nothing or was not judged,
-    or how a run failed.
+    `is_fault` is False for an equivalent, which is a rewrite that keeps every bit. `says` describes the fault. `first`
+    is the first record that differs; `call` is the blamed call. `place_right`, `operator_right` and `rank_right` say
+    whether the blamed call matches a place that the fault changed. Each is None if the catalogue expects no place, or
+    if no call was blamed. `reason` says why a fault survived, changed nothing or was not judged, or how a run failed.
     """
 
     __pydantic_config__ = GROWING
@@ -54,7 +54,7 @@ class FaultOutcome:
 
 
 class Share(NamedTuple):
-    """A part of a whole, and its name."""
+    """A count as a part of a whole, such as 3 of 4 faults, with the name of the count."""
 
     name: str
     part: int
@@ -62,13 +62,13 @@ class Share(NamedTuple):
 
 
 def share_in_words(part: int, whole: int) -> str:
-    """A share with its percentage, such as `3 of 4 (75%)`."""
+    """A share with its percentage as text, such as `3 of 4 (75%)`; `-` if `whole` is 0."""
     return f"{part} of {whole} ({100 * part / whole:.0f}%)" if whole else "-"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Totals of outcomes.
+    """Totals of the outcomes of injected faults.
 
     `places`, `operators` and `ranks` are pairs: the number of faults whose place, operator or rank was blamed
     correctly, and the number of faults for which this can be decided.
@@ -90,7 +90,7 @@ class Score:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        """All results in a sentence."""
+        """All totals in a sentence."""
         return (
             f"{self.killed} of {self.faults} faults killed, {self.flagged} of {self.equivalents} equivalents flagged, "
             f"module and direction right in {share_in_words(*self.places)}, "
@@ -100,9 +100,7 @@ class Score:
 
     @property
     def is_clean(self) -> bool:
-        """Whether every fault was found ("killed"), and no equivalent (a rewrite that keeps every bit) was reported
-        ("flagged").
-        """
+        """Whether every fault was found, and no equivalent (a rewrite that keeps every bit) was reported."""
         return self.killed == self.faults and not self.flagged
 
     @property
@@ -112,7 +110,7 @@ class Score:
 
     @property
     def overfull(self) -> Share | None:
-        """The first share whose part exceeds its whole; None for real outcomes. A file may claim such a share."""
+        """The first share whose part exceeds its whole, which only a wrong file has; None if there is none."""
         shares = (
             Share("killed", self.killed, self.faults),
             Share("flagged", self.flagged, self.equivalents),
@@ -124,7 +122,7 @@ class Score:
 
     @staticmethod
     def of(outcomes: Sequence[FaultOutcome], *, ended_early: bool = False) -> Score:
-        """The score of some outcomes."""
+        """The totals of these outcomes. `ended_early`: the run stopped before the last fault."""
         faults = [outcome for outcome in outcomes if outcome.status in ("killed", "survived")]
         equivalents = [outcome for outcome in outcomes if outcome.status in ("equal", "flagged")]
 
@@ -148,7 +146,7 @@ class Score:
 
 @dataclass(kw_only=True)
 class FaultsFound:
-    """The findings of a call of `bitproof faults`, or of several calls that each continued the previous one.
+    """The outcomes of a call of `bitproof faults`, or of several calls that each continued the previous one.
 
     `problem` says why the last call ended early. `cpu_seconds` is the CPU time of all calls on all cores. `own_digest`
     identifies the code that ran, as in `runtime.sources`.
@@ -164,13 +162,13 @@ class FaultsFound:
 
     @property
     def score(self) -> Score:
-        """Totals of all findings."""
+        """The totals of all outcomes."""
         return Score.of(self.outcomes, ended_early=self.problem is not None)
 
     def of_today(self, own_digest: str) -> FaultsFound:
-        """These findings without unjudged outcomes, from which `bitproof faults --resume` goes on.
+        """A copy without the faults that could not be judged, from which `bitproof faults --resume` continues.
 
-        Raises UsageError if another version of the code found them.
+        Raises UsageError if the outcomes are those of another version of the code, with another `own_digest`.
         """
         if self.own_digest != own_digest:
             raise UsageError(

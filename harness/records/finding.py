@@ -30,7 +30,7 @@ class Table:
     block: Literal["table"] = "table"
 
     def __post_init__(self) -> None:
-        """Convert each cell to text. Raises ValueError for a row that has not a cell for each header."""
+        """Convert each cell to text. Raises ValueError if a row has more or fewer cells than there are headers."""
         rows = tuple(tuple(map(str, row)) for row in self.rows)
         if any(len(row) != len(self.headers) for row in rows):
             raise ValueError(f"table {self.title!r} has a row without {len(self.headers)} cells")

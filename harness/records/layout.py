@@ -1,8 +1,9 @@
 """A rank's part of a logical tensor, and the cells into which two layouts divide the tensor.
 
 A *box* is a rank's part: half-open runs of indices in each dim. An FSDP shard is a single run of one dim; an
-interleaved shard of tensor parallelism may have several. A replica's box is the whole tensor. A *cell* is a box with
-one run per dim, and no cut of either layout divides it: a rank of either layout has all of it or nothing of it.
+interleaved shard of tensor parallelism may have several. A replica's box is the whole tensor. A *cut* is an index at
+which a run of some rank begins or ends. A *cell* is a box whose run in each dim goes from one cut to the next: a rank
+of either layout has all of it or nothing of it.
 
 For example, two ranks with rows 0:4 and 4:8, and a layout with rows 0:2 and 2:8, have the cells 0:2, 2:4 and 4:8.
 
@@ -32,8 +33,10 @@ MAX_TEXT = 1000
 
 @dataclass(frozen=True)
 class Box:
-    """A part of a tensor of `shape`. `runs` has the selected runs of each dim; a flat box has runs of the flattened
-    tensor."""
+    """A rank's part of a tensor of `shape`: for each dim, the runs of indices that it covers.
+
+    A flat box has the runs of the flattened tensor, in a single dim.
+    """
 
     shape: tuple[int, ...]
     runs: tuple[tuple[Run, ...], ...]
@@ -50,8 +53,10 @@ class Box:
 
     @staticmethod
     def parse(text: str) -> Box:
-        """The box of a text that `str` returned. Raises ValueError for any other text, and for runs outside the
-        tensor."""
+        """The box of a text such as "[0:4, 0:8] of [8, 8]", which `str` returned.
+
+        Raises ValueError for any other text, and for runs outside the tensor.
+        """
         found = _BOX.fullmatch(text)
         if found is None:
             raise ValueError(f"no part of a tensor: {text[:100]!r}")
@@ -70,7 +75,7 @@ class Box:
 
     @property
     def flat(self) -> Box | None:
-        """The same part as a flat box; None unless it is whole slices of the first dim."""
+        """The same part as a flat box; None if it does not consist of whole slices of the first dim."""
         if self.is_flat:
             return self
         if any(runs != ((0, size),) for runs, size in zip(self.runs[1:], self.shape[1:], strict=True)):
@@ -80,21 +85,23 @@ class Box:
         return Box(self.shape, (tuple((first * step, end * step) for first, end in runs),), is_flat=True)
 
     def cut_by(self, cuts: Cuts) -> Box | None:
-        """The form of this box that has as many dims as the cuts: itself, or the flat box for flat cuts. None if it has
-        no such form."""
+        """This box in the form to which `cuts` apply: itself, or its flat box for cuts of the flattened tensor.
+
+        None if it has no such form.
+        """
         return self if len(cuts) == len(self.runs) else self.flat if len(cuts) == 1 else None
 
     def cells(self, cuts: Cuts) -> list[Cell]:
-        """The box's cells, in row-major order. A box without elements has none."""
+        """The cells into which `cuts` divide this box, in row-major order; empty for a box without elements."""
         return [*itertools.product(*(_divided(runs, at) for runs, at in zip(self.runs, cuts, strict=True)))]
 
     def slices(self, cell: Cell) -> tuple[slice, ...]:
-        """The slices that select a cell in the rank's local tensor."""
+        """The slices that select a cell in the rank's local tensor, one for each dim."""
         return tuple(_slice_within(runs, run) for runs, run in zip(self.runs, cell, strict=True))
 
 
 def is_box(text: str) -> bool:
-    """Whether an untrusted text is a box."""
+    """Whether an untrusted text is the text of a box, of at most MAX_TEXT characters."""
     try:
         return len(text) <= MAX_TEXT and Box.parse(text) is not None
     except ValueError:
@@ -102,8 +109,10 @@ def is_box(text: str) -> bool:
 
 
 def alike(boxes: Iterable[Box]) -> list[Box]:
-    """The boxes in a common form: all flat if any of them is flat. Empty if that is impossible, or if their tensors
-    have different shapes."""
+    """The boxes in a common form: all flat if any of them is flat, otherwise unchanged.
+
+    Empty if one of them has no flat form, or if their tensors have different shapes.
+    """
     boxes = list(boxes)
     if any(box.is_flat for box in boxes):
         flat = [box.flat for box in boxes]
@@ -112,7 +121,7 @@ def alike(boxes: Iterable[Box]) -> list[Box]:
 
 
 def joint_cuts(boxes: Iterable[Box]) -> Cuts:
-    """The indices at which any of these boxes of the same tensor begins or ends, per dim."""
+    """For each dim, the indices at which a run of any of these boxes of the same tensor begins or ends."""
     boxes = list(boxes)
     return tuple(
         tuple(sorted({index for box in boxes for run in box.runs[dim] for index in run}))
@@ -131,7 +140,10 @@ def _run(text: str) -> Run:
 
 
 def _ascend(runs: Sequence[Run], size: int) -> bool:
-    """Whether runs are in ascending order within a dim; an empty part is a single run without indices."""
+    """Whether runs are in ascending order within a dim of this size, and none is empty.
+
+    Only a part without elements has an empty run, as its single run.
+    """
     ends = [index for run in runs for index in run]
     return ends == sorted(ends) and ends[-1] <= size and (len(runs) == 1 or all(first < end for first, end in runs))
 

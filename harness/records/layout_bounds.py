@@ -1,7 +1,7 @@
-"""The result of comparing two layouts.
+"""The result of comparing two systems with different layouts of tensors.
 
-Some tensors must be equal. Others may differ, because the two layouts group their sums differently; each of these has a
-bound, and used a share of it.
+Some tensors must be equal. Others may differ by rounding, because the two layouts group the terms of their sums
+differently: their errors are compared with bounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Phase = Literal["forward", "backward", "clip", "update"]
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutRow:
-    """A tensor that differs at a step, its relative error and its bound.
+    """A tensor that differs between the two systems at a step, its relative error and its bound.
 
     `bound` is None if the tensor had to be equal, or is `apart`. `error` is None if it is not finite. `rank` is the
     candidate's first rank that differs. `apart`: in one of the two systems, several ranks have the same part of the
@@ -54,11 +54,14 @@ class LayoutRow:
 class InFloat64:
     """The result for the same two systems in float64, where rounding errors are 2^29 times smaller than in float32.
 
-    `beyond` counts the tensors that still differ, by far more than reordered sums change them in float64. `rows` lists
-    these in the order of computation; if there are none, it lists the tensors that used most of their bound. `narrow`
-    is the first call, such as "aten.mul.Tensor (train.py:12)", that read a float tensor of fewer bits that no call of
-    torch had computed: perhaps only one side had rounded it. `less_accurate` is the candidate's rounding error divided
-    by the reference's, if reordered sums do not explain that ratio. `failed` says why there are no runs in float64.
+    - `beyond`: the number of tensors that still differ, by far more than reordered sums change them in float64.
+    - `rows`: these tensors in the order of computation; if there are none, the tensors that used most of their bound.
+    - `narrow`: the first call, such as "aten.mul.Tensor (train.py:12)", that read a tensor of a narrower float dtype
+      which no call of torch had computed. Only one system may have rounded that tensor; so a difference may be
+      rounding.
+    - `less_accurate`: the candidate's rounding error divided by the reference's, if reordered sums do not explain that
+      ratio.
+    - `failed`: says why there are no runs in float64.
     """
 
     __pydantic_config__ = GROWING
@@ -71,22 +74,27 @@ class InFloat64:
 
     @property
     def shows_defect(self) -> bool:
-        """Whether the candidate computes something else than the reference: some difference is no rounding."""
+        """Whether the systems compute different functions: tensors differ by more than rounding, even in float64.
+
+        False if `narrow` names a call, since that may explain the differences.
+        """
         return self.beyond > 0 and self.narrow is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutBounds:
-    """Bounds and errors of two systems with different layouts. All counts are of tensors.
+    """Bounds and errors of two systems with different layouts.
 
-    `across` counts the tensors of a step that were compared by cells. `exact` counts the tensors that had to be equal
-    in every bit: until the phase `regrouped_from` of the first step, both sides compute the same sums (None: in all
-    phases). `regrouped` counts the tensors that may differ by rounding. Their bounds come from `samples` runs of the
-    reference with reordered sums; `confidence` is the probability that rounding alone leaves all of them within their
-    bounds. `beyond` counts the tensors that exceed their bound, or had to be equal and are not. `near` counts the
-    tensors within their bound that differ by more than rounding usually does. `rows` lists first the tensors that are
-    beyond, in the order of computation, then the tensors that used most of their bound. `in_float64` is a second test;
-    only systems within their bounds get it.
+    - `across`: the number of tensors of a step that were compared by cells.
+    - `exact`: the number of tensors that had to be equal in every bit: those before the phase `regrouped_from` of the
+      first step. Up to this phase both systems compute the same sums; if it is None, they do so in all phases.
+    - `regrouped`: the number of tensors that may differ by rounding, within bounds.
+    - `samples`: the number of runs of the reference with reordered sums, from which the bounds were computed.
+    - `confidence`: the probability that rounding alone leaves all these tensors within their bounds.
+    - `beyond`: the number of tensors that exceed their bound, or had to be equal and are not.
+    - `near`: the number of tensors within their bound that differ by more than rounding usually does.
+    - `rows`: the tensors that are beyond, in the order of computation, then the tensors that used most of their bound.
+    - `in_float64`: a second test, only for systems that are within their bounds.
     """
 
     __pydantic_config__ = GROWING
@@ -104,17 +112,16 @@ class LayoutBounds:
 
     @property
     def is_within(self) -> bool:
-        """Whether every differing tensor may differ and is within its bound."""
+        """Whether bounds were measured, and every tensor that differs is within its bound."""
         return self.samples > 0 and not self.beyond and not any(row.is_beyond for row in self.rows)
 
     @property
     def is_rounding(self) -> bool:
-        """Whether all tensors are within their bounds, and none differs by more than rounding in float64 either."""
+        """Whether rounding explains all differences: they are within bounds, and float64 shows no defect."""
         return self.is_within and not (self.in_float64 and self.in_float64.shows_defect)
 
     def tell(self) -> str:
-        """A sentence such as "12 tensors have another layout; 13 had to be equal, 26 may be regrouped, from backward
-        on"."""
+        """The result as a sentence, such as "12 tensors have another layout; 13 had to be equal, ..."."""
         start = f", from {self.regrouped_from} on" if self.regrouped_from else ""
         counts = f"{self.exact} had to be equal, {self.regrouped} may be regrouped"
         told = f"{self.across} tensors have another layout; {counts}{start}"

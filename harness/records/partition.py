@@ -12,12 +12,12 @@ from bitproof.harness.validate import GROWING
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """The sizes of both graphs, and the tensors saved between them. `by` is the partitioning method.
+    """The sizes of the forward and the backward graph, and of the tensors saved between them.
 
-    Node counts include a graph's inputs and output; the joint graph is the graph before partitioning. `saved` counts
-    the tensors of forward that backward reads, `saved_bytes` the bytes of their storages; both leave out graph inputs.
-    `uncut` and `uncut_bytes` are the numbers that these would be without recomputation. `recomputed` counts the calls
-    that backward computes again.
+    `by` is the partitioning method. Node counts include a graph's inputs and output; the joint graph is the graph
+    before partitioning. `saved` counts the tensors of forward that backward reads, `saved_bytes` the bytes of their
+    storages; both leave out graph inputs. `uncut` and `uncut_bytes` are these two numbers for a partition without
+    recomputation. `recomputed` counts the calls that backward computes again.
     """
 
     __pydantic_config__ = GROWING
@@ -34,7 +34,7 @@ class Partition:
 
     @staticmethod
     def of(facts: Sequence[Mapping[str, Any]]) -> Partition | None:
-        """The partition of the pass that partitions, found among the facts of all passes; None if no pass does."""
+        """The partition that a pass reports. `facts` are the facts of all passes; None if no pass partitions."""
         names = {field.name for field in fields(Partition)}
         return next((Partition(**told) for told in facts if told.keys() == names), None)
 

@@ -1,4 +1,4 @@
-"""The solution of the placement problem."""
+"""The solution of the placement problem: how each parameter is placed on the mesh."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Cost = Annotated[float, That("zero or more", lambda found: found >= 0, {"minimum
 class PlacedTensor:
     """The placement of a parameter on the mesh. The parameters of the same name in all layers of a kind are one entry.
 
-    `data` and `tensor` are the placements on the two axes: R is whole on each rank, S0 and S1 are sharded along dim 0
-    and 1. `cost` is the time in microseconds per step for gathering the parameter and for summing its gradient over
-    data ranks. `bytes` is a rank's memory for its values, gradient, optimizer state and a gathered copy. Both are
-    totals over all `copies` in the model.
+    `data` and `tensor` are the placements on the two axes of the mesh: R is whole on each rank, S0 and S1 are sharded
+    along dim 0 and 1. `cost` is the time in microseconds per step for gathering the parameter and for summing its
+    gradient over data ranks. `bytes` is a rank's memory for its values, gradient, optimizer state and a gathered copy.
+    `cost` and `bytes` are totals over all `copies` of the parameter in the model.
     """
 
     __pydantic_config__ = GROWING
@@ -34,12 +34,13 @@ class PlacedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """A solution: its cost in microseconds per step, the bytes that a rank needs, and the bound on these bytes.
+    """A solution of the placement problem: its cost in microseconds per step, and the bytes that a rank needs.
 
-    `least` is the smallest bound for which there is a solution. `gap` is the relative gap between the solution's cost
-    and the solver's proven lower limit. `beside` has cost and bytes of plans written by hand. `nodes` and `edges` are
-    the size of the placement problem, `variables` and `constraints` the size of its linear program. `sha256` identifies
-    the plan; every rank reports it.
+    - `bound`: the maximum of these bytes. `least`: the smallest bound for which there is a solution.
+    - `gap`: the relative gap between the solution's cost and the solver's proven lower limit.
+    - `beside`: by name, the cost and the bytes of plans written by hand.
+    - `nodes`, `edges`: the size of the placement problem. `variables`, `constraints`: the size of its linear program.
+    - `sha256`: identifies the plan; every rank reports it.
     """
 
     __pydantic_config__ = GROWING
@@ -85,5 +86,5 @@ class Placed:
         ]
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The rows that reports show, one per kind of parameter."""
+        """The rows of a report's table of parameters: name, both placements, cost and bytes."""
         return [(x.name, x.data, x.tensor, f"{x.cost:.1f}", str(x.bytes)) for x in self.parameters]

@@ -19,12 +19,16 @@ REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
 
 
 def needs_one_rank(kind: str, case: Case) -> bool:
-    """Whether one rank per step is enough to record a kind: only a pipeline's last stage has the loss."""
+    """Whether one rank per step is enough to record a kind.
+
+    This holds only for losses: in a pipeline, only ranks of the last stage have a loss, and a user's system may return
+    its loss on a single rank.
+    """
     return kind == "loss" and (case.is_foreign or case.parallelism.pp > 1)
 
 
 def required_kinds(case: Case) -> tuple[Kind, ...]:
-    """The kinds that every rank must record at every step of a case, or one rank for a kind that `needs_one_rank`."""
+    """The kinds that every rank must record at every step of a case; for a kind that `needs_one_rank`, one rank."""
     asked: tuple[tuple[Kind, bool], ...] = (("grad_norm", case.grad_norm), ("activation", bool(case.observe)))
     return (*REQUIRED_KINDS, *(kind for kind, is_asked in asked if is_asked))
 
@@ -49,19 +53,22 @@ class Key(NamedTuple):
 
     @property
     def is_changed_setting(self) -> bool:
-        """Whether the tensor is a setting or attribute of an optimizer that a step changed."""
+        """Whether the record is that of a setting or attribute of an optimizer, at a step that changed it."""
         return self.kind == "optimizer" and self.name.endswith(CHANGED)
 
 
 class Record(NamedTuple):
     """A tensor of a recording: its digest, and facts that describe a difference without reading values.
 
-    `digest` is 32 hexadecimal digits over dtype, shape and every byte in order; `value` is the hexadecimal float of a
-    loss, else None. `content` is "nan" if all elements are NaN, "inf" if none is finite and some are infinite, "zero"
-    if all are zero, of either sign; else None, as in older recordings. For a DTensor all fields describe the rank's own
-    part, and `placements` names that part, such as "Shard(dim=0) of [8, 4] over [2]"; `box` is that part of the logical
-    tensor, as the text of a `records.layout.Box`, and None if it is unknown or the tensor is plain. `cells` has the
-    digests of the part's cells in order, if the run requests them.
+    - `digest`: 32 hexadecimal digits over dtype, shape and every byte in order.
+    - `value`: the hexadecimal float of a loss, else None.
+    - `content`: "nan" if all elements are NaN, "inf" if none is finite and some are infinite, "zero" if all are zero,
+      of either sign; else None, as in older recordings.
+    - `placements`: None for a plain tensor. For a DTensor all fields describe the rank's own part, and `placements`
+      names that part, such as "Shard(dim=0) of [8, 4] over [2]".
+    - `box`: this part of the logical tensor, as the text of a `records.layout.Box`; None if it is unknown or the tensor
+      is plain.
+    - `cells`: the digests of the part's cells in order, if the run requests them.
     """
 
     digest: str
@@ -95,7 +102,7 @@ class PassSettings:
 class GraphIdentity:
     """Identifies a graph's bits: the hash of its code, and the ordered passes.
 
-    `generated_hash` is the hash of the code that a backend generated from it, None if the graph runs without a backend.
+    `generated_hash` is the hash of the code that a backend generated from the graph; None if it runs without a backend.
     """
 
     __pydantic_config__ = GROWING
@@ -107,12 +114,12 @@ class GraphIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchCompile:
-    """How torch.compile treated a rank's code, if any compiled code was called.
+    """The work of torch.compile on a rank's code, if any compiled code was called.
 
     It tried to capture `frames` frames of Python code and captured `captured` of them, as `graphs` graphs with
     `operators` calls in total, for `backends`. `breaks` counts graph breaks; `recompiles` counts compiled frames whose
-    guards failed later. The first of each, and the first frame that it could not compile, are described by the first
-    line of torch's reason.
+    guards failed later. `first_break`, `first_recompile` and `first_failure` have the first line of torch's reason for
+    the first graph break, for the first recompile, and for the first frame that it could not compile.
     """
 
     __pydantic_config__ = GROWING
@@ -130,13 +137,13 @@ class TorchCompile:
 
     @property
     def is_any(self) -> bool:
-        """Whether anything was compiled."""
+        """Whether torch.compile captured any graph."""
         return self.graphs > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptCalls:
-    """The logs of a step's operator calls, stored with a baseline: the sha256 of each rank's file."""
+    """The logs of a step's operator calls that are stored with a baseline: the sha256 of each rank's file."""
 
     __pydantic_config__ = GROWING
 
@@ -146,7 +153,7 @@ class KeptCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """Why a baseline replaced another, at which commit, and when, as an ISO 8601 date in UTC."""
+    """The reason for which a baseline replaced another, the date in UTC (ISO 8601), and the commit."""
 
     __pydantic_config__ = GROWING
 
@@ -190,15 +197,15 @@ class Manifest:
     - Run: `case` is the case as written; `stress` is the run's disturbance, None for a plain run; `values` are the
       patterns of the tensors whose values are kept, which changes no bit; `collectives` is the ranks' transport. It
       changes no bit either, as all sums are in rank order, except for "native": there NCCL chooses the order.
-    - Code and machine: `sources` is the sha256 of bitproof's own files. It, `machine`, `commit` and `environment` are
-      the same on every rank. `determinism` has the switches that were set before the system was made; `switches` were
-      read then, after the system was made, and after the last step.
+    - Code and machine: `sources` is the sha256 of bitproof's own files. `sources`, `machine`, `commit` and
+      `environment` are the same on every rank. `determinism` has the switches that were set before the system was made;
+      `switches` has their values at three moments: at that time, after the system was made, and after the last step.
     - Ranks: `ranks` has, by rank, the system's own facts, such as its data's sha256; `chunked`, for a system that
       chunks, is how often a step runs each module in chunks; `alone` are the ranks that ran no collective with another
       rank in any step, though their system does not declare them independent; `compiled` is the effect of torch.compile
       on each rank's code, None if nothing was to be compiled; `unshown` names state of a user's system that steps
-      changed and no record contains; `shows_every_buffer`: no buffer of its models is without records; `meetings` are
-      the sums and exchanges over ranks, if the run requests them.
+      changed and no record contains; `shows_every_buffer`: every buffer of the system's models has records; `meetings`
+      are the sums and exchanges over ranks, if the run requests them.
     - Files: `calls` are the logs stored with a baseline, and `accepted` says why the baseline was accepted; neither
       affects the recording. The sha256 sums of the folder's files are known once these are written.
 
@@ -246,7 +253,7 @@ class Manifest:
         return read(Manifest, values, "manifest", RecordingError, damaged="is damaged", where=where)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """The manifest as plain JSON values."""
         return asdict(self)
 
 
@@ -274,7 +281,7 @@ class Recording:
         return Recording(self.manifest, {key: record for key, record in self.records.items() if key.step >= first})
 
     def told_as(self, manifest: Manifest) -> Recording:
-        """A recording of the same records under another manifest."""
+        """The same records with another manifest."""
         return Recording(manifest, self.records)
 
     @property
@@ -291,8 +298,11 @@ class Recording:
         return {key: record for key, record in self.records_of(rank).items() if key.step == step}
 
     def losses(self, rank: int | None = None) -> list[str]:
-        """A rank's losses as hexadecimal floats, in step order. By default it is the first rank that has losses: in a
-        pipeline, only ranks of the last stage do."""
+        """A rank's losses as hexadecimal floats, in step order.
+
+        Without `rank`, the losses of the first rank that has any: in a pipeline, only ranks of the last stage have
+        losses.
+        """
         for chosen in sorted(self.ranks) if rank is None else (rank,):
             if records := self.losses_of(chosen):
                 return [records[key].value or "" for key in sorted(records)]

@@ -15,11 +15,12 @@ from bitproof.harness.records.result import CaseResult
 class Report:
     """A run: its machine, every case's result, and the exit status.
 
-    `options` are the command line's options that a replay repeats: all but the selection and the report folder.
-    `not_run` maps the name of each case that this machine cannot judge to the reason; `left_out` has those cases,
-    except the ones that `shard` lists. `remarks` apply to every case of the run. `shard` lists the other selected
-    cases, if these cases are one machine's part. `faults` is the score of fault injection in this run, or in a run that
-    was merged into it.
+    - `options`: the command line's options that a replay repeats: all but the selection and the report folder.
+    - `not_run`: by name, each case that this machine cannot judge, and the reason.
+    - `remarks`: sentences that apply to every case of the run.
+    - `faults`: the score of fault injection in this run, or in a run that was merged into it.
+    - `shard`: if several machines share a selection of cases, the number of this part, and the whole selection.
+    - `left_out`: the cases of `not_run`, except those that `shard` lists.
     """
 
     run_id: str

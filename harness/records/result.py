@@ -93,7 +93,7 @@ MAX_DIFFERING = 20_000
 
 
 def group_keys(keys: Iterable[Key]) -> Differing:
-    """The ranks of these keys by kind, name and step, in the keys' order."""
+    """These keys as nested dicts, from kind to name to step to the list of ranks, in the order of the keys."""
     grouped: Differing = {}
     for key in keys:
         grouped.setdefault(key.kind, {}).setdefault(key.name, {}).setdefault(str(key.step), []).append(key.rank)
@@ -101,7 +101,7 @@ def group_keys(keys: Iterable[Key]) -> Differing:
 
 
 def zero_counts() -> dict[str, int]:
-    """A count of 0 for every kind of record."""
+    """A count of 0 for each kind of record that is usual; rare kinds appear only if they are compared."""
     return dict.fromkeys(USUAL_KINDS, 0)
 
 
@@ -111,7 +111,7 @@ STAGES = "stages"
 
 @dataclass(frozen=True)
 class PassReport:
-    """A pass: its seconds without verification, the number of nodes before and after, and its own facts.
+    """A pass that ran: its seconds without verification, the number of nodes before and after, and its own facts.
 
     `settings` determine its effect, as JSON values; a recording's manifest has them as well. `changed` has, for each
     operator whose count changed, the number of calls before and after. In a pipeline a pass runs on the graph of each
@@ -139,9 +139,9 @@ class PassReport:
 class CaseSeconds:
     """A case's time by part, in seconds; None if not measured.
 
-    `passes` has the time of each pass by name. `reference` and `candidate` are the times of the sides' first runs,
-    including recording. The others that have a time for each side: `control` is a second run, `stress` a run under
-    stress, `start_ranks` the start of the ranks, and `record` the part of the first run that recording took.
+    `passes` has the time of each pass by name. `reference` and `candidate` are the times of the two systems' first
+    runs, including recording. Four parts have a time for each system, by role: `control` is a second run, `stress` a
+    run under stress, `start_ranks` the start of the ranks, and `record` the part of the first run that recording took.
     """
 
     __pydantic_config__ = GROWING
@@ -160,21 +160,22 @@ class CaseSeconds:
     total: float | None = None
 
     def note(self, table: Literal["start_ranks", "record", "control", "stress"], side: Role, seconds: float) -> None:
-        """Enter a side's seconds into a table."""
+        """Enter the seconds of the system in role `side` into the part `table`, which has a time for each system."""
         setattr(self, table, (getattr(self, table) or {}) | {side: seconds})
 
     def known(self) -> dict[str, float | dict[str, float | None]]:
-        """The measured times by name, in the order of measurement."""
+        """The times that were measured, by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(kw_only=True)
 class Drift:
-    """How a tensor drifted: the number of differing records, the step and rank of the first, and statistics of values.
+    """The difference of a tensor between two recordings, such as a baseline and a new run.
 
-    `measured` counts the differing records whose values both sides have. `elements`, `elements_differing` and
-    `histogram` (of differing elements) are totals over these, `max_ulp` is the largest distance among them, and the
-    bits are from the first of them.
+    `records` counts the differing records; `step` and `rank` are those of the first. `measured` counts the differing
+    records whose values both recordings have. `elements`, `elements_differing` and `histogram` (of differing elements)
+    are totals over these, `max_ulp` is the largest distance among them, and the bits are those of the first differing
+    element of the first of them.
     """
 
     __pydantic_config__ = GROWING
@@ -223,13 +224,17 @@ _OBJECTIONS = (BaselineStatus.DRIFTED, BaselineStatus.MISSING, BaselineStatus.UN
 class CaseFindings:
     """The fields that a case's result shares with its entry in report.json.
 
-    `error` is a failure's whole text, including the rank's traceback. `memory` is each side's peak of allocated device
-    memory during the steps, in MiB, None on a CPU. `differing` has the first MAX_DIFFERING keys that differ, in the
-    order of computation; `differing_left_out` is the number of further keys. `baseline` has each side that was compared
-    with its baseline. `kept_graph`: the graph came from an earlier run; None if there was no graph. `checks` has each
-    check's finding by its name. `partition` describes a partitioned graph; `artifact` is the precompiled step; `placed`
-    has the solved placements; `throughput` has each side's speed in its first run; `layouts` is the agreement of two
-    layouts; `sums_over_ranks` states in words how each side's ranks added, if a built-in system ran on several ranks.
+    - `error`: a failure's whole text, including the rank's traceback.
+    - `memory`: by role, the peak of allocated device memory during the steps, in MiB; None on a CPU.
+    - `differing`: the first MAX_DIFFERING keys that differ, in the order of computation.
+    - `differing_left_out`: the number of further keys.
+    - `baseline`: by role, the comparison of a system with its baseline.
+    - `kept_graph`: whether the graph is from an earlier run; None if there was no graph.
+    - `partition`: the sizes of a partitioned graph. `artifact`: the precompiled step. `placed`: the solved placements.
+    - `throughput`: by role, the speed of a system in its first run.
+    - `layouts`: the bounds for two systems with different layouts of tensors.
+    - `sums_over_ranks`: by role, how the ranks added, in words, if a built-in system ran on several ranks.
+    - `checks`: each check's finding by the check's name.
     """
 
     verdict: Verdict
@@ -251,12 +256,14 @@ class CaseFindings:
 
 @dataclass(kw_only=True)
 class CaseResult(CaseFindings):
-    """A case's entry in the report.
+    """The result of a case.
 
-    `control` has, by side, the verdict of comparing its two runs, None if it ran once; `stress` has the verdict of
-    comparing a plain run with a run under stress. `logs` are paths within the run folder. `options`, if not the
-    report's, are those of the run that the case was merged from. `remarks` qualify the evidence of the agreement.
-    `collectives` is the ranks' transport, "shared" for shared memory; `backend` is that of torch's default group.
+    - `control`: by role, the verdict of comparing two runs of the same system; None if it ran once.
+    - `stress`: by role, the verdict of comparing a plain run of a system with a run under stress.
+    - `logs`: paths within the run folder.
+    - `options`: the options of the run that the case was merged from, if they are not those of the report.
+    - `remarks`: sentences that qualify the evidence.
+    - `collectives`: the ranks' transport, "shared" for shared memory. `backend`: the backend of torch's default group.
     """
 
     case: Case
@@ -300,7 +307,7 @@ class CaseResult(CaseFindings):
 
     @property
     def agrees_as_expected(self) -> bool:
-        """Like `as_expected`, but ignores baselines and checks."""
+        """Whether the case got its expected verdict and differences. Ignores baselines and checks."""
         if self.case.expected == "CLOSE":
             return self.verdict in (Verdict.CLOSE, Verdict.EQUAL)
         if self.is_beyond_bound:
@@ -309,8 +316,10 @@ class CaseResult(CaseFindings):
 
     @property
     def is_beyond_bound(self) -> bool:
-        """Whether the systems differ beyond the bound of an expected difference, or by an amount that was not
-        measured."""
+        """Whether a difference is larger than the case allows: beyond `differs_within`, or of unknown size.
+
+        False if the case states no such bound, or is not DIFFERENT.
+        """
         bound, found = self.case.differs_within, self.closeness
         if bound is None or self.verdict != Verdict.DIFFERENT:
             return False
@@ -323,15 +332,16 @@ class CaseResult(CaseFindings):
                 yield name, reason
 
     def sides_with(self, status: BaselineStatus) -> list[Role]:
-        """The sides with this baseline status."""
+        """The roles of the systems whose baseline status is `status`."""
         return [side for side, found in self.baseline.items() if found.status == status]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Progress of a case. Its `system` runs as an `arm`: first, control, stress, replay1, ...
+    """A sign of a case's progress.
 
-    "prepare" and "prepared" refer to a graph, "start" to ranks; "step" has a `step`, from 0, of `steps`.
+    `arm` says which run of `system` it is about: "first", "control", "stress", "replay1" and so on. "prepare" and
+    "prepared" are about a graph, "start" is about ranks. For "step", `step` of `steps` has ended; steps count from 0.
     """
 
     event: Literal["prepare", "prepared", "start", "step", "compare"]

@@ -19,11 +19,13 @@ AtLeastZero = Annotated[float, That("a number, zero or more", lambda number: num
 class Throughput:
     """A system's throughput in its first run. Unknown values are None.
 
-    A step's time is that of its slowest rank. `step_seconds` is the median of the times of `steps` steps,
-    `spread_seconds` their interquartile range. The first step is a warm-up, and counts only if there is no other.
-    `tokens` is the number of tokens per step on all ranks. `flops` is the number of operations in rank 0's first step,
-    by torch's flop counter. `peak_flops` is the peak per second of a rank's device, from `peak_source`. `peak_mib` is
-    the largest memory of any rank, on its device or in its process.
+    - `step_seconds`: the median of the times of `steps` steps; the time of a step is that of its slowest rank. The
+      first step is a warm-up, and counts only if there is no other.
+    - `spread_seconds`: the interquartile range of these times.
+    - `tokens`: the number of tokens per step on all ranks.
+    - `flops`: the number of operations in rank 0's first step, by torch's flop counter.
+    - `peak_flops`, `peak_source`: the most operations per second of a rank's device, and the source of this number.
+    - `peak_mib`, `peak_of`: the largest memory of any rank, and whether it is memory of its device or of its process.
     """
 
     __pydantic_config__ = GROWING
@@ -40,18 +42,18 @@ class Throughput:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens per second of all ranks."""
+        """The number of tokens per second, on all ranks together; None if unknown."""
         return None if self.tokens is None else self.tokens / self.step_seconds
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization: rank 0's operations per second as a share of its device's peak."""
+        """Model FLOPs utilization: rank 0's operations per second divided by its device's peak; None if unknown."""
         if self.flops is None or self.peak_flops is None:
             return None
         return self.flops / self.step_seconds / self.peak_flops
 
     def tell(self) -> list[tuple[str, str]]:
-        """All values as rows of a table, a name and a value each; unknown values are named as such."""
+        """All values as rows of a table, a name and a value each. For an unknown value, the text is "not known"."""
         tokens, mfu = self.tokens_per_second, self.mfu
         peak = NOT_KNOWN if self.peak_flops is None else f"{_giga(self.peak_flops)}/s, {self.peak_source}"
         return [
@@ -73,6 +75,6 @@ def _giga(operations: float) -> str:
 
 
 def throughput_rows(found: Mapping[Role, Throughput]) -> list[tuple[str, ...]]:
-    """The rows of a table with a column per side: the name of a value, then the value of each side."""
+    """The rows of a table with a column for each system: the name of a value, then the value in each system."""
     told = [each.tell() for each in found.values()]
     return [(rows[0][0], *(value for _, value in rows)) for rows in zip(*told, strict=True)]

@@ -1,6 +1,6 @@
 """Write results into a run folder. report.json has everything; every other form shows parts of the same records.
 
-Reads records only; imports rich only inside the functions that need it.
+This package reads records only, and imports rich only inside the functions that need it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Print the blocks (sentences, tables, texts) of a check's finding in each form of a report.
 
-The forms know no check by name.
+A form prints the blocks of any check, and needs no code for a particular check.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def markdown(blocks: Iterable[Block], reasons: Iterable[str] = ()) -> Iterator[s
 
 
 def reasons_of(finding: Finding) -> list[str]:
-    """The reasons of a finding against a case: the check's objection, and the reason why it could not judge."""
+    """The reasons of a finding against a case: the check's objection, and why it could not judge."""
     return [reason for reason in (finding.objection, finding.unjudged) if reason]
 
 
@@ -51,7 +51,10 @@ def lines(finding: Finding) -> Iterator[str]:
 
 
 def brief_lines(finding: Finding) -> Iterator[str]:
-    """Yield the lines of a finding that a run prints at its end: all if the check objects, otherwise its sentences."""
+    """Yield the lines of a finding that a run prints at its end.
+
+    These are all lines if the check objects or could not judge, otherwise the finding's sentences.
+    """
     if finding.objection or finding.unjudged:
         yield from lines(finding)
     else:
@@ -59,7 +62,10 @@ def brief_lines(finding: Finding) -> Iterator[str]:
 
 
 def shortened(block: Block) -> Block:
-    """A block, cut to fit a page. For example, a table of 300 rows ends after 200 and says that 100 more exist."""
+    """The block, cut to at most MAX_ROWS rows or MAX_CHARS characters.
+
+    For example, a table of 300 rows ends after 200 rows, and a last row states that 100 more are in report.json.
+    """
     if isinstance(block, Table):
         more = len(block.rows) - MAX_ROWS
         last = (f"... {more} more, in report.json", *[""] * (len(block.headers) - 1))

@@ -19,8 +19,11 @@ _SIGNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CaseRow:
-    """The columns of a case. `outcome` is the verdict with its qualifiers, such as `DIFFERENT (grad)`; `where` is the
-    first divergence: `step 0, rank 3, grad layers.1.moe.w`."""
+    """A case's cells in a table of cases.
+
+    `outcome` is the verdict with its qualifiers, such as `DIFFERENT (grad)`. `where` is the first divergence, such as
+    `step 0, rank 3, grad layers.1.moe.w`.
+    """
 
     name: str
     verdict: str
@@ -36,7 +39,7 @@ class CaseRow:
 
     @property
     def detail(self) -> str:
-        """The qualifiers of the verdict, such as ` (grad)`."""
+        """The part of `outcome` after the verdict, such as ` (grad)`."""
         return self.outcome.removeprefix(self.verdict)
 
     @property
@@ -51,7 +54,7 @@ class CaseRow:
 
 
 def row_of(result: CaseResult) -> CaseRow:
-    """A case's row."""
+    """The row for a case's result."""
     return CaseRow(
         name=result.case.name,
         verdict=result.verdict.value,

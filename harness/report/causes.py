@@ -14,13 +14,13 @@ _LEFT_OUT = "report.json has the rest"
 
 
 def explained(report: Report) -> tuple[list[CaseResult], int]:
-    """The unexpected cases to explain at the top of a page, and the number of further cases."""
+    """At most MAX_CASES unexpected cases to explain at the top of a page, and the number of all others."""
     found = [result for result in report.cases if not result.as_expected]
     return found[:MAX_CASES], max(0, len(found) - MAX_CASES)
 
 
 def lines_of(result: CaseResult) -> list[tuple[str, str]]:
-    """Each line's label and text. For example:
+    """The lines that explain a case, as pairs of a label and a text. For example:
 
     first difference: step 0, rank 3, grad layers.1.moe.w: 213 of 256 elements differ, by 16 ULPs at most
     to blame: mul.Tensor of layers.1.moe (forward, chunk 1) on rank 0 has the same inputs and ... (moe.py:68)

@@ -1,7 +1,7 @@
 """Coloured output: rich's console, changed to print untrusted text without interpreting it.
 
-rich writes escape sequences itself, so its output bypasses the filter of `runtime/output`. The same rule is applied
-here to each piece of text that rich renders. Markup and emoji names have no effect.
+rich writes escape sequences itself, so its output cannot pass the filter of `runtime/output`. Instead, each piece of
+text that rich renders is filtered here by the same rule. Markup and emoji names have no effect.
 """
 
 from __future__ import annotations

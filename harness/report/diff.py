@@ -39,10 +39,11 @@ def tell_diff(
     *,
     advises: bool = True,
 ) -> Iterator[str]:
-    """Yield lines: verdict, counts by kind, first divergence, place of its cause, drift, differences of manifests.
+    """Yield the lines that `bitproof diff` prints.
 
-    Lines have 80 columns if possible. `systems` are the systems of the two recordings of a `case`. With `advises`, if
-    the recordings are from different environments, lines show the commands that explain the difference.
+    These are: verdict, counts by kind, first divergence, place of its cause, drift, differences of manifests. Lines
+    have 80 columns if possible. `systems` are the systems of the two recordings of a `case`. With `advises`, if the
+    recordings are from different environments, lines show the commands that explain the difference.
     """
     differences = list(manifest_differences)
     yield f"{comparison.verdict}: {folders[0]} against {folders[1]}"
@@ -67,7 +68,7 @@ def tell_diff(
 
 
 def _about_the_cause(kind: str, systems: tuple[str, str], case: str) -> Iterator[str]:
-    """Yield the part of the step in which the cause is, and the commands that find the call to blame."""
+    """Yield the part of the step in which the cause is, and the commands that find the call to blame, as lines."""
     yield f"  cause: {_CAUSES.get(kind, 'not known')}"
     first, second = systems
     if first != second:
@@ -81,7 +82,7 @@ def _about_the_cause(kind: str, systems: tuple[str, str], case: str) -> Iterator
 
 
 def _narrow(name: str, left: str, right: str) -> str:
-    """`  name: left against right`, with long values cut."""
+    """A line "`name`: left against right". If it would be longer than WIDTH columns, the two values are cut."""
     room = max(_LEAST, (WIDTH - len(name) - len(" against ")) // 2)
     if len(name) + len(left) + len(right) + len(" against ") > WIDTH:
         left, right = (each if len(each) <= room else f"{each[: room - 3]}..." for each in (left, right))

@@ -88,7 +88,10 @@ def parse(text: str, where: str = FILE_NAME) -> Report:
 
 
 def upgraded(values: Any) -> Any:
-    """Convert the JSON values of a report of an older version: each check's own field moves into `checks`."""
+    """Convert the JSON values of a report of an older version.
+
+    There each check has a field of its own in a case. These fields move into the case's field `checks`.
+    """
     if not isinstance(values, dict):
         return values
     for case in values["cases"] if isinstance(values.get("cases"), list) else ():
@@ -99,7 +102,10 @@ def upgraded(values: Any) -> Any:
 
 
 def _result(entry: CaseEntry, field: str, where: str) -> CaseResult:
-    """A case's result. Raises RecordingError if its verdict does not follow from its own numbers."""
+    """The result of a case from its entry in a report. `field` is the entry's path, such as `report.cases[0]`.
+
+    Raises RecordingError if the verdict does not follow from the entry's own numbers.
+    """
     result = entry.result()
     case = result.case
     for name in ("name", "expected", "reference", "candidate"):
@@ -134,5 +140,5 @@ def _damaged(field: str, expected: str, found: object, where: str) -> RecordingE
 
 
 def divergence_to_dict(divergence: Divergence | None) -> dict[str, Any] | None:
-    """A divergence in the flat form of the report."""
+    """A divergence as the JSON object of report.json, with the fields of its tensor and of the blamed call."""
     return None if divergence is None else cast(dict[str, Any], plain(FlatDivergence.of(divergence)))

@@ -40,9 +40,9 @@ FAULTS_TEXTS = {
 
 
 def status_text(report: Report) -> str:
-    """A sentence about the exit status.
+    """A sentence that explains the exit status.
 
-    It is about injected faults if these make the status worse than the cases do.
+    If injected faults make the status worse than the cases do, the sentence is about these faults.
     """
     status = report.exit_status
     if report.faults and status != exit_status(report.cases, is_shard=report.shard is not None):
@@ -51,7 +51,7 @@ def status_text(report: Report) -> str:
 
 
 def render(report: Report) -> str:
-    """The whole summary. Unexpected cases come first."""
+    """The whole summary as Markdown. Unexpected cases come first."""
     head = [
         f"# bitproof {inline(report.run_id)}",
         *(f"## {inline(_brief(line))}" for line in text.headlines(report)),
@@ -70,7 +70,7 @@ def render(report: Report) -> str:
 
 
 def summarize(results: Sequence[CaseResult], environment: Mapping[str, Any] | None = None) -> str:
-    """The summary of results without a run, e.g. for the message of a failing test."""
+    """The summary of results that belong to no run, for example for the message of a failing test."""
     return render(
         Report(run_id="", exit_status=exit_status(results), environment=dict(environment or {}), cases=list(results))
     )
@@ -124,7 +124,7 @@ def _not_run(report: Report) -> Iterator[str]:
 
 
 def _bounded_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table with as many rows as MAX_TABLE_BYTES allows, and a sentence about the number of the others."""
+    """A table with as many rows as MAX_TABLE_BYTES allows, followed by the number of rows that are left out."""
     rows = [[_brief(value) for value in row] for row in rows]
     # Each row of a Markdown table is padded to the widest row, so sizes of rows do not simply add up: halve the rows.
     shown = len(rows)
@@ -141,7 +141,7 @@ def _brief(value: Any) -> Any:
 
 
 def _size(block: str) -> int:
-    """Bytes of a block and the empty line before it; characters that cannot be encoded count as escapes."""
+    """The bytes of a block and of the empty line before it. A character that cannot be encoded counts as its escape."""
     return len(block.encode(errors="backslashreplace")) + 2
 
 

@@ -1,8 +1,8 @@
 """Escape untrusted text for Markdown. Every Markdown form of a report uses these functions.
 
 GitHub interprets HTML, links, bare addresses, pictures, code, emphasis, formulas, ends of cells, emoji names, users and
-issues. Each character that could start such a construct is escaped: by a backslash, by a reference such as `&lt;`, or,
-if GitHub interprets the rendered text (`@user`), by a tag around the character.
+issues. Each character that could start such a construct is escaped by a backslash or by a reference such as `&lt;`.
+GitHub interprets some characters even after rendering, such as the first of `@user`: these are put into a `<span>` tag.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _dead(found: re.Match[str]) -> str:
 
 
 def code_block(text: str) -> str:
-    """A text of many lines as a code block, whose fence is longer than any sequence of backticks in the text."""
+    """A text as a code block. The fence around it is longer than any sequence of backticks in the text."""
     code = printable(text)
     longest = max((len(run) for run in re.findall(r"`+", code)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -50,7 +50,7 @@ def code_block(text: str) -> str:
 
 
 def folded(summary: str, body: str) -> str:
-    """A collapsible block of Markdown; `summary` is its line of text."""
+    """A collapsible block of Markdown. `summary` is the line that is always visible."""
     return f"<details>\n<summary>{inline(summary)}</summary>\n\n{body}\n\n</details>"
 
 
@@ -63,7 +63,7 @@ def table_of(headers: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
 
 
 class Strong(str):
-    """A text that is bold in its cell."""
+    """A text that `table_of` makes bold."""
 
 
 def _cell(value: Any) -> str:
@@ -71,12 +71,12 @@ def _cell(value: Any) -> str:
 
 
 def strong(text: str) -> str:
-    """A text as a bold line; "" stays ""."""
+    """The text in bold, on one line; "" if it is empty."""
     return f"**{inline(text)}**" if text.strip() else ""
 
 
 def rows_of(headers: Sequence[Any], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """The lines of a table without padding, for pages that people edit."""
+    """The lines of a Markdown table whose columns are not aligned by spaces, for pages that people edit."""
     lines = [headers, *rows]
     head, *body = ["| " + " | ".join(map(_cell, each)) + " |" for each in lines]
     return [head, "|" + "---|" * len(headers), *body]

@@ -1,6 +1,7 @@
 """Show the progress of a run: live bars on a terminal, otherwise a line per event.
 
-A pipe gets a line about a case's steps at most every few seconds, so the log of a run of an hour stays readable.
+Anything but a terminal gets a line about a case's steps at most every 5 seconds, so the log of a run of an hour stays
+readable.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class Progress(Protocol):
         """Restore the terminal."""
 
     def on_event(self, event: Event) -> None:
-        """Show that a phase begins or a step ends (steps count from 0)."""
+        """Show that a phase of a case begins, or that a step has ended."""
 
     def on_result(self, result: CaseResult) -> None:
-        """Show a finished case."""
+        """Show the result of a finished case."""
 
 
 def make_progress(num_cases: int, stream: TextIO | None = None) -> Progress:
@@ -57,19 +58,22 @@ def describe_event(event: Event) -> str:
 
 
 def describe_result(result: CaseResult) -> str:
-    """A finished case as a line."""
+    """A line about a finished case: `moe_seq: EQUAL in 3.2 s`."""
     verdict = text.outcome(result) + ("" if result.as_expected else f", expected {text.expectation(result)}")
     return f"{result.case.name}: {verdict} in {text.total_seconds(result):.1f} s"
 
 
 def describe_error(result: CaseResult) -> str:
-    """The first line of a case's error, printed as soon as the case is finished, since the report may be much later."""
+    """The first line of a case's error, after ": "; empty without an error.
+
+    It is printed as soon as the case has finished, since the report may be much later.
+    """
     first = (result.error or "").partition("\n")[0]
     return f": {one_line(first)[:_MAX_ERROR]}" if first else ""
 
 
 class PlainProgress:
-    """A flushed line per event; step lines are throttled."""
+    """A display that prints a line for each event, and flushes it. Lines about steps are limited to one every 5 s."""
 
     def __init__(self, num_cases: int, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_cases = num_cases
@@ -86,9 +90,7 @@ class PlainProgress:
         self.stream.flush()
 
     def on_event(self, event: Event) -> None:
-        """Print a phase immediately, but a step only if 5 s have passed since the last line about a step of
-        this case.
-        """
+        """Print the event, unless it is a step less than 5 s after the last printed step of its case."""
         if event.event == "step":
             now = self.clock()
             # A fast case takes hundreds of steps per second.
@@ -108,7 +110,7 @@ class PlainProgress:
 
 
 class LiveProgress:
-    """A bar for all cases, and a bar for each running case."""
+    """A display with a bar for all cases and a bar for each running case."""
 
     def __init__(self, num_cases: int, stream: TextIO) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -138,7 +140,7 @@ class LiveProgress:
         self.progress.stop()
 
     def on_event(self, event: Event) -> None:
-        """Advance the bar of the event's case."""
+        """Update the bar of the event's case; a new case gets a bar."""
         name = event.case
         if name not in self.current:
             self.current[name] = self.progress.add_task(name, total=None)

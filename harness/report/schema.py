@@ -1,7 +1,7 @@
 """The form of report.json as types: readers check it, and report.schema.json is generated from it.
 
-It is flatter than the records: a divergence in the file has the fields of its tensor, of the blamed call and, with the
-prefix `output_`, of that call's output. Fields with a default were added after the first reports.
+This form is flatter than the records: a divergence in the file also has the fields of its tensor, of the blamed call
+and, with the prefix `output_`, of that call's output. Fields with a default were added after the first reports.
 
     python -m bitproof.harness.report.schema > harness/report/report.schema.json
 """
@@ -76,7 +76,7 @@ Counts = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Verdicts:
-    """The verdict of each side's repeated run; None if it was not repeated."""
+    """The verdict of comparing each system's repeated run with its first run; None for a system that ran only once."""
 
     __pydantic_config__ = GROWING
 
@@ -85,13 +85,13 @@ class Verdicts:
 
     @staticmethod
     def of(found: Mapping[Role, str | None]) -> Verdicts:
-        """Convert from verdicts by side."""
+        """Convert from verdicts by role."""
         return Verdicts(**{role: None if verdict is None else Verdict(verdict) for role, verdict in found.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Losses:
-    """Each side's losses as hexadecimal floats."""
+    """The losses of rank 0 in each system, as hexadecimal floats."""
 
     __pydantic_config__ = GROWING
 
@@ -122,7 +122,7 @@ class FlatKey:
 
 @dataclass(frozen=True, kw_only=True)
 class FlatCloseness:
-    """Closeness in the form of the file."""
+    """A measured closeness of two systems, with keys as objects."""
 
     __pydantic_config__ = GROWING
 
@@ -136,19 +136,19 @@ class FlatCloseness:
 
     @staticmethod
     def of(found: Closeness) -> FlatCloseness:
-        """Convert a measured closeness."""
+        """Convert a closeness to the form of the file."""
         first = FlatKey.of(found.first_beyond) if found.first_beyond else None
         return FlatCloseness(**vars(found) | {"largest": FlatKey.of(found.largest), "first_beyond": first})
 
     def closeness(self) -> Closeness:
-        """Convert back to the record."""
+        """Convert back to a closeness."""
         first = self.first_beyond and self.first_beyond.key()
         return Closeness(**vars(self) | {"largest": self.largest.key(), "first_beyond": first})
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlatDivergence(TensorDifference):
-    """A Divergence with its tensor and the blamed call in one object."""
+    """A divergence, its tensor and the blamed call as one object."""
 
     __pydantic_config__ = GROWING | {"alias_generator": lambda name: name.rstrip("_")}  # `pass` is a word of Python
 
@@ -225,7 +225,7 @@ def _known(difference: TensorDifference) -> TensorDifference | None:
 
 @dataclass(kw_only=True)
 class CaseEntry(CaseFindings):
-    """A case's result with the main facts of its case, for readers who need no more."""
+    """A case's result and, for readers who need no more of the case, its name, expected verdict and systems."""
 
     __pydantic_config__ = GROWING
 
@@ -275,7 +275,7 @@ class CaseEntry(CaseFindings):
         return CaseEntry(**values)
 
     def result(self) -> CaseResult:
-        """Convert back to a case's result. Contradictions are checked elsewhere."""
+        """Convert back to a case's result. Whether its fields contradict each other is checked elsewhere."""
         found = {name: value for name, value in vars(self).items() if name not in _OF_THE_CASE}
         return CaseResult(
             **found
@@ -300,7 +300,7 @@ _OF_THE_CASE = ("name", "expected", "as_expected", "reference", "candidate")
 
 @dataclass(frozen=True, kw_only=True)
 class ReportEntry:
-    """A whole report."""
+    """A whole report: the top-level object of report.json."""
 
     __pydantic_config__ = GROWING
 
@@ -337,7 +337,7 @@ class ReportEntry:
 
 
 def plain(entry: Any) -> Any:
-    """A part of a report as plain JSON values, without times that were not measured."""
+    """An object of this form as plain JSON values. Times that were not measured are left out."""
     if isinstance(entry, Case):
         return entry.stated()
     if isinstance(entry, CaseSeconds):

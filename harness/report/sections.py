@@ -1,6 +1,6 @@
-"""The findings of bitproof's own checks about a case, as a title and blocks each, like the findings of users' checks.
+"""Present the findings of bitproof's own checks as titles and blocks, like the findings of users' checks.
 
-Each form of a report prints these blocks, and knows none of the checks by name. `report.json` has the same facts as
+Each form of a report prints these blocks, and needs no code for a particular check. report.json has the same facts as
 fields of the case.
 """
 
@@ -18,7 +18,7 @@ VALUES = ("what", "value")
 
 
 def sections(result: CaseResult) -> Iterator[tuple[str, tuple[Block, ...]]]:
-    """Yield the title and the blocks of each section that the case has."""
+    """Yield a title and blocks for each kind of finding that the case has, such as "Closeness" or "Baselines"."""
     if result.closeness:
         yield (
             "Closeness",

@@ -2,10 +2,10 @@
 
 A recording keeps the last three parts of a path: `exp/new/train.py:14`. This line is shown as
 
-    new/train.py:14                          below the working directory
-    /home/me/exp/new/train.py:14             elsewhere
+    new/train.py:14                          if the file is below the working directory
+    /home/me/exp/new/train.py:14             if it is elsewhere on this machine
     transformers/models/bert/bert.py:14      in an installed package: relative to site-packages or dist-packages
-    exp/new/train.py:14                      nowhere here, as in a report from another machine
+    exp/new/train.py:14                      if it is not on this machine, as in a report from another one
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_DEPTH = 4
 
 
 def shown_line(source: str | None) -> str:
-    """A call's source line in a form that a terminal or an editor can open; "" for a call without a line."""
+    """A call's source line in a form that a terminal or an editor can open; "" for a call without a source line."""
     if not source or not (found := LINE.fullmatch(source)) or (file := file_of(found["path"])) is None:
         return source or ""
     here = Path.cwd()
@@ -35,7 +35,7 @@ def shown_line(source: str | None) -> str:
 
 
 def file_of(path: str) -> Path | None:
-    """The nearest file on this machine whose path ends with `path`; None if none does, or several are equally near."""
+    """The nearest file on this machine whose path ends with `path`; None without one, or if several are as near."""
     parts = PurePosixPath(path).parts
     if ".." in parts:
         return None
@@ -55,7 +55,7 @@ def _file_below(path: str, here: str) -> Path | None:
 
 
 def _places(path: str, here: Path) -> Iterator[list[Path]]:
-    """Yield lists of paths at which a file may be, the nearest first. The paths of a list are equally near."""
+    """Yield lists of paths at which the file may be, the nearest first. The paths of a list are equally near."""
     yield from ([top / path] for top in (here, *here.parents))
     end = glob.escape(path)
     yield [Path(each) for depth in range(1, _MAX_DEPTH) for each in glob.iglob(f"{here}/{'*/' * depth}{end}")]

@@ -1,4 +1,4 @@
-"""Decide the exit status of a run: the worst of its cases, in the order 2, 3, 1, 0."""
+"""Decide the exit status of a run: the worst status of its cases. From worst to best, these are 2, 3, 1, 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORST_FIRST = (WRONG_CALL, UNJUDGED, UNEXPECTED, SUCCESS)
 
 
 def case_status(result: CaseResult) -> int:
-    """A case's exit status: 0 if as expected, 3 if the case, a baseline or a check was not judged, otherwise 1."""
+    """A case's exit status: 0 if as expected, 3 if the case, a baseline or a check could not be judged, otherwise 1."""
     if result.verdict in (Verdict.UNVERIFIED, Verdict.ERROR) or result.sides_with(BaselineStatus.UNVERIFIED):
         return UNJUDGED
     if any(found.unjudged for found in result.checks.values()):
@@ -25,16 +25,21 @@ def case_status(result: CaseResult) -> int:
 
 
 def faults_status(score: Score) -> int:
-    """The exit status of a run's injected faults: 0 if every fault was caught and no equivalent rewrite was flagged,
-    else 1. It is 3 if a planned fault was not judged."""
+    """The exit status of a run's injected faults.
+
+    It is 3 if a planned fault was not judged; 0 if every fault was caught and no rewrite that keeps every bit was
+    reported as a difference; otherwise 1.
+    """
     if not score.is_known:
         return UNJUDGED
     return SUCCESS if score.is_clean else UNEXPECTED
 
 
 def exit_status(results: Iterable[CaseResult], *, is_shard: bool = False, faults: Score | None = None) -> int:
-    """The worst status of all cases, and of the injected faults if there are any. Without any case it is 3 (not
-    judged), except for a shard, which may have no cases."""
+    """The worst status of all cases, and of the injected faults if there are any.
+
+    Without any case it is 3 (not judged), or 0 for a shard, which may have no cases.
+    """
     cases = [case_status(result) for result in results] or [SUCCESS if is_shard else UNJUDGED]
     return worst([*cases, *([] if faults is None else [faults_status(faults)])])
 

@@ -19,7 +19,7 @@ from bitproof.harness.report.text import (
 
 
 def tell_story(result: CaseResult) -> Iterator[str]:
-    """Yield all facts about a case's first difference, as lines."""
+    """Yield the lines about a case's first difference: its tensor, the blamed call, and the calls between these."""
     divergence = result.first_divergence
     if divergence is None:
         nothing = (

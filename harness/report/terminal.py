@@ -22,7 +22,7 @@ NARROW = 120
 
 
 def print_report(report: Report, stream: TextIO | None = None) -> None:
-    """Print the verdict table and the causes of failures. Lines for a pipe are long and not wrapped."""
+    """Print the verdict table, then the causes of unexpected cases. Lines for a pipe are long and not wrapped."""
     from bitproof.harness.report.console import SafeConsole
 
     console = SafeConsole(stream)
@@ -55,7 +55,7 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
 
 
 def warm_up() -> None:
-    """Import the library that prints the table before it is needed."""
+    """Import the library that prints the table in advance, since this takes time."""
     from rich import box, table, text  # noqa: F401
 
     from bitproof.harness.report import console  # noqa: F401
@@ -94,7 +94,7 @@ def _table(report: Report, is_narrow: bool) -> object:
 
 
 def tell_case(report: Report, result: CaseResult) -> list[str]:
-    """One case's result as lines: verdicts, first divergence, blamed call, errors, replay command."""
+    """The lines about a case: verdict, first divergence, blamed call, errors, replay command."""
     row = row_of(result)
     lines = [f"{row.name}: {row.sentence}"]
     if result.first_divergence:

@@ -43,10 +43,7 @@ def replay_command(report: Report, result: CaseResult) -> str:
 
 
 def headlines(report: Report) -> list[str]:
-    """The headlines of checks, for example about a proved case that differs.
-
-    Every form of the report begins with them.
-    """
+    """The headlines of all checks, such as that a proved case differs. Every form of the report begins with them."""
     return [line for result in report.cases for line in headlines_of(result)]
 
 
@@ -56,12 +53,12 @@ def headlines_of(result: CaseResult) -> list[str]:
 
 
 def remarks(report: Report) -> list[str]:
-    """The remarks on a whole run, and the score of its injected faults, if there are any."""
+    """The remarks on a whole run. If faults were injected, their score is the last."""
     return [*report.remarks, *([f"bitproof faults: {report.faults}"] if report.faults else [])]
 
 
 def expectation(result: CaseResult) -> str:
-    """The expected verdict, with the kinds that should differ and the bound: `DIFFERENT (grad) within 0.02`."""
+    """The expected verdict, followed by the kinds that should differ and the bound: `DIFFERENT (grad) within 0.02`."""
     case = result.case
     if case.expected != "DIFFERENT":
         return case.expected
@@ -73,7 +70,7 @@ def outcome(result: CaseResult) -> str:
     """The verdict, the kinds that differ at the first differing step, objections, and short results of checks.
 
     Example: `DIFFERENT (grad), candidate DRIFTED`. Objections are: a difference beyond the bound, a system that drifted
-    from its baseline or has none, and the objection of a check.
+    from its baseline or has none, an unverified baseline, and a check that objects or could not judge.
     """
     differs = f" ({', '.join(result.differing_kinds)})" if result.differing_kinds else ""
     beyond = " beyond the bound" if result.is_beyond_bound else ""
@@ -109,7 +106,7 @@ _DEMAND = "--require-baseline fails such a case, and `bitproof accept --new` sto
 
 
 def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
-    """Yield lines about both systems' baselines: a line for both, then the details of each system that is not EQUAL."""
+    """Yield a line with the status of both systems' baselines, and details of each system that is not EQUAL."""
     if not result.baseline:
         return
     sides = baseline_sides(result)
@@ -135,8 +132,10 @@ def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
 
 
 def baseline_sides(result: CaseResult) -> list[tuple[str, str, BaselineResult]]:
-    """The role, the system and the result of each comparison with a baseline. If both roles have the same system and
-    the same result, they share an entry, "both sides"."""
+    """The role, the system and the result of each comparison with a baseline.
+
+    If both roles have the same system and the same result, they share an entry, whose role is "both sides".
+    """
     case, found = result.case, list(result.baseline.items())
     if case.reference == case.candidate and len(found) == len(ROLES) and found[0][1] == found[1][1]:
         return [("both sides", case.reference, found[0][1])]
@@ -144,8 +143,11 @@ def baseline_sides(result: CaseResult) -> list[tuple[str, str, BaselineResult]]:
 
 
 def drift(entries: list[Drift], sides: tuple[str, str], num_tensors: int, max_tensors: int = 10) -> Iterator[str]:
-    """Yield a line for each tensor that differs between two recordings. `sides` names them: ("in the baseline",
-    "here")."""
+    """Yield a line for each of the first `max_tensors` tensors that differ between two recordings.
+
+    If `num_tensors`, the number of all differing tensors, is larger, a last line states how many more there are.
+    `sides` names the two recordings, such as ("in the baseline", "here").
+    """
     for entry in entries[:max_tensors]:
         yield f"{entry.kind} {entry.name}: {_drift_of(entry, sides)}"
     if num_tensors > max_tensors:
@@ -170,18 +172,21 @@ def _count(number: int, noun: str) -> str:
 
 
 def systems(result: CaseResult) -> str:
-    """The two systems, e.g. `eager_chunked / graph`."""
+    """The two systems of a case, such as `eager_chunked / graph`."""
     return f"{result.case.reference} / {result.case.candidate}"
 
 
 def place(result: CaseResult) -> str:
-    """The device and the transport of collectives: `cuda, nccl`, `cpu, shared`; `unknown` for a case that never ran."""
+    """The device and the transport of collectives, such as `cuda, nccl`; `unknown` for a case that never ran."""
     return ", ".join(dict.fromkeys((result.device, result.collectives or result.backend)))
 
 
 def locate(divergence: Divergence | None, case: Case | None = None) -> str:
-    """The first difference: `step 0, rank 3, grad layers.1.moe.router.gate.weight`. If a system differs from itself, `
-    (graph against itself)` follows. Without `case`, the system's role is in place of its name."""
+    """The first differing record: `step 0, rank 3, grad layers.1.moe.router.gate.weight`; "" if nothing differs.
+
+    If a system differs from itself, ` (graph against itself)` follows, or without `case` the role: ` (candidate against
+    itself)`.
+    """
     if divergence is None:
         return ""
     place = f"step {divergence.step}, rank {divergence.rank}, {divergence.kind} {divergence.name}"
@@ -189,7 +194,10 @@ def locate(divergence: Divergence | None, case: Case | None = None) -> str:
 
 
 def parted(divergence: Divergence, case: Case | None) -> str:
-    """The system that differs from itself: `eager_chunked against itself under stress`."""
+    """The system that differs from itself: `eager_chunked against itself under stress`.
+
+    Without `case`, the system's role is in place of its name.
+    """
     role, _, rest = (divergence.between or "").partition(" ")
     if case is None or role not in ROLES:
         return divergence.between or ""
@@ -198,8 +206,11 @@ def parted(divergence: Divergence, case: Case | None) -> str:
 
 
 def blame(divergence: Divergence | None) -> str:
-    """The blamed call: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`. If the differing tensor
-    equals another record of the reference bit for bit, a clause states that, even without a blamed call."""
+    """The blamed call: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`.
+
+    If the differing tensor equals another record of the reference bit for bit, a clause states that, even without a
+    blamed call. If an exchange of values did not verify the call, a clause states the reason.
+    """
     if divergence is None:
         return ""
     holds = divergence.holds and f"the tensor holds what the reference has as {divergence.holds}"
@@ -209,7 +220,7 @@ def blame(divergence: Divergence | None) -> str:
 
 
 def blame_of(call: BlamedCall | None) -> str:
-    """An operator call, its error and its source line; "" without a call."""
+    """An operator call with its place, its defect and its source line; "" without a call."""
     if call is None:
         return ""
     facts = [f"node {call.node}" if call.node else None, shown_line(call.source)]
@@ -225,7 +236,7 @@ def blame_label(divergence: Divergence) -> str:
 
 
 def evidence(call: BlamedCall | None) -> list[tuple[str, str]]:
-    """Labelled lines about the blamed call: the setting or operator expected and found, and the results of exchanges.
+    """Labels and texts about the blamed call: what was expected and found, and the results of exchanges.
 
     Empty if no exchange verified the call at least in part; `blame` states that. For example:
 
@@ -264,7 +275,7 @@ def _verification(found: Verification) -> list[tuple[str, str]]:
 
 
 def direction_of(call: BlamedCall | ChainLink) -> str:
-    """A call's direction, chunk, micro-batch and part: `forward, chunk 1`."""
+    """A call's direction, and its chunk, micro-batch and part if it has them: `forward, chunk 1`."""
     told = (call.direction or UNTOLD) + ("" if call.chunk is None else f", chunk {call.chunk}")
     told += "" if call.micro_batch is None else f", micro-batch {call.micro_batch}"
     return told + ("" if call.part is None else f", {call.part}")
@@ -282,7 +293,7 @@ def tell_ranks(ranks: Iterable[int]) -> str:
 
 
 def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], int]:
-    """Differing tensors as rows, at most `limit`, and the number of the others.
+    """Rows about the tensors that differ, at most `limit`, and the number of further tensors.
 
     A row has kind, name, number of differing steps, first such step, and ranks. Kinds are in the order in which a step
     computes them; the tensors of a kind are in the order of their first difference.
@@ -296,7 +307,7 @@ def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], 
 
 
 def extent(difference: TensorDifference | ChainLink | None) -> str:
-    """How much of a tensor differs: `213 of 256 elements differ, by 16 ULPs at most`; "" if unknown."""
+    """The size of a tensor's difference: `213 of 256 elements differ, by 16 ULPs at most`; "" if unknown."""
     if difference is None or difference.elements_differing is None or difference.elements is None:
         return ""
     max_ulp = difference.max_ulp
@@ -305,7 +316,7 @@ def extent(difference: TensorDifference | ChainLink | None) -> str:
 
 
 def value_of(bits: str, dtype: str) -> str:
-    """The number with these bits: `0x3f80` of bfloat16 is `1.0`; "" for dtypes without ULPs."""
+    """The number with these bits, as text: `0x3f80` of bfloat16 is `1`; "" for other dtypes and invalid bits."""
     # bfloat16 is the upper half of a float32, so zeros complete it.
     formats = {"float16": (">e", ""), "bfloat16": (">f", "0000"), "float32": (">f", ""), "float64": (">d", "")}
     if dtype not in formats:
@@ -318,7 +329,7 @@ def value_of(bits: str, dtype: str) -> str:
 
 
 def sample_rows(difference: TensorDifference | None) -> list[tuple[str, ...]]:
-    """Differing elements as rows: index, the bits in both systems and, if the dtype is known, both values."""
+    """Rows about the first differing elements: index, bits in both systems, values in both systems ("": unknown)."""
     if difference is None:
         return []
     dtype = (difference.reference_type or "").partition("[")[0]
@@ -355,12 +366,12 @@ def total_seconds(result: CaseResult) -> float:
 
 
 def flatten_seconds(result: CaseResult) -> list[tuple[str, float]]:
-    """Each measured part of a case's time, nested parts as `passes.chunk`."""
+    """The name and the seconds of each measured part of a case's time; nested parts are named as `passes.chunk`."""
     return [(name, value) for name, value in flatten(result.seconds.known()) if value is not None]
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested values by dotted names, e.g. `packages.torch`."""
+    """The leaves of nested dicts as pairs of a dotted name, such as `packages.torch`, and a value."""
     flat: list[tuple[str, Any]] = []
     for name, value in values.items():
         flat += flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
@@ -368,7 +379,10 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each leaf's path and value, e.g. `buckets[0].group`; a list of plain values is a single leaf."""
+    """Yield the path and the text of each leaf of nested values, such as `buckets[0].group`.
+
+    A list of plain values is a single leaf.
+    """
     if isinstance(value, dict) and (value or not path):
         for name, item in value.items():
             yield from leaves(item, f"{path}.{name}" if path else str(name))
@@ -382,5 +396,8 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def shorten(text: str, limit: int, source: str = "the rank logs have them") -> str:
-    """A long text's start and end, and between them the number of omitted characters and where they are (`source`)."""
+    """The start and the end of a text that is longer than `limit`; a shorter text unchanged.
+
+    Between them are the number of omitted characters and `source`, which says where these can be found.
+    """
     return bounded(text, limit, source)

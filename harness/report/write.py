@@ -1,6 +1,6 @@
 """Create the run folder before anything runs, and write its files at the end, all or none.
 
-Writing is last, so a failure to write does not suppress the printed result.
+Files are written after the result was printed, so a failure to write does not suppress the result.
 """
 
 from __future__ import annotations
@@ -58,15 +58,17 @@ def render_as(report: Report, format_name: str) -> str:
 
 
 def warm_up() -> None:
-    """Import the libraries for the HTML page in advance."""
+    """Import the libraries for the HTML page in advance, since this takes time."""
     from bitproof.harness.report.html import document
 
     document.template()
 
 
 def prepare_run_dir(report_dir: Path) -> Path:
-    """Create `<report_dir>/<run_id>/` and return it. Raises UsageError if a report could not be written there. The run
-    id is the UTC time and a random suffix, so that runs in the same second have different folders."""
+    """Create the folder `<report_dir>/<run_id>/` and return it. Raises UsageError if no report can be written there.
+
+    The run id is the UTC time and a random suffix, so that runs in the same second have different folders.
+    """
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     run_dir = report_dir / run_id
     try:
@@ -89,7 +91,7 @@ def prepare_run_dir(report_dir: Path) -> Path:
 
 
 def discard_if_bare(run_dir: Path) -> None:
-    """Remove the run folder if it has nothing but empty logs."""
+    """Remove the run folder if it has no files, or only empty ones."""
     with suppress(OSError):
         if not any(path.is_file() and path.stat().st_size for path in run_dir.rglob("*")):
             shutil.rmtree(run_dir)
@@ -135,7 +137,7 @@ def write_run(report: Report, run_dir: Path, more: Mapping[str, str] = MappingPr
 
 
 def _write_together(texts: Mapping[str, str], folder: Path) -> None:
-    """Write files that appear together or not at all."""
+    """Write files, given as texts by name, such that all of them appear in the folder or none."""
     aside = Path(tempfile.mkdtemp(dir=folder, prefix=".report-"))
     # Writing may fail, for example if the disk is full, so all files are written before the first is moved.
     placed: list[Path] = []
@@ -154,7 +156,7 @@ def _write_together(texts: Mapping[str, str], folder: Path) -> None:
 
 
 def write_atomically(path: Path, content: str) -> None:
-    """Write a text file that appears whole or not at all. Characters that cannot be encoded are escaped."""
+    """Write a text file whole or not at all. Characters that cannot be encoded are escaped."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
@@ -171,7 +173,7 @@ def write_atomically(path: Path, content: str) -> None:
 
 
 def _point_latest(run_dir: Path) -> None:
-    """Replace the `latest` link atomically, so it always points at a run."""
+    """Point the link `latest` at this run, atomically, so that it points at a run at any time."""
     _refuse_plain_latest(run_dir.parent)
     temporary = run_dir.parent / f".{LATEST}-{secrets.token_hex(6)}"
     try:

@@ -1,1 +1,1 @@
-"""Values exchanged between two sides of a step, to verify a cause: see docs/explanation/causes.md."""
+"""Verify a cause by exchanging values between the two systems: see docs/explanation/causes.md."""

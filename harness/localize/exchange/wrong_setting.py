@@ -3,9 +3,9 @@
 A setting reaches several calls, as another number in each: with AdamW's beta1, `lerp` gets `1 - beta1`, and `addcdiv`
 gets `-lr / (1 - beta1**t)`. These wrong numbers are a single defect, named by the setting.
 
-A setting explains a call's wrong number by a formula of `_formulas`: the candidate's settings result in the call's
-number, the reference's settings in the other side's number, and the result changes with this setting. A number that no
-formula explains is a defect of its own: a differing setting must not hide it.
+A setting explains a call's wrong number by a formula of `_formulas`: with the candidate's settings the formula results
+in the candidate's number, with the reference's settings in the reference's, and the result changes with this setting. A
+number that no formula explains is a defect of its own: a differing setting must not hide it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _MAX_LENGTH = 4000
 def wrong_settings(
     call: Call | None, partner: Call | None, settings: Sequence[DifferingSetting], step: int
 ) -> tuple[DifferingSetting, ...]:
-    """The differing settings that make a call of an update differ from the reference's `partner`; empty if none does.
+    """The `settings` that explain why a call of an update differs from the reference's call; empty if none does.
 
-    `call` or `partner` is None if that side lacks the call: a decay of 0.1 in place of 0.0 makes SGD call `add`.
+    `settings` are the settings that differ; `step` counts from 0. `call` or `partner` is None if the candidate or the
+    reference lacks the call. For example, SGD calls `add` for a weight decay of 0.1, and not for one of 0.0.
     """
     known = call or partner
     if known is None or known.place.direction != "update":
@@ -46,10 +47,11 @@ def wrong_settings(
 def _changing(
     pair: tuple[str | None, str | None], setting: DifferingSetting, own: Sequence[DifferingSetting], step: int
 ) -> Collection[str]:
-    """The names of the settings that explain why the two sides have different numbers, such as -0.01 and -0.1.
+    """The names of the settings that explain why the two systems have different numbers, such as -0.01 and -0.1.
 
-    `pair` has the candidate's and the reference's number as text, None if a side lacks the call. A formula must result
-    in each side's number with that side's settings. A setting counts if the result changes with it.
+    `pair` has the candidate's and the reference's number as text, None if that system lacks the call. `setting` has all
+    settings of both systems, and `own` those that differ. A setting explains the numbers if a formula results in each
+    system's number with that system's settings, and its result changes with this setting.
     """
     names = {other.name for other in own}
     sides = _formulas(setting.mine, step), _formulas(setting.theirs, step)
@@ -68,7 +70,7 @@ def _changing(
 
 
 def _has(text: str | None, number: float) -> bool:
-    """Whether a text contains a number. None, for a side without the call, counts as containing any number."""
+    """Whether `text` contains a number. True if `text` is None: a system without the call has no number."""
     if text is None:
         return True
     for match in _NUMBER.finditer(text[:_MAX_LENGTH]):
@@ -79,7 +81,10 @@ def _has(text: str | None, number: float) -> bool:
 
 
 def _formulas(settings: Mapping[str, float], step: int) -> dict[str, float]:
-    """The numbers that torch's optimizers compute from their settings, by formula; `t` counts updates from 1."""
+    """The numbers that torch's optimizers compute from `settings`, by formula, such as "1 - beta1".
+
+    `step` counts from 0, and `t` in a formula from 1.
+    """
     return dict(_computed(settings, step + 1))
 
 

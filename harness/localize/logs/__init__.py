@@ -1,1 +1,1 @@
-"""The calls of a step as each rank logs them, and logs that are read together."""
+"""The operator calls of a step, as each rank logs them, and the logs of all ranks read together."""

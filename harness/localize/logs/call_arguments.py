@@ -1,4 +1,4 @@
-"""The tensors that a call reads and writes, by its operator's schema."""
+"""Find the arguments that a call reads and writes, by its operator's schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bitproof.harness.torch_operators import schema_of
 
 
 def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that a call writes in place."""
+    """The arguments that a call writes in place, such as the first argument of `add_`; empty if it writes none."""
     # Schemas do not mark the running statistics of a batch norm as written, and it writes them only in training.
     unsaid = named(name_of(function)).counts_in
     names = in_place_results(function) or written_names(function) or unsaid
@@ -27,7 +27,7 @@ def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def read_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that a call reads: all but outputs (`out=`), whose previous values do not matter."""
+    """The arguments that a call reads: all but outputs such as `out=`, whose previous values do not matter."""
     if not (only_written := _only_written(function)):
         return [*args, *kwargs.values()]
     return [value for name, value in given_to(function, args, kwargs).items() if name not in only_written]
@@ -42,7 +42,7 @@ def _only_written(function: Any) -> frozenset[str]:
 
 
 def scalars_of(function: Any, args: Any, kwargs: Any) -> tuple[tuple[str, str], ...]:
-    """The arguments that are numbers, words, dtypes or lists of these, as texts by name, defaults included."""
+    """The arguments that are numbers, strings, dtypes or lists of these, by name as texts; defaults included."""
     given = _defaults(function) | given_to(function, args, kwargs) if schema_of(function) else {}
     return tuple((name, str(value)) for name, value in given.items() if _is_scalar(value))
 

@@ -56,9 +56,10 @@ GENERATORS = 0
 
 
 class _Inputs(NamedTuple):
-    """A call's inputs: their digests, the calls that produced them, and the positions of inputs that no call wrote.
+    """The inputs of a call: their digests, and the indices of the calls that produced them, as in `Call`.
 
-    The fields are as in `Call`.
+    `unwritten` and `outside` are the positions of inputs in memory that no call has written, and of inputs that
+    something else than a call has written, such as NumPy.
     """
 
     digests: tuple[str, ...]
@@ -68,7 +69,7 @@ class _Inputs(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """What is read of a call before the call runs, since the call may overwrite its inputs.
+    """The facts about a call that are collected before it runs, since it may overwrite its inputs.
 
     A call over lists of tensors is split into a call for each index: `lanes` is the number of indices, and `inputs` has
     an entry for each. For a call that is not split, `lanes` is 0 and `inputs` has a single entry. `generator` is the
@@ -86,13 +87,13 @@ class _Reading(NamedTuple):
 class CallRecorder(TorchDispatchMode):
     """A dispatch mode that logs calls into `calls`.
 
-    - `place` finds the place of the running call and, in a graph, its node.
+    - `place` finds the running call's module and direction and, in a graph, its node.
     - `keep`: inputs and outputs to copy into `kept`. `spare`: a budget in bytes for copies of other outputs; each
       output that still fits is copied.
     - `only_keeps`: copy values and count calls, without digests and places.
     - `exchanges`: values of the other system to insert before or after a call; the log shows the inserted values.
 
-    A higher-order operator is one call. A call over lists of tensors is logged as a call for each index (`lanes`). A
+    A higher-order operator is one call. A call over lists of tensors is logged as a call for each index of the lists. A
     random call has its generator's state as its last input, and the next state as its last output. Calls that bitproof
     itself makes, for example to take a digest, are not logged.
     """
@@ -101,7 +102,7 @@ class CallRecorder(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Keep compiled code: by default torch.compile runs eagerly under a mode, and computes different bits."""
+        """Keep compiled code: by default it runs eagerly under a dispatch mode, and computes different bits."""
         return True
 
     def __init__(
@@ -159,7 +160,10 @@ class CallRecorder(TorchDispatchMode):
             return result
 
     def _see(self, tensors: Sequence[Tensor], *, is_fresh: bool = False) -> None:
-        """Remember tensors by their storage. `is_fresh`: the storage was just allocated, and no call wrote it yet."""
+        """Remember tensors by their storage, to find the tensors that share a storage.
+
+        `is_fresh`: the storage was just allocated, and no call wrote it yet.
+        """
         for tensor in tensors:
             storage = _storage(tensor)
             # A new storage may have the key of a freed one, so tensors remembered under this key are forgotten.
@@ -169,7 +173,7 @@ class CallRecorder(TorchDispatchMode):
             self._seen.setdefault(storage, {})[id(tensor)] = weakref.ref(tensor)
 
     def _given(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """A call's arguments, with the other system's values where an exchange is planned.
+        """A call's arguments, in which inputs with a planned exchange are replaced by the other system's values.
 
         Also copies requested inputs into `kept`.
         """
@@ -189,7 +193,7 @@ class CallRecorder(TorchDispatchMode):
         return (replaced(args, others), replaced(kwargs, others)) if others else (args, kwargs)
 
     def _give_state(self, index: int, position: int, function: Any, generator: torch.Generator | None) -> None:
-        """Let a random call draw from the other system's state of its generator, if that exchange is planned."""
+        """Set a random call's generator to the state that it had in the other system, if that exchange is planned."""
         if generator is not None and self.exchanges:
             state = generator.get_state()
             other = self.exchanges.put(index, position, state, _full_name(function), keeps=True, is_input=True)
@@ -197,7 +201,6 @@ class CallRecorder(TorchDispatchMode):
                 generator.set_state(other)
 
     def _reading(self, function: Any, args: Any, kwargs: Any) -> _Reading:
-        """A call's inputs before it runs, since it may write to them."""
         lanes, generator = num_lanes(function, args, kwargs), _generator(function, args, kwargs)
         if self._only_keeps:
             return _Reading(lanes, [_Inputs((), ())] * (lanes or 1), (), generator, _state(generator))
@@ -206,7 +209,7 @@ class CallRecorder(TorchDispatchMode):
         return _Reading(lanes, inputs, scalars_of(function, args, kwargs), generator, _state(generator))
 
     def _log(self, function: Any, args: Any, kwargs: Any, reading: _Reading, result: Any) -> Any:
-        """Log a call that has run, and return its result, with exchanged values."""
+        """Log a call that has run. Returns its result, in which outputs with a planned exchange are replaced."""
         lanes, inputs, left = reading.lanes, reading.inputs, _state(reading.generator)
         draws = left != reading.state
         # The state is an input, as it determines the drawn numbers.
@@ -257,7 +260,10 @@ class CallRecorder(TorchDispatchMode):
         self._add_value(index, GENERATORS, _digest(other))
 
     def _add_number(self, index: int, number: Any, reads: tuple[str, ...]) -> Any:
-        """Add the number that a call reads out of a tensor as its output; returns it, or the exchanged number."""
+        """Log a number that a call such as `item()` has read out of a tensor: it becomes the output of the call.
+
+        Returns the number, or the other system's number if its exchange is planned.
+        """
         number = self.exchanges.number(index, self.calls[index].operator, number, reads)
         if (site := ValueSite(self._rank, index, 0)) in self._keep:
             self.kept[site] = torch.tensor(number)
@@ -265,7 +271,7 @@ class CallRecorder(TorchDispatchMode):
         return number
 
     def _told(self, function: Any, args: Any, kwargs: Any, reading: _Reading, draws: bool) -> Call:
-        """A log entry for a call that has run, still without its inputs and outputs."""
+        """The log entry of a call that has run. Its inputs and outputs are added later."""
         read_here = [number for each in reading.inputs for number in each.producers if number is not None]
         follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)
         place, node, source = self._place(name_of(function), tensors_in((args, kwargs)), follows)
@@ -287,14 +293,17 @@ class CallRecorder(TorchDispatchMode):
         )
 
     def _with_state(self, read: _Inputs, state: str) -> _Inputs:
-        """A random call's inputs, followed by its generator's state. The state's producer is the draw before it."""
+        """A random call's inputs, followed by its generator's state, whose producer is the call that left it."""
         # `producers` may go on after those of the inputs, with writers of parts: the state's comes before these.
         own, more = read.producers[: len(read.digests)], read.producers[len(read.digests) :]
         producers = (*own, self._producers.get((GENERATORS, state)), *more)
         return read._replace(digests=(*read.digests, state), producers=producers)
 
     def _give(self, function: Any, written: Any, result: Any) -> None:
-        """Add the outputs of the call that was logged last. Outputs that need a wait are noted as in flight instead."""
+        """Add the outputs to the entry of the call that was logged last.
+
+        If the outputs must be waited for, their storages are noted as in flight, and the wait adds them.
+        """
         index, namespace = len(self.calls) - 1, getattr(function, "namespace", None)
         in_place = namespace == IN_PLACE_COLLECTIVES
         if (self.calls[index].collective and not in_place) or function in offload_operators.COPIES:
@@ -304,7 +313,7 @@ class CallRecorder(TorchDispatchMode):
                 self._add_output(index, tensor)
 
     def _outputs(self, function: Any, written: Any, result: Any) -> list[Tensor]:
-        """The outputs of a call that exist when it returns: none for a call that must be waited for."""
+        """The outputs that are complete when a call returns; empty if the call must be waited for."""
         namespace = getattr(function, "namespace", None)
         in_place = namespace == IN_PLACE_COLLECTIVES
         is_awaited = namespace in COLLECTIVE_NAMESPACES and not in_place
@@ -313,7 +322,7 @@ class CallRecorder(TorchDispatchMode):
         return tensors_in(written if in_place else (result, written))
 
     def _held(self, function: Any, written: list[Tensor], result: Any) -> Any:
-        """A c10d collective's result with wrapped async handles: a wait for a handle adds the call's outputs."""
+        """The result of a c10d collective. Its async handles are wrapped: a wait logs the collective's outputs."""
         index = len(self.calls)
 
         def arrived() -> None:
@@ -323,11 +332,11 @@ class CallRecorder(TorchDispatchMode):
         return self._works.held(function, result, written, index, arrived)
 
     def _inputs(self, values: Any) -> _Inputs:
-        """The digest of each input of a call, and the logged call that wrote this value into the input's storage.
+        """For each input, its digest and its producer: the logged call that wrote this value into the input's storage.
 
-        If a collective or copy is still filling the storage, its launch is the producer: the call races with it. If
-        no call wrote the value as a whole, the writers of its parts follow at the end, and the last of them counts as
-        its producer.
+        If a collective or copy is still filling the storage, its launch is the producer, since the call races with it.
+        If no call wrote the value as a whole, the calls that wrote its parts are appended to the producers of all
+        inputs, and the last of them also counts as this input's producer.
         """
         found: list[tuple[str, int | None]] = []
         more: list[int] = []
@@ -370,7 +379,7 @@ class CallRecorder(TorchDispatchMode):
         return [(storage, _digest(x)) for storage, x in changed]
 
     def _wait(self, function: Any, args: Any) -> Any:
-        """Wait for a collective or a copy; the result becomes an output of the launch."""
+        """Wait for a collective or a copy, and log its result as an output of the call that launched it."""
         result = theirs(function, *args)
         offload_operators.land(result)
         # A second wait for the same collective finds nothing in flight, and adds no output.
@@ -380,16 +389,17 @@ class CallRecorder(TorchDispatchMode):
         return result
 
     def _exchanged(self, index: int, tensor: Tensor) -> Tensor:
-        """The next output of a call, which has just arrived. If its exchange is planned, it is overwritten first."""
+        """Overwrite a call's next output, which has just arrived, if its exchange is planned. Returns the output."""
         call = self.calls[index]
         return self.exchanges.put(index, len(call.outputs), tensor, call.operator, call.inputs)
 
     @refusing()
     def kernels_called(self, graph: KernelGraph, kernels: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
-        """Run a graph of Inductor's and log it as a single call, whose `scalars` describe the origin of each output.
+        """Run a graph that Inductor compiled, and log it as a single call.
 
-        Outputs beyond `num_visible` are Inductor's own, such as saved activations. They have no counterpart in the
-        reference, so they get a producer, but are not outputs of the call.
+        The entry's `scalars` name the call that computes each output. Outputs beyond the first `graph.num_visible` are
+        Inductor's own, such as saved activations, and have no counterpart in the reference. The entry is noted as their
+        producer, but they are not logged as outputs.
         """
         read, place = list(inputs), Place(graph.module, graph.direction)
         digests, producers, _, _ = self._inputs(read)
@@ -415,7 +425,7 @@ class CallRecorder(TorchDispatchMode):
     def forget_abandoned(self) -> None:
         """Remove the outputs of c10d collectives that were never waited for.
 
-        The log of a functional collective without a wait has no outputs either.
+        So their entries are like those of functional collectives, which have no outputs without a wait.
         """
         for index in self._works.abandoned():
             self.calls[index] = self.calls[index]._replace(outputs=())
@@ -445,8 +455,8 @@ class CallRecorder(TorchDispatchMode):
 def _is_own(frame: FrameType | None) -> bool:
     """Whether bitproof's recording called an operator: the nearest frame outside torch is in the recording's files.
 
-    Calls that `watch` makes to record a step's tensors are not part of the step. The sum of a loop's losses is logged
-    all the same: it connects the recorded loss with the losses that the loop computed.
+    Such calls record a step's tensors, and are not part of the step. The sum of a loop's losses is an exception: it is
+    logged, because it connects the recorded loss with the losses that the loop computed.
     """
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
         frame = frame.f_back
@@ -486,9 +496,9 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _is_filled(tensor: Tensor, *, with_zeros: bool) -> bool:
-    """Whether all elements have the value that new memory is filled with.
+    """Whether all elements have the value of new memory in deterministic mode: NaN, the largest integer, or True.
 
-    It is NaN, the largest integer or True; with `with_zeros`, zero.
+    With `with_zeros`, for memory that was allocated as zeros: whether all elements are zero.
     """
     local = plain(tensor)
     if with_zeros:
@@ -499,7 +509,7 @@ def _is_filled(tensor: Tensor, *, with_zeros: bool) -> bool:
 
 
 def _has_bytes(tensor: Tensor) -> bool:
-    """Whether a tensor can be copied: a compiler's tensors may have no memory during tracing."""
+    """Whether a tensor can be copied. A compiler's tensors may have no memory during tracing."""
     try:
         plain(tensor)
     except (RecordingError, RuntimeError):
@@ -512,7 +522,10 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _generator(function: Any, args: Any, kwargs: Any) -> torch.Generator | None:
-    """The generator from which a call may draw: its argument, or its device's default; None if it is not random."""
+    """The generator from which a call may draw; None if the call is not random.
+
+    It is the call's argument `generator` or, without one, the default generator of its device.
+    """
     if torch.Tag.nondeterministic_seeded not in getattr(function, "tags", ()):
         return None
     given = given_to(function, args, kwargs)
@@ -525,7 +538,7 @@ def _generator(function: Any, args: Any, kwargs: Any) -> torch.Generator | None:
 
 
 def _state(generator: torch.Generator | None) -> str | None:
-    """The digest of a generator's state, as in its record."""
+    """The digest of a generator's state, as recordings have it; None without a generator."""
     return None if generator is None else digest(generator.get_state())
 
 
@@ -540,12 +553,12 @@ def logged(
     rank: int = 0,
     exchanges: Collection[ValueExchange] = (),
 ) -> Iterator[CallRecorder]:
-    """Log every operator call that a system makes within this context on this thread.
+    """Context in which every operator call that a system makes on this thread is logged.
 
     `keep`, `only_keeps` and `spare` select the values to copy, and `exchanges` those to insert on this `rank`: see
     `CallRecorder`.
 
-    Places come from the attributes that a system may have: `model`, the function `gradients` that computes loss and
+    Places are found by attributes that a system may have: `model`, the function `gradients` that computes loss and
     gradients, the step's `graph`, whole or in stages, `running_chunk` and `running_half`. Without any of these, calls
     have no place. `captured` has the graphs of a system that bitproof compiles. In other systems, torch.compile's code
     is split where modules begin, so that its calls have places; with `stays_whole` it is not split.

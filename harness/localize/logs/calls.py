@@ -81,12 +81,12 @@ class Call(NamedTuple):
 
 
 def is_abandoned(call: Call) -> bool:
-    """Whether a call is a collective that was never waited for; a send has no result to wait for."""
+    """Whether a call is a collective that was never waited for. A send never is, as it has no result to wait for."""
     return call.collective and bool(call.inputs) and not call.outputs and not call.operator.startswith("send")
 
 
 def gives_what_it_reads(call: Call) -> bool:
-    """Whether all outputs of a call are among its inputs, as for a product with 1."""
+    """Whether each output of a call equals one of its inputs, as for a product with 1. False without outputs."""
     outputs, inputs = call.outputs, call.inputs
     return bool(outputs) and outputs[0] in inputs and (len(outputs) == 1 or set(outputs) <= set(inputs))
 
@@ -94,9 +94,10 @@ def gives_what_it_reads(call: Call) -> bool:
 def maker_of(
     calls: Sequence[Call], given: Callable[[int], Sequence[int | None]], index: int, position: int
 ) -> int | None:
-    """The index of the call that computed an input, with views passed over; None if none of these calls did.
+    """The index of the call that computed an input; None if none of `calls` did.
 
-    The input is at `position` of the call at `index`. `given` returns the producers of a call's inputs.
+    For a view, it is the call that computed the viewed tensor. The input is at `position` of the call at `index`.
+    `given` returns the producers of a call's inputs.
     """
     while True:
         # A view computes nothing, so go on to its tensor, which is its first input. But a view of a value from before

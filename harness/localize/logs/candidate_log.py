@@ -1,4 +1,4 @@
-"""A rank's calls of the candidate, each with the reference's matching call."""
+"""A rank's log of the candidate, in which each call is matched with a call of the reference's log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bitproof.harness.localize.logs.reference_log import IndexedLog, ReferenceLo
 
 
 class CandidateLog(IndexedLog):
-    """A rank's calls, matched with the calls of the reference's log."""
+    """A rank's calls in the candidate, each matched with a call of the `reference` log of the same rank."""
 
     def __init__(self, calls: Sequence[Call], reference: ReferenceLog) -> None:
         super().__init__(calls)
@@ -31,15 +31,19 @@ class CandidateLog(IndexedLog):
                 self._num_makers[value] += 1
 
     def matching_call(self, index: int) -> int | None:
-        """The index of the reference's call that corresponds to a call; None if the call is extra."""
+        """The index of the reference's call that matches the candidate's call `index`; None if the call is extra."""
         return self._matching.theirs[index]
 
     def matching_here(self, index: int) -> int | None:
-        """The index of the call that corresponds to the reference's call `index`; None if that is missing here."""
+        """The index of the candidate's call that matches the reference's call `index`; None if there is none."""
         return self._matching.mine[index]
 
     def differs(self, index: int) -> bool:
-        """Whether a call is wrong: its output is not its matching call's, or an extra call's is nowhere there."""
+        """Whether a call is wrong: its outputs differ from its matching call's.
+
+        An extra call is wrong if one of its outputs is nowhere in the reference. A view is right if its outputs are
+        among its matching call's. A collective that is never waited for is wrong.
+        """
         call, other = self.log[index], self.matching_call(index)
         if is_abandoned(call):
             return True
@@ -49,10 +53,11 @@ class CandidateLog(IndexedLog):
         return call.outputs != due and not (call.view and set(call.outputs) <= set(due))
 
     def _givers(self, index: int, call: Call) -> tuple[int | None, ...]:
-        """The producer of each input: the call that wrote it into memory, or else the last call with an equal output.
+        """For each input, its producer: the call that wrote it or, if unknown, the last call with an equal output.
 
-        A right value that no call wrote into its memory has no producer: it is from before the step. Last comes the
-        call that read a wrong number, if this call may have got the number.
+        The producer is None if no call wrote the input and its value is right: then it is from before the step. A
+        further entry may follow: the call that read a wrong number out of a tensor, if this call may have got the
+        number.
         """
         producers = call.producers or (None,) * len(call.inputs)
         right = self.reference.values if call.producers else ()
@@ -66,7 +71,7 @@ class CandidateLog(IndexedLog):
         return (*found, self._read_out) if self._may_have_read(index, call) else found
 
     def _may_have_read(self, index: int, call: Call) -> bool:
-        """Whether a call has another number than its matching call, after a wrong number was read out of a tensor.
+        """Whether a call's numbers differ from its matching call's after a wrong number was read out of a tensor.
 
         Numbers pass through Python, which no log shows. For example, a wrong step count reaches Adam's bias correction.
         Both calls must be of the update: a forward reads many numbers, such as counts of rows.
@@ -78,10 +83,10 @@ class CandidateLog(IndexedLog):
         return directions == {"update"} and call.scalars != self.reference.log[other].scalars
 
     def giver(self, wanted: str, digest: str) -> int | None:
-        """The call that produced a record's value `digest`; None if no call did.
+        """The call that produced a record's value `digest` in the candidate; None if no call did.
 
         Several calls may have produced that value: every expert without rows has gradients of zeros. Then it is the
-        call that matches the producer of the value `wanted` in the reference, or else the last.
+        call that matches the producer of `wanted`, the record's value in the reference, or else the last.
         """
         known = self.reference.producer(wanted)
         if known is not None and self._num_makers[digest] > 1:
@@ -104,11 +109,14 @@ class CandidateLog(IndexedLog):
         return index
 
     def given(self, index: int) -> Sequence[int | None]:
-        """The producer of each input of a call; None for values from before the step."""
+        """For each input of a call, the index of the call that produced it; None for a value from before the step."""
         return self._given[index]
 
     def maker(self, index: int, position: int) -> int | None:
-        """The producer of an input; None for a value from before the step, also if the call reads a view of it."""
+        """The index of the call that produced an input; None for a value from before the step.
+
+        None also for a view of a value from before the step, if the reference does not have this value.
+        """
         giver = self._given[index][position] if position < len(self._given[index]) else None
         view = giver
         while view is not None and self.log[view].view and self.log[view].operator != "view.dtype":
@@ -119,10 +127,10 @@ class CandidateLog(IndexedLog):
         return giver
 
     def how_it_came(self, index: int, known: Sequence[str] = ()) -> Literal["unwritten", "outside"] | None:
-        """The defect of a call that reads, directly or through views, an input that no call wrote.
+        """The defect of a call that reads, directly or through views, an input that no call wrote; None without one.
 
-        It is "unwritten" if the input is uninitialized memory, and "outside" if something else than a call wrote memory
-        of this step. Inputs with a value among `known` do not count. None if a call wrote every other input.
+        The defect is "unwritten" if the input is uninitialized memory, and "outside" if something else than a call,
+        such as NumPy, wrote memory of this step. Inputs with a value among `known` do not count.
         """
         for position, (value, giver) in enumerate(zip(self.log[index].inputs, self._given[index], strict=False)):
             if value in known:
@@ -141,25 +149,25 @@ class CandidateLog(IndexedLog):
         return self.how_it_came(index) == "unwritten"
 
     def lacks(self, index: int) -> bool:
-        """Whether the candidate has no output of the reference's call `index` anywhere."""
+        """Whether no output of the reference's call `index` is a value of any of the candidate's calls."""
         return self.values.isdisjoint(self.reference.log[index].outputs)
 
     def reads_right_values(self, index: int) -> bool:
-        """Whether the reference has all inputs of a call somewhere."""
+        """Whether every input of a call is a value of the reference, at any of the reference's calls."""
         return self.reference.values.issuperset(self.log[index].inputs)
 
     def has(self, values: Iterable[str]) -> bool:
-        """Whether the candidate has all of these values somewhere."""
+        """Whether all of these values are inputs or outputs of the candidate's calls."""
         return self.values.issuperset(values)
 
     def makes_right_values(self, index: int) -> bool:
-        """Whether the reference has all values of a call somewhere, or all values that are taken out of them.
+        """Whether each output of a call is a value of the reference, or is taken apart into such values by its readers.
 
-        Then a call that reads them is wrong, not this one. For example, an extra `clone` makes a right value, and `add`
-        reads the clone in place of another value; or an extra `all_reduce` sums a bucket of right gradients.
+        If so, this call is right, and a call that reads its output is wrong. For example, an extra `clone` makes a
+        right value, and `add` reads the clone in place of another value. Or an extra `all_reduce` sums a bucket, and
+        the parts that are taken out of it are right gradients.
 
-        False for constants, since zeros are everywhere, and for a call in place, which also takes away the value that
-        was there.
+        False for constants, since zeros are everywhere, and for a call in place, which also overwrites a value.
         """
         call, name = self.log[index], name_of(self.log[index])
         if name in CONSTANTS or name.endswith("_") or not call.outputs:

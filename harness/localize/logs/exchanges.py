@@ -5,8 +5,8 @@
    shared memory stays unchanged.
 3. An input is replaced for this call alone, by new memory, or overwritten in its memory, for all later readers.
 
-No exchange is made if the value has another dtype or shape or cannot be read, or if another call is at the site;
-`made` has the reason.
+No exchange is made if the value has another dtype or shape or cannot be read, or if a call of another operator is at
+this index; `made` has the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from bitproof.harness.torch_operators import storage_key
 
 
 class Exchanges:
-    """Makes the planned exchanges in a rank's step; `made` has the outcomes. `digest` returns a tensor's digest."""
+    """Makes the planned exchanges in a rank's step.
+
+    `made` has the outcome of each exchange. `digest` returns a tensor's digest.
+    """
 
     def __init__(self, digest: Callable[[Tensor], str], planned: Iterable[ValueExchange] = ()) -> None:
         self.made: list[Exchanged] = []
@@ -38,7 +41,10 @@ class Exchanges:
         return bool(self._planned)
 
     def of_inputs(self, call: int, operator: str, read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[int, Any]:
-        """Replacements for the inputs of a call that is about to run, by the `id` of the replaced tensors."""
+        """The tensors to use as inputs of a call that is about to run, by the `id` of the tensor that each replaces.
+
+        `call` is the call's index. `read` are its inputs, and `written` the tensors that it writes in place.
+        """
         if (call, True) not in self._calls:
             return {}
         # An argument that the call writes must stay the same tensor: its other readers expect the result there.
@@ -62,7 +68,11 @@ class Exchanges:
         written: Sequence[Tensor],
         reads: tuple[str, ...],
     ) -> dict[int, Any]:
-        """Replacements for the outputs of a call that has run, by the `id` of the replaced tensors."""
+        """The tensors to use as outputs of a call that has run, by the `id` of the tensor that each replaces.
+
+        `call` is the call's index. `given` are its arguments, `written` the tensors that it wrote in place, and `reads`
+        the digests of its inputs.
+        """
         if (call, False) not in self._calls:
             return {}
         # An output that shares memory with an argument that the call only reads, such as a view: writing into it would
@@ -88,10 +98,10 @@ class Exchanges:
         keeps: bool = False,
         is_input: bool = False,
     ) -> Tensor:
-        """Make the planned exchange of a call's input or output; returns the tensor with the value.
+        """Make the planned exchange, if any, of a call's input or output `tensor`, and return the resulting tensor.
 
-        Without a plan for this site, returns `tensor`. With `keeps`, the value goes into new memory, and the memory of
-        `tensor` stays unchanged, unless the planned exchange is in place.
+        Returns `tensor` itself if none is planned or made. With `keeps`, the other system's value goes into new memory,
+        and the memory of `tensor` stays unchanged, unless the planned exchange is in place.
         """
         planned = self._planned.get((call, is_input, position))
         if planned is None:
@@ -122,7 +132,10 @@ class Exchanges:
         return other
 
     def _may(self, planned: ValueExchange, held: str, operator: str, reads: tuple[str, ...] | None) -> bool:
-        """Whether the exchange of `held`, the digest at the site, may be made; notes the reason if not."""
+        """Whether to make a planned exchange; if not, its outcome is noted. `held` is the digest of the present value.
+
+        A value that is right already is not exchanged, and counts as done.
+        """
         # The site may have the wanted value already: an earlier exchange may have corrected this one's input. Then
         # nothing needs to be written, and the exchange counts as made.
         is_right = held == planned.wanted
@@ -144,7 +157,7 @@ class Exchanges:
             self._written.add(planned.wanted)
 
     def _exchanged(self, planned: ValueExchange, tensor: Tensor, beside: bool) -> Tensor:
-        """The tensor with the other system's value written into it; with `beside`, new memory with the value."""
+        """Write the other system's value into the tensor and return it; with `beside`, return new memory."""
         value = read_value(archive_of(planned.archives, planned.site.rank), planned.name)
         types = type_of(plain(tensor)), type_of(value)
         if types[0] != types[1]:
@@ -157,7 +170,7 @@ class Exchanges:
         return other if self._digest(other) == planned.wanted else value.to(tensor.device)
 
     def left_out(self) -> list[Exchanged]:
-        """The outcomes, not done, of the planned exchanges whose calls did not run."""
+        """An outcome "not done" for each planned exchange whose call did not run."""
         come = {(each.site.call, each.site.is_input, each.site.position) for each in self.made}
         missing = [planned.site for key, planned in self._planned.items() if key not in come]
         return [Exchanged(site, False, "the call did not come again") for site in missing]
@@ -208,12 +221,12 @@ def _beside(tensor: Tensor, value: Tensor) -> Tensor:
 
 
 def _is_apart(tensor: Tensor) -> bool:
-    """Whether each element has memory of its own; those of an expanded tensor share it."""
+    """Whether no two elements share memory. Those of an expanded tensor do."""
     return all(step or size < 2 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def sites_of(sites: Iterable[ValueSite]) -> dict[int, list[ValueSite]]:
-    """The input sites among `sites`, grouped by the index of their call."""
+    """The sites among `sites` that are inputs, by the index of their call."""
     found: dict[int, list[ValueSite]] = {}
     for site in sites:
         if site.is_input:

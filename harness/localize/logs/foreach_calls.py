@@ -1,4 +1,4 @@
-"""Calls over lists of tensors, such as `_foreach_mul_` and fused optimizers, split into a call for each index.
+"""Split a call over lists of tensors, such as `_foreach_mul_` or a fused optimizer, into a call for each index.
 
 Such a call computes each index independently, for example a parameter's update. As a single call in a log, it would
 join the histories of all parameters: a differing parameter would lead to the inputs of all others.
@@ -17,9 +17,10 @@ from bitproof.harness.torch_operators import schema_of
 
 
 def num_lanes(function: Any, args: Any, kwargs: Any) -> int:
-    """The number of independent indices of a call over lists; 0 for a call that cannot be split.
+    """The length of the lists of a call that computes each index independently; 0 for a call that cannot be split.
 
-    A call that also writes or returns a tensor for all indices cannot be split.
+    For example, 3 for `_foreach_add_` of two lists of 3 tensors. A call that also writes or returns a tensor for all
+    indices cannot be split.
     """
     schema = schema_of(function)
     if schema is None or not name_of(function).startswith(OVER_LISTS):
@@ -35,7 +36,7 @@ def num_lanes(function: Any, args: Any, kwargs: Any) -> int:
 
 
 def lane(values: Iterable[Any], index: int, lanes: int) -> list[Any]:
-    """A call's arguments, or results, for an index: lists of `lanes` tensors are replaced by their entry."""
+    """The arguments or results of a call over lists at an index: each list of `lanes` tensors becomes its entry."""
     return [value[index] if _is_list(value) and len(value) == lanes else value for value in values]
 
 

@@ -1,13 +1,13 @@
-"""Remove broadcasts that change no rank's memory from the histories of values.
+"""Correct the logs for broadcasts that change no rank's memory, so that they are no part of a value's history.
 
 DistributedDataParallel sends every buffer from rank 0 before each forward. If all ranks have the same buffer already,
 the broadcast changes nothing, and later calls read the value from before it. Example, on both ranks:
 
     broadcast_ p -> p    slice p -> q    embedding w q -> e        slice reads the value at the beginning of the step
 
-So an idle broadcast loses its outputs, and a call that read such an output gets the broadcast's producer instead.
-Several buffers are joined, sent and copied back (`cat`, `broadcast_`, `copy_`): a copy that writes back an unchanged
-part loses its outputs as well.
+So such an idle broadcast loses its outputs. A call that read its output gets another producer: the producer of the
+broadcast's input. Several buffers are joined, sent and copied back (`cat`, `broadcast_`, `copy_`): a copy that writes
+back an unchanged part loses its outputs as well.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ _BROADCASTS = {"broadcast_", "broadcast"}
 
 
 def without_idle_broadcasts(logs: Sequence[Sequence[Call]]) -> list[Sequence[Call]]:
-    """The logs of all ranks with idle broadcasts removed from histories. Indices do not change."""
+    """The logs of all ranks, in which a broadcast that changes no memory is no call's producer. Indices do not
+    change.
+    """
     joined = JoinedLogs(logs)
     return [_rewritten(calls, _idle(rank, calls, joined)) for rank, calls in enumerate(logs)]
 
 
 def _idle(rank: int, calls: Sequence[Call], joined: JoinedLogs) -> set[int]:
-    """The broadcasts of a rank that change no rank's memory."""
+    """The indices of a rank's broadcasts that change no rank's memory."""
     return {
         index
         for index, call in enumerate(calls)
@@ -58,9 +60,9 @@ def _rewritten(calls: Sequence[Call], idle: set[int]) -> Sequence[Call]:
 
 
 def _copied_back(calls: Sequence[Call], index: int, idle: set[int]) -> set[int]:
-    """The indices of a call that copies a part of an idle bucket over an equal value, and of the views of that part.
+    """The index of a call that copies an unchanged part out of an idle bucket, and those of the views of that part.
 
-    Empty for any other call.
+    An idle bucket is the output of a broadcast in `idle`, which changed no memory. Empty for any other call.
     """
     call = calls[index]
     if name_of(call) != "copy_" or len(call.producers) < 2 or call.outputs[:1] != call.inputs[:1]:
@@ -77,5 +79,5 @@ def _blank(call: Call) -> Call:
 
 
 def _before(call: Call, value: str) -> int | None:
-    """The producer of the input of an idle call that has this value; None if it has none."""
+    """The producer of an idle call's input that has this value; None if no input has it or its producer is unknown."""
     return next((p for x, p in zip(call.inputs, call.producers, strict=False) if x == value), None)

@@ -1,4 +1,4 @@
-"""The calls of all ranks in a partial order: each rank's own order, and a collective's launches before its results.
+"""Order the calls of all ranks: each rank's calls in its own order, a collective's launches before its results.
 
 Indices in the logs of different ranks cannot be compared. For example, call 7 of rank 0 comes before call 3 of rank 1
 if call 3 reads the result of a collective that rank 0 launched after call 7.
@@ -44,7 +44,7 @@ class JoinedLogs:
         self._rounds: list[list[int]] | None = None
 
     def together(self, site: Site) -> list[Site]:
-        """All ranks' calls of a collective, rank by rank; for any other call, only itself."""
+        """The calls of all ranks that are the same collective, rank by rank; for any other call, only itself."""
         rank, index = site
         call = self.logs[rank][index]
         if not call.collective:
@@ -58,7 +58,7 @@ class JoinedLogs:
         return found or [site]
 
     def turn(self, site: Site) -> int:
-        """The number of collectives that the call's rank launched earlier in the call's group."""
+        """The number of collectives that this collective's rank launched before it in the same group."""
         return self._turns[site[0]][site[1]]
 
     def when(self, site: Site) -> tuple[int, int, int]:
@@ -69,7 +69,10 @@ class JoinedLogs:
         return self._rounds[rank][index], rank, index
 
     def before(self, sites: Iterable[Site], givers: Callable[[Site], Iterable[int]]) -> set[Site]:
-        """These calls, and every call from which a path of values leads to any. `givers` returns a call's producers."""
+        """These calls, and every call from which a path of values leads to one of them.
+
+        `givers` returns the indices of the calls that produced a call's inputs.
+        """
         pending, seen = list(sites), set[Site]()
         while pending:
             if (site := pending.pop()) in seen:
@@ -104,8 +107,8 @@ class JoinedLogs:
     def _count_rounds(self) -> list[list[int]]:
         """For each call, the length of the longest sequence of collectives before it, as in a Lamport clock.
 
-        It is at least the length for the rank's previous call, and at least 1 more than the length for each collective
-        whose result the call reads.
+        A call's length is at least that of the previous call on its rank. For each collective whose result the call
+        reads, it is at least 1 more than that collective's length.
         """
         rounds: list[list[int]] = [[] for _ in self.logs]
         stuck = False

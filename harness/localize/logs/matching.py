@@ -1,12 +1,13 @@
-"""Match a rank's calls with the reference's: by origin first, by value second, by order last.
+"""Match a rank's calls with the reference's: by origin first, then by values, and last by shared inputs.
 
 The origin of a call is its operator, module, direction, chunk, micro-batch and part. Calls of one origin are matched by
 equal inputs and outputs, then by equal inputs, then by equal outputs. If equally many remain on both sides, these are
-matched in order. The others may have moved: they are matched across origins by the same values, and last with calls of
-other operators that compute the same outputs, such as `mul h 0.5` for `div h 2`.
+matched in order. The others may have moved, so they are matched across origins by the same values. Then views are
+matched that return the same value by different operators, such as `slice` for a half of `split`. Last, each call is
+matched with the call of the same operator that shares the most inputs. Example, within one module:
 
-Example: the reference has `mm x w -> a` and `mm y w -> b` in one module, and the candidate `mm y w -> B` and
-`mm x w -> a`. By inputs, the candidate's first call matches the reference's second.
+    reference    mm x w -> a    mm y w -> b
+    candidate    mm y w -> B    mm x w -> a        by inputs, the first call matches the reference's second
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ RECOMPUTED = "_recomputed"
 
 
 class Matching:
-    """`theirs`: for each call of the candidate, the reference's matching call; `mine` is the inverse.
+    """The matching calls of a rank's log in the candidate and in the reference.
 
-    A call that repeats another one, such as a recomputed call, has that call's match, which is not in `mine`.
+    `theirs` has, for each call of the candidate, the index of the reference's matching call or None; `mine` is the
+    inverse. A call that repeats another call, such as a recomputed call, has the same match as that call.
     """
 
     def __init__(self, candidate: Sequence[Call], reference: Sequence[Call]) -> None:
         self.calls = candidate, reference
         self.theirs: list[int | None] = [None] * len(candidate)
         self.mine: list[int | None] = [None] * len(reference)
+        # Receives come first, as messages match by their order and never by values. The keys go from the strictest to
+        # the loosest: each step matches only calls that the steps before it have left.
         self._receives()
         for keys in (_origin, lambda c: (c.operator, c.place), lambda c: (c.operator, c.place[:2])):
             self._match_groups(keys)
@@ -46,7 +50,7 @@ class Matching:
         self._repeats()
 
     def _match_groups(self, origin: Key) -> None:
-        """Match the calls of each origin."""
+        """Group the unmatched calls of both systems by origin, and match the calls within each group."""
         groups: dict[Hashable, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         for side, calls in enumerate(self.calls):
             done, steps = (self.theirs, self.mine)[side], _steps(calls) if origin is _origin else [0] * len(calls)
@@ -62,7 +66,10 @@ class Matching:
                 )
 
     def _match_in_order(self, own: Sequence[int], due: Sequence[int]) -> None:
-        """Match calls in order: all if equally many, or else those with equal numbers and operators before them."""
+        """Match the calls `own` with the calls `due` in order, if they are equally many.
+
+        If not, only calls match that have equal numbers and read the outputs of equal operators.
+        """
         pairs = [*zip(own, due, strict=False)] if len(own) == len(due) else []
         if own and due and not pairs:
             sides = [[self._circumstances(side, i) for i in indices] for side, indices in enumerate((own, due))]
@@ -79,7 +86,7 @@ class Matching:
         return (calls[index].scalars, before) if is_known else (side, index)
 
     def _match(self, key: Key, own: Iterable[int] | None = None, due: Iterable[int] | None = None) -> None:
-        """Match calls of equal keys, in order, if they are not matched yet and their directions and chunks agree."""
+        """Match unmatched calls with equal values of `key`, in order, if their directions and chunks agree."""
         calls, known = self.calls
         waiting: dict[Hashable, list[int]] = defaultdict(list)
         for index in range(len(known)) if due is None else due:
@@ -95,7 +102,11 @@ class Matching:
                 self._pair(index, other)
 
     def _is_packed(self, side: int, index: int) -> bool:
-        """Whether a call is a collective of a bucket. A pass may pack values that the other side sums one by one."""
+        """Whether a call is a collective of a bucket of packed values.
+
+        Such a call matches no collective of a single value: a pass may pack values that the other system sums one by
+        one.
+        """
         calls = self.calls[side]
         makers = (calls[i] for i in calls[index].producers if i is not None)
         return calls[index].collective and any(
@@ -103,7 +114,10 @@ class Matching:
         )
 
     def _nearest(self, own: Iterable[int], due: Iterable[int]) -> None:
-        """Match what remains with the call of the same operator that shares the most inputs, if one shares any."""
+        """Match each remaining call with the remaining call of the same operator that shares the most inputs with it.
+
+        A call that shares no input with any stays unmatched.
+        """
         calls, known = self.calls
         waiting: dict[str, list[int]] = defaultdict(list)
         for index in due:
@@ -124,7 +138,7 @@ class Matching:
         self.theirs[mine], self.mine[theirs] = theirs, mine
 
     def _receives(self) -> None:
-        """Match received messages: those between two ranks arrive in the order in which they are sent."""
+        """Match receives in order: messages between two ranks arrive in the order in which they are sent."""
         sides = [defaultdict[Hashable, list[int]](list), defaultdict[Hashable, list[int]](list)]
         for side, calls in zip(sides, self.calls, strict=True):
             for index, call in enumerate(calls):
@@ -136,7 +150,7 @@ class Matching:
                     self._pair(mine, theirs)
 
     def _views(self) -> None:
-        """Match views that take the same part by other operators: a `slice` for half of a `split`."""
+        """Match views that return the same value by different operators, such as a `slice` for half of a `split`."""
         calls, known = self.calls
         shown = {value: i for i, call in reversed([*enumerate(known)]) if call.view for value in call.outputs}
         for index, call in enumerate(calls):
@@ -151,7 +165,10 @@ class Matching:
                     self.mine[other] = index
 
     def _repeats(self) -> None:
-        """Match calls that repeat another call: a recomputed call, or one of the same operator and inputs."""
+        """Match calls that repeat another call: a recomputed call, or a call with the same operator and inputs.
+
+        Such a call gets the match of the call that it repeats.
+        """
         nodes = {call.node: index for index, call in enumerate(self.calls[0]) if call.node is not None}
         for side, done in enumerate((self.theirs, self.mine)):
             asked: dict[Hashable, list[int]] = defaultdict(list)
@@ -168,10 +185,10 @@ class Matching:
 
 
 def _steps(calls: Sequence[Call]) -> list[int]:
-    """For each call, the number of updates before it: a log may have several steps, and a step begins after an update.
+    """For each call, the number of complete steps before it. A new step begins with a forward after an update.
 
-    An extra call of a step then matches no call of the next step, although that computes the same value, as a counter
-    that is increased twice.
+    Only calls of the same step match by origin. Otherwise an extra call could match a call of the next step that
+    computes the same value, such as the second increase of a counter.
     """
     found, step, is_updating = list[int](), 0, False
     for call in calls:
@@ -183,7 +200,10 @@ def _steps(calls: Sequence[Call]) -> list[int]:
 
 
 def _may_match(first: Call, second: Call) -> bool:
-    """Whether directions and chunks agree; for a draw, also module and micro-batch, as other draws begin alike."""
+    """Whether two calls agree in direction and chunk.
+
+    Two random calls must also agree in module and micro-batch, since different random calls may read the same state.
+    """
     if not fits(first.place, second.place):
         return False
     pairs = (first.place.module, second.place.module), (first.micro_batch, second.micro_batch)

@@ -5,9 +5,9 @@ Graphs of this package carry an `Origin` and a chunk. A user's graph states them
     node.meta["bitproof"] = {"module": "layers.0.mlp", "direction": "backward", "chunk": 1, "source": "model.py:12"}
 
 All of these are optional, and so is "part"; `harness.systems.registry` documents them for users. Torch's own
-annotations, which `origin` reads, state the part as well.
+annotations, which `graph.origin` reads, state the part as well.
 
-A node that a user's pass added has no place of its own. It gets the place of, in this order:
+A node that a user's pass added has no place of its own. Its place is that of the first of these nodes that have one:
 
 1. another node that writes the same buffer in place,
 2. the nearest nodes among its inputs and their inputs,
@@ -34,7 +34,7 @@ _TYPES: Mapping[str, Any] = {"module": str, "direction": str, "chunk": int, "sou
 
 
 def place_of(node: Node) -> tuple[Place, str | None]:
-    """A node's place and the user's line. Unknown fields of the place are None, and so is an unknown line.
+    """A node's place, and the line of the user's code that made it. Unknown fields, or an unknown line, are None.
 
     Raises UsageError for a user's metadata in another form than `harness.systems.registry` documents.
     """
@@ -53,7 +53,7 @@ def place_of(node: Node) -> tuple[Place, str | None]:
 
 
 def part_of(node: Node) -> str | None:
-    """The part of its module that a node computes, such as "dispatch"; None if unknown."""
+    """The part of a module that a node computes, such as "dispatch" in a mixture of experts; None if unknown."""
     if FOREIGN_KEY in node.meta:
         part: str | None = _checked(node).get("part")
         return part
@@ -61,14 +61,17 @@ def part_of(node: Node) -> str | None:
 
 
 def _other_writers(node: Node) -> list[Node]:
-    """The nodes with an origin that write the same tensors in place as `node`, by the same operator."""
+    """The nodes of known origin that write, by the same operator, the tensors that `node` writes in place."""
     written = written_arguments(node) if node.op == "call_function" else []
     users = [user for x in written for user in x.users if user.target == node.target]
     return [user for user in users if user.meta.get(META_KEY, UNKNOWN) != UNKNOWN]
 
 
 def _nearest(node: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
-    """The nodes with an origin that are the fewest steps away, in breadth-first order."""
+    """The nodes of known origin that are nearest to `node`, all at the same distance.
+
+    `step` returns a node's neighbours, such as its inputs.
+    """
     seen, reached = {node}, [node]
     # `reached` has all nodes at the same distance, and then those that are a step further away.
     while reached:
@@ -80,7 +83,7 @@ def _nearest(node: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
 
 
 def _common(nodes: list[Node], chunk: int | None) -> Place:
-    """A place for several nodes: that of the first backward node, or else of the first node.
+    """A common place for several nodes: that of the first backward node or, if there is none, of the first node.
 
     The chunk is `chunk` or, if that is None, the chunk of all nodes; None if they differ.
     """
@@ -109,13 +112,13 @@ def _checked(node: Node) -> Mapping[str, Any]:
 
 
 class ToldNodes(Protocol):
-    """An object whose `node` a `GraphRunner` sets to the running node."""
+    """An object with an attribute `node`, which a `GraphRunner` sets to the node that runs."""
 
     node: Node | None
 
 
 class GraphRunner(Interpreter):
-    """Runs a graph node by node, and sets the running node in `places`."""
+    """Runs a graph node by node, and sets `places.node` to the node that runs."""
 
     def __init__(self, module: GraphModule, places: ToldNodes) -> None:
         super().__init__(module)

@@ -17,7 +17,7 @@ OVER_LISTS = ("_foreach_", "_fused_")
 
 
 def keeps_order(call: Call) -> bool:
-    """Whether a call is a view of all of its input's elements in their order. Views with another dtype do not count."""
+    """Whether a call is a view of all of its input's elements in their order. False for views with another dtype."""
     return call.operator != "view.dtype" and named(name_of(call)).keeps_order
 
 

@@ -1,4 +1,4 @@
-"""The values that calls wrote into parts of a storage: memory that is read as a whole may have been filled in pieces.
+"""Remember which calls wrote the parts of a storage: memory that is read as a whole may have been filled in parts.
 
 For example, DistributedDataParallel fills a bucket through a view for each gradient, and then all-reduces the bucket.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class _Geometry(NamedTuple):
-    """The elements of a storage that a tensor covers."""
+    """The elements of a storage that a tensor covers: its shape, strides and offset, counted in elements."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -22,27 +22,30 @@ class _Geometry(NamedTuple):
 
     @property
     def end(self) -> int:
-        """One more than the index of the last element."""
+        """One more than the largest index in the storage."""
         return self.offset + 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
 
 
 class Parts:
-    """The calls that wrote into parts of storages, with the parts and the digests of their values."""
+    """For each storage, its parts that calls have written: the calls, and the digests of the values."""
 
     def __init__(self, digest: Callable[[Tensor], str]) -> None:
         self._digest = digest
         self._left: dict[int, dict[_Geometry, tuple[str, int]]] = defaultdict(dict)
 
     def leave(self, storage: int, tensor: Tensor, value: str, index: int) -> None:
-        """Note the value that call `index` wrote into a tensor, if the tensor is only a part of its storage."""
+        """Note that call `index` wrote a value into `tensor`, if this is only a part of its storage.
+
+        `value` is the digest of the value.
+        """
         if tensor.layout is torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes:
             geometry = _Geometry(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
             self._left[storage][geometry] = value, index
 
     def inside(self, storage: int, tensor: Tensor) -> list[int]:
-        """The indices of the calls that wrote a part of a tensor, for each part that still has the value from then.
+        """The indices of the calls that wrote a part of a tensor, if that part still has the value that the call wrote.
 
-        Values are compared again: the storage's address may have been reused, or the part overwritten.
+        Values are compared again, because the storage's address may have been reused, or the part overwritten.
         """
         known = self._left.get(storage, {})
         if not known or not tensor.is_contiguous():

@@ -1,4 +1,4 @@
-"""A rank's calls in a step, indexed by operator and place, and the reference's also by value."""
+"""A rank's log of a step, indexed by operator and place; the reference's log also by value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMUTATIVE = names(lambda row: row.commutes)
 
 
 class IndexedLog:
-    """A rank's calls, indexed by operator and place."""
+    """A rank's calls in a step, indexed by operator and place."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.log = calls
@@ -24,24 +24,24 @@ class IndexedLog:
             self._there[call.operator, call.place].append(index)
 
     def there(self, call: Call) -> Sequence[int]:
-        """The calls of the same operator at the same place, by index."""
+        """The indices of all calls in this log that have the operator and place of `call`."""
         return self._there.get((call.operator, call.place), ())
 
     def occurrence(self, index: int) -> int:
-        """The number of earlier calls of the same operator at the same place."""
+        """The number of earlier calls that have the operator and place of call `index`."""
         return bisect_left(self.there(self.log[index]), index)
 
     def of_occurrence(self, call: Call, occurrence: int) -> int | None:
-        """The call of this occurrence of the same operator at the same place; None if there are fewer."""
+        """The index of the call with this operator and place that has `occurrence` such calls before it, or None."""
         there = self.there(call)
         return there[occurrence] if occurrence < len(there) else None
 
     def given(self, index: int) -> Sequence[int | None]:
-        """The producer of each input of a call; None for a value from before the step."""
+        """For each input of a call, the index of the call that produced it; None for a value from before the step."""
         raise NotImplementedError
 
     def givers(self, index: int) -> list[int]:
-        """The producers of a call's inputs."""
+        """The indices of the calls that produced inputs of call `index`."""
         return [giver for giver in self.given(index) if giver is not None]
 
     @cached_property
@@ -54,7 +54,7 @@ class IndexedLog:
         return found
 
     def readers(self, index: int) -> Sequence[tuple[int, int]]:
-        """The calls that read an output of a call, and the positions of these inputs, in order."""
+        """A pair for each input that is an output of call `index`: the reading call's index, the input's position."""
         return self._readers.get(index, ())
 
     @cached_property
@@ -66,7 +66,7 @@ class IndexedLog:
         return found
 
     def all_with(self, value: str) -> Sequence[int]:
-        """The calls with this value among their outputs, in order.
+        """The indices of the calls with this value among their outputs, in order.
 
         Aliases do not count: a call over lists has run whole when its first entry is logged, so aliases of this entry
         may have values that a later entry computes.
@@ -75,7 +75,7 @@ class IndexedLog:
 
 
 class ReferenceLog(IndexedLog):
-    """A rank's calls of the reference, indexed by value."""
+    """A rank's log of the reference, also indexed by value."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         super().__init__(calls)
@@ -91,24 +91,24 @@ class ReferenceLog(IndexedLog):
         return self._producers.get(value)
 
     def given(self, index: int) -> list[int | None]:
-        """The producer of each input of a call; None for values from before the step."""
+        """For each input of a call, the index of the call that produced it; None for a value from before the step."""
         call = self.log[index]
         producers = call.producers or [self._producers.get(value) for value in call.inputs]
         return [giver if giver is not None and giver < index else None for giver in producers]
 
 
 def in_any_order(call: Call) -> tuple[str, ...]:
-    """A call's inputs, sorted: the same for every order of them."""
+    """A call's inputs, sorted: equal for calls that have the same inputs in different orders."""
     return call.inputs if len(call.inputs) < 2 else tuple(sorted(call.inputs))
 
 
 def values_of(call: Call) -> tuple[str, ...]:
-    """A call's outputs without repetitions: a tensor that is written in place and returned is an output twice."""
+    """A call's outputs, each value once. A tensor that is written in place and returned would count twice."""
     return call.outputs if len(call.outputs) < 2 else tuple(dict.fromkeys(call.outputs))
 
 
 def fits(first: Place, second: Place) -> bool:
-    """Whether two places agree in direction and chunk; None matches any. Modules may differ."""
+    """Whether two places agree in direction and chunk, though not in module. None agrees with any."""
     _, direction, chunk = first
     _, other_direction, other_chunk = second
     if direction is not None and other_direction is not None and direction != other_direction:

@@ -1,7 +1,7 @@
-"""A replay: a run up to a given step. Each rank writes an archive.
+"""A replay: a run up to a given step, whose ranks each write an archive.
 
-The archive of a rank has the log of its operator calls, the digests of its records, and the requested values. Imports
-no torch before a value is read.
+A rank's archive has the log of its operator calls, the digests of its records, and the requested values. Imports no
+torch before a value is read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RECORD = "record"
 
 
 class ValueSite(NamedTuple):
-    """An output of a rank's operator call, or with `is_input` an input.
+    """The site of a value: an output of a rank's operator call or, with `is_input`, an input of it.
 
     `call` is the call's index in the step, `position` the value's index among the call's outputs or inputs. Positions
     -1, -2, ... are those of the call's aliases: other tensors over the memory that it wrote, such as the gradient of
@@ -60,10 +60,12 @@ def value_at(call: Call, site: ValueSite) -> str | None:
 class ValueExchange:
     """A value of the other system that replaces an output of a call, or an input before the call runs.
 
-    The value is in the other system's archive in the folder `archives`, under `name`, and has the digest `wanted`.
-    `operator` is the call's, `found` the digest of the value that it replaces, "" for any value. With `reads`, the
-    exchange only takes place if the call reads inputs of these digests. With `in_place`, an input is overwritten in its
-    memory, for all later readers, as if a call that writes in place came before it. Otherwise only this call reads it.
+    - `archives`, `name`, `wanted`: the folder of the other system's archives, and the value's name and digest there.
+    - `operator`: the operator of the call.
+    - `found`: the digest of the value to replace, "" for any value.
+    - `reads`: the digests that the call's inputs must have for the exchange to be made; None for any.
+    - `in_place`: overwrite an input in its memory, for all later readers, as if a call that writes in place came
+      before. Otherwise only this call reads the other value.
     """
 
     site: ValueSite
@@ -77,7 +79,10 @@ class ValueExchange:
 
 
 class Exchanged(NamedTuple):
-    """The outcome of an exchange: `done`, or the reason `not_done`; `found` is the digest of the replaced value."""
+    """The outcome of a planned exchange: whether it was `done` or, if not, the reason in `not_done`.
+
+    `found` is the digest of the value that was there before the exchange.
+    """
 
     site: ValueSite
     done: bool
@@ -90,9 +95,10 @@ class Replay:
     """A request for a replay up to `step`.
 
     - `log`: log every call of the last step, or with `every_step` of all steps.
-    - `record`, `values`: the recorded tensor, and the calls' values, to keep.
-    - `stressed`: run under stress.
-    - `spare`: keep the first outputs of calls as well, up to so many bytes on each rank.
+    - `record`: the recorded tensor whose value to keep, or None.
+    - `values`: the inputs and outputs of calls whose values to keep.
+    - `stressed`: run under stress: collectives are delayed, and new memory has other values.
+    - `spare`: also keep the outputs of calls, as long as they fit into this number of bytes on each rank.
     - `exchanges`: values of the other system to insert in the last step.
     """
 
@@ -106,11 +112,11 @@ class Replay:
     exchanges: tuple[ValueExchange, ...] = ()
 
     def watches(self, step: int) -> bool:
-        """Whether the calls of a step are logged."""
+        """Whether the calls of step `step` are to be logged."""
         return self.every_step or step == self.step
 
     def values_of(self, rank: int) -> dict[ValueSite, str]:
-        """The requested values of a rank, with their names in the archive."""
+        """The sites of the requested values of a rank, each with the value's name in the rank's archive."""
         return {site: name_of_value(number) for number, site in enumerate(self.values) if site.rank == rank}
 
 
@@ -120,13 +126,13 @@ def name_of_value(number: int) -> str:
 
 
 def name_of_spare(site: ValueSite) -> str:
-    """The name of a spare value in an archive: "call7.output0"."""
+    """The name in an archive of a value that was kept within the spare budget: "call7.output0"."""
     return f"call{site.call}.{'input' if site.is_input else 'output'}{site.position}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedStep:
-    """A request to a recording run: it also writes the archives of a replay into `folder`."""
+    """A request to a recording run: it logs as `replay` asks, and writes the archives of this replay into `folder`."""
 
     replay: Replay
     folder: Path
@@ -134,9 +140,10 @@ class LoggedStep:
 
 @dataclass
 class StepTrace:
-    """The content of a rank's archive: logged calls, the records of all steps, requested and spare values by name.
+    """The content of a rank's archive.
 
-    `steps` has a pair for each logged step, in order: its number, and how many calls it has.
+    `steps` has a pair for each logged step, in order: its number, and the number of its calls. `records` are those of
+    all steps. `values` are the requested values by name, and `spare` the values kept within the spare budget.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -147,7 +154,10 @@ class StepTrace:
     exchanged: list[Exchanged] = field(default_factory=list)
 
     def add_calls(self, step: int, calls: Iterable[Call]) -> None:
-        """Append the log of a step; its producers' indices become indices into the whole log."""
+        """Append the log of a step.
+
+        Indices of producers count within the step, and are converted to indices into the whole log.
+        """
         before = len(self.calls)
         self.calls += [
             call._replace(producers=tuple(None if index is None else before + index for index in call.producers))
@@ -162,7 +172,7 @@ def archive_of(folder: Path, rank: int) -> Path:
 
 
 def archives_of(folder: Path, role: Role, number: int = 1) -> Path:
-    """The folder for the archives of a side's `number`-th replay. `folder` is that of the search."""
+    """The folder, within the search's `folder`, for the archives of a system's `number`-th replay."""
     return folder / f"{role}.archives{number}"
 
 
@@ -184,9 +194,9 @@ def write_archive(path: Path, step_trace: StepTrace) -> None:
 
 
 def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
-    """Write the archives that a replay for the values at `sites` would write, from spare values in `source`.
+    """Write the archives of a replay for the values at `sites` into `target`, from spare values in `source`.
 
-    Returns whether `source` had all of them. If not, nothing is written, and the replay must run.
+    Then that replay need not run. Returns False, and writes nothing, if `source` lacks any of the values.
     """
     found: dict[int, dict[str, memoryview]] = {}
     try:
@@ -206,7 +216,7 @@ def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
 
 
 def packed_calls(path: Path) -> bytes:
-    """The bytes of an archive that has only the calls of the archive at `path`. A baseline stores such archives."""
+    """The bytes of a compressed archive with only the calls of the archive at `path`. Baselines store such archives."""
     packed = io.BytesIO()
     # A `ZipInfo` of its own has a fixed time, so that equal calls become equal bytes.
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -224,7 +234,7 @@ def read_log(path: Path) -> list[Call]:
 
 
 def read_steps(path: Path) -> list[tuple[int, int]]:
-    """A pair for each logged step: its number, and how many calls it has. Raises RecordingError if that is damaged."""
+    """The number of each logged step, with the number of its calls. Raises RecordingError if these are damaged."""
     try:
         return [(int(step), int(count)) for step, count in json.loads(_read(path, STEPS))]
     except (ValueError, TypeError, RecursionError) as error:
@@ -232,7 +242,10 @@ def read_steps(path: Path) -> list[tuple[int, int]]:
 
 
 def step_of(path: Path, index: int) -> tuple[int, int]:
-    """The step of the call at `index` of an archive, and the index of that step's first call. Raises IndexError."""
+    """The step of the call at `index` of an archive, and the index of that step's first call.
+
+    Raises IndexError if the archive has no such call.
+    """
     begin = 0
     for step, count in read_steps(path):
         if index < begin + count:
@@ -251,7 +264,7 @@ def read_records(path: Path) -> dict[Key, Record]:
 
 
 def read_exchanged(path: Path) -> list[Exchanged]:
-    """The outcomes of a rank's exchanges. Raises RecordingError if they are missing or damaged."""
+    """The outcomes of a rank's planned exchanges. Raises RecordingError if they are missing or damaged."""
     try:
         found = json.loads(_read(path, EXCHANGED))
         return [Exchanged(ValueSite(*site), done, not_done, held) for site, done, not_done, held in found]
@@ -267,10 +280,11 @@ def read_value(path: Path, name: str) -> Tensor:
 
 
 def _write_spare(archive: zipfile.ZipFile, values: Mapping[str, bytes]) -> None:
-    """Write many small values into a member of the archive: a line of JSON with each value's size by name, then bytes.
+    """Write many small values into a single member of the archive.
 
-    A member for each would take longer to write and to find than most of these values themselves. Requested values may
-    be large, so each of them has a member.
+    The member begins with a line of JSON that has each value's size by name; the bytes of all values follow. A member
+    for each would take longer to write and to find than most of these values themselves. Requested values may be large,
+    so each of them has a member.
     """
     with archive.open(SPARE, "w") as member:
         member.write(json.dumps({name: len(value) for name, value in values.items()}).encode() + b"\n")

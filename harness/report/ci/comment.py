@@ -1,7 +1,7 @@
 """Write a comment for a pull request in Markdown: changes since another run, or the unexpected cases.
 
-With another run's report, it has a row for each case that is new, gone, or changed in outcome or cause. Without such a
-report, it has a row for each case that is not as expected.
+With the report of another run, the comment has a row for each case that is new, gone, or changed in outcome or cause.
+Without such a report, it has a row for each case that is not as expected.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _key(result: CaseResult) -> tuple[str, str, str]:
 
 
 def _told(result: CaseResult) -> tuple[str, ...]:
-    """The parts of a case whose change is reported: outcome, first divergence, blame."""
+    """The parts of a case that count as its outcome and cause, to find the cases that changed since another run."""
     moved = [text.blame_of(about.call) for about in result.baseline.values()]
     return row_of(result).outcome, row_of(result).where, text.blame(result.first_divergence), *moved
 

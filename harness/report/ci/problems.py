@@ -1,7 +1,7 @@
 """List the objections of a report, for the forms that CI systems read: SARIF and annotations.
 
 An objection is an unexpected case, a system that differs from its baseline or has none, or the objection of a check. It
-has the file and line of the blamed call, if known.
+has the file and line of the blamed call, if these are known.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _SOURCE = re.compile(r"(.+):([1-9]\d{0,8})")
 
 @dataclass(frozen=True, kw_only=True)
 class Objection:
-    """An unexpected result. `rule` is a key of RULES; `path` and `line` are those of the blamed call's source.
+    """An unexpected result. `rule` is a key of RULES; `path` and `line` are those of the blamed call, if known.
 
-    `fingerprint` is the same for the same finding in any run, so that a code host recognizes it. It does not depend on
+    `fingerprint` is the same for the same problem in any run, so that a code host recognizes it. It does not depend on
     line numbers, folders or run ids.
     """
 
@@ -52,7 +52,7 @@ class Objection:
 
 
 def objections(report: Report) -> Iterator[Objection]:
-    """Yield the unexpected results, in the order of the cases."""
+    """Yield all objections of a report, in the order of the cases."""
     for result in report.cases:
         if case_status(result) == SUCCESS:
             continue
@@ -102,10 +102,11 @@ def _objection(rule: str, result: CaseResult, message: str, call: BlamedCall | N
 
 
 def place_of(source: str | None) -> tuple[str | None, int | None]:
-    """The path in the working tree and the line of a source such as `a/b/mine.py:9`.
+    """The path in the working tree and the line number of a source such as `a/b/mine.py:9`.
 
     Reports only keep a path's last three parts, but code hosts need paths from the root. So the path of the file in the
     working tree that ends with these parts is returned. If there is no such file, or several, the path stays unchanged.
+    (None, None) for a text of another form, and for a path that leads out of the working tree.
     """
     found = _SOURCE.fullmatch(source or "")
     if not found:
@@ -120,13 +121,16 @@ def place_of(source: str | None) -> tuple[str | None, int | None]:
 
 
 def _in_tree(file: Path) -> str:
-    """A file's real path relative to the working directory; a file outside keeps its path."""
+    """A file's real path relative to the working directory. For a file outside of it, the path as given."""
     real, root = file.resolve(), Path.cwd().resolve()
     return (real.relative_to(root) if real.is_relative_to(root) else file).as_posix()
 
 
 def _below(end: str) -> str | None:
-    """The only file, up to three folders below the working directory, whose path ends like this; None otherwise."""
+    """The path of the only file, at most three folders below the working directory, whose path ends with `end`.
+
+    None if there is no such file, or several.
+    """
     name = glob.escape(end)
     found = {_in_tree(Path(path)) for depth in range(1, _MAX_DEPTH) for path in glob.iglob("*/" * depth + name)}
     return found.pop() if len(found) == 1 else None

@@ -1,7 +1,8 @@
 """Write report.sarif: unexpected results as SARIF 2.1.0, which code hosts show next to the code.
 
-A run has a rule per kind of problem, and a result per finding. A result has the file and line of the blamed call, and a
-fingerprint that lets the host recognize the finding. Untrusted texts are escaped, and never used as addresses.
+The file has a rule for each kind of problem, and a result for each problem. A result has the file and line of the
+blamed call, and a fingerprint, so that the host recognizes the problem in later runs. Untrusted texts are escaped, and
+never used as addresses.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ MAX_REASON_CHARS = 2_000
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """A case's share of the page: heatmap cells, characters of its error, rows of each pass's tables."""
+    """A case's share of the page's limits: heatmap cells, characters of its error, rows of each pass's tables."""
 
     cells: int
     error_chars: int
@@ -62,8 +62,11 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Apart:
-    """How a tensor differs between the two systems. `of` names the tensor: "The blamed call's output". `bars` are those
-    of a histogram: a bucket, a count and a length in percent each."""
+    """The difference of a tensor between the two systems.
+
+    `of` names the tensor, such as "The blamed call's output". `bars` has for each bar of a histogram: the bucket, its
+    count, and the bar's length in percent. `samples` are rows about differing elements.
+    """
 
     of: str
     extent: str
@@ -73,7 +76,9 @@ class Apart:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DivergenceBlock:
-    """The first differing tensor and the blamed call. `apart` describes the difference of both."""
+    """The first differing tensor and the blamed call. `apart`: the difference of the tensor and of the call's
+    output.
+    """
 
     where: str
     sides: tuple[str, ...]
@@ -105,7 +110,7 @@ class PassBlock:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CaseBlock(CaseRow):
-    """A case on the page."""
+    """The facts about a case that the page shows."""
 
     replay: str
     about: list[tuple[str, str]]
@@ -215,7 +220,7 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
 
 
 def _stated(case: Case) -> list[tuple[str, str]]:
-    """The settings that a case with a user's systems states. It is unknown whether the systems use them."""
+    """The settings that a case with a user's systems states; it is unknown whether these systems use them."""
     settings = ("model", "parallelism", "batch", "precision", "optimizer")
     stated = case.stated()
     told = dict(text.leaves({name: stated[name] for name in settings if stated.get(name)}))
@@ -261,8 +266,10 @@ def _divergence(result: CaseResult, first: Divergence) -> DivergenceBlock:
 
 
 def _bars(histogram: dict[str, int] | None) -> list[tuple[str, int, int]]:
-    """The bars of a histogram: bucket, count, and length in percent of the longest bar. Lengths are logarithmic, so
-    that the bar of a single element is visible."""
+    """The bars of a histogram: each bucket's name, its count, and its length in percent of the longest bar.
+
+    Lengths are logarithmic, so that the bar of a single element is visible.
+    """
     counts = [(bucket, histogram[bucket]) for bucket in BUCKETS if histogram and histogram.get(bucket)]
     longest = max((count for _, count in counts), default=0)
     return [(bucket, count, round(100 * math.log2(1 + count) / math.log2(1 + longest))) for bucket, count in counts]
@@ -300,6 +307,6 @@ def _logs(paths: list[str]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _shown(value: Any) -> Any:
-    """A text made printable, before jinja2 escapes it; markup and numbers unchanged."""
+    """A text made printable, before jinja2 escapes it. Markup and numbers are returned unchanged."""
     # `type` instead of `isinstance`: markup is a subclass of `str`.
     return printable(value) if type(value) is str else value

@@ -1,4 +1,4 @@
-"""Heatmaps of the page: how many records differ at each step, by kind and by tensor."""
+"""The page's heatmaps: the number of records that differ at each step, by kind and by tensor."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ Cell = tuple[str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class KindHeat:
-    """A row per kind: how many records were compared, how many differ, and how many differ at each step. `left_out` is
-    the number of differing records that the report does not list by step."""
+    """The heatmap of kinds.
+
+    `rows` has for each kind: its name, the numbers of compared and of differing records, and a cell for each column.
+    `left_out` is the number of differing records that the report does not list by step.
+    """
 
     steps: list[str]
     rows: list[tuple[str, int, int, list[Cell]]]
@@ -29,9 +32,10 @@ class KindHeat:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorHeat:
-    """For each kind, a row per tensor: name, cells, and the ranks on which it differs.
+    """The heatmap of tensors.
 
-    `hidden` is the number of differing tensors without a row.
+    `groups` has, for each kind, its tensors: the name, a cell for each column, and the ranks on which the tensor
+    differs. `hidden` is the number of differing tensors without a row.
     """
 
     steps: list[str]
@@ -54,7 +58,7 @@ class _Columns:
         self._agrees = "x" if result.verdict == Verdict.UNVERIFIED else "0"
 
     def cell(self, column: int, count: int, share: float, tooltip: str = "") -> Cell:
-        """A cell with the number of differences in a column. `share` is their share of the records, for the shade."""
+        """A cell for `count` differences in a column. Their `share` of the records decides the shade."""
         # More records may differ than the report lists, so the count is only a lower bound, and 0 means nothing.
         if self.ranges[column][-1] >= self._unsure:
             return f"{count}+" if count else "?", shade_of(share) if count else "x", tooltip
@@ -62,7 +66,7 @@ class _Columns:
 
 
 def shade_of(share: float) -> str:
-    """The shade, 1 to 4, of a share from 0 to 1."""
+    """The shade, "1" to "4", for a share from 0 to 1."""
     return str(max(1, min(4, math.ceil(4 * share))))
 
 
@@ -96,13 +100,16 @@ def by_kind(result: CaseResult) -> KindHeat | None:
 
 
 def wanted_cells(result: CaseResult) -> int:
-    """The number of cells of a heatmap that has all differing tensors."""
+    """The number of cells that the heatmap of tensors needs to show all differing tensors."""
     num_tensors = sum(map(len, result.differing.values()))
     return num_tensors * (len(_Columns(result).ranges) + ROW_CELLS) if num_tensors else 0
 
 
 def by_tensor(result: CaseResult, max_cells: int) -> TensorHeat | None:
-    """The heatmap of the differing tensors, in the order of their first difference; None if none is known."""
+    """The heatmap of the differing tensors, in the order of their first difference, of about `max_cells` cells.
+
+    None if the report lists no differing tensor.
+    """
     if not result.differing:
         return None
     columns = _Columns(result)

@@ -17,8 +17,11 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 320, 96, 6, 6
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """The losses of both systems as polylines in a box. `low` and `high` are the lowest and the highest loss; `apart`
-    is the x coordinate of the first difference."""
+    """The losses of both systems as polylines in a box.
+
+    `low` and `high` are the lowest and the highest loss, `first` and `last` the first and the last step. `apart` is the
+    x coordinate of the first step at which the losses differ, or None.
+    """
 
     width: int
     height: int
@@ -33,7 +36,7 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class LossBlock:
-    """The losses of rank 0: a sentence, a chart if possible, and rows.
+    """The losses of rank 0: a sentence, rows and, with at least two steps and a finite loss, a chart.
 
     `rows` has for each step: its number, its loss, the bits in both systems, and whether these agree. `growth` has for
     each step from the first difference on: its number, the distance in ULPs of float32, and a bar's length in percent.
@@ -120,7 +123,7 @@ def _chart(reference: list[str], candidate: list[str], apart: list[int], first: 
 
 
 def _finite_runs(losses: list[float], stride: int) -> Iterator[list[tuple[int, float]]]:
-    """Sample every stride-th step, and yield each uninterrupted sequence of finite losses, with their steps."""
+    """Take every stride-th step, and yield each uninterrupted sequence of finite losses as pairs of step and loss."""
     run: list[tuple[int, float]] = []
     for step in range(0, len(losses), stride):
         if math.isfinite(losses[step]):
@@ -133,7 +136,10 @@ def _finite_runs(losses: list[float], stride: int) -> Iterator[list[tuple[int, f
 
 
 def _ulps_by_step(losses: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
-    """For each step: the distance of the losses in ULPs of float32, or "" if unknown, and a bar's length in percent."""
+    """For each step, the distance of its two losses in ULPs of float32 as text, and the length of its bar in percent.
+
+    The text is "" if the distance is unknown.
+    """
     apart = [_ulps(*pair) for pair in losses]
     longest = max((number.bit_length() for number in apart if number), default=0)
     return [

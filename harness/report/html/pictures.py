@@ -1,4 +1,4 @@
-"""The picture of a cause on the page: ranks as lanes around the blamed call."""
+"""The page's picture of a cause: a lane for each rank, and a line through the calls from the blamed call on."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ class RankLanes:
 
 
 def lanes_of(call: BlamedCall | None, num_ranks: int) -> RankLanes | None:
-    """The calls from the blamed call to the differing tensor as a line through the lanes of their ranks; None if
-    unknown."""
+    """The picture of the calls from the blamed call to the differing tensor; None if these calls are unknown."""
     chain = (call.chain if call else None) or []
     if call is None or not chain:
         return None
@@ -57,5 +56,5 @@ def lanes_of(call: BlamedCall | None, num_ranks: int) -> RankLanes | None:
 
 
 def _end_of(module: str) -> str:
-    """A module's last two names: `blocks.1` is clearer than `1`."""
+    """A module's last two names: `blocks.1` for `model.blocks.1`, as `1` alone would be unclear."""
     return cut(".".join(module.split(".")[-2:]), 16)

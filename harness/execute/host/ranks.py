@@ -230,8 +230,7 @@ class Ranks:
         return min(failure.time for failure in failures) + grace
 
     def _hang(self) -> End:
-        """Describe a run that exceeded its time limit: its unfinished ranks, and stacks of those at the earliest
-        step."""
+        """Describe a run that exceeded its time limit: its unfinished ranks, and stacks of those at the first step."""
         unfinished = [rank for rank in self.ranks if rank.place != "at the end" and not rank.exited]
         unfinished = unfinished or [rank for rank in self.ranks if not rank.exited]
         # All late ranks write their stacks into their logs. The error shows those of the ranks at the earliest step:

@@ -105,8 +105,8 @@ class Runner:
     def _run_preloaded(self, request: RunRequest, rank_slots: RankSlots) -> End:
         """Run ranks that are forked from a process in which the case's `preload` modules are imported.
 
-        That process finds modules as the system does, so it searches the system's own folder first. There is one
-        process per such folder, for all cases with the same `preload`.
+        That process searches for modules in the same folders as the system, beginning with the system's own folder. So
+        there is one process per such folder; it serves all cases with the same `preload`.
         """
         modules, folder = request.case.preload, folder_of(request.system, request.case)
         # Keep only processes with the modules of this case. There may be several of them, for several folders.
@@ -288,8 +288,7 @@ class Tracer:
 
 
 class Finisher:
-    """Answers requests in a fork of a stage: the first request runs the passes, and each request forks a run's
-    ranks."""
+    """Answers requests in a fork of a stage: the first request runs the passes, and each request forks ranks."""
 
     def __init__(self, traced: TracedStep | None, program: GraphProgram | None, graph_cache: GraphCache | None) -> None:
         self._traced = traced
@@ -348,7 +347,7 @@ def trace_step(case: Case, system: str, enter: Callable[[str], None]) -> TracedS
 
 
 def finish_program(traced: TracedStep, case: Case, options: GraphOptions, enter: Callable[[str], None]) -> GraphProgram:
-    """Run the graph passes over a trace. Passes modify the trace, so this may run only once per process."""
+    """Run the graph passes over a trace. Passes modify the trace, so call this only once for each trace."""
     import torch
 
     from bitproof.harness.systems.graph import finish
@@ -373,9 +372,10 @@ def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
 
 
 def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCache | None:
-    """The cache for the graph of a run's case and for results of checks; None if the run must not use it.
+    """The cache for the graph of a run's case and for results of checks; None if the run must not use this cache.
 
-    It must not if it involves user code, reads a precompiled step, dumps its graph, or has a fault that edits a graph.
+    A run must not use it if it involves user code, reads a precompiled step, dumps its graph, or has a fault that edits
+    the graph.
     """
     is_ours = not run.runs_user_code and not run.case.preload and run.system in BUILT_IN
     if run.precompiled is not None:
@@ -387,7 +387,8 @@ def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCa
 
 
 def _edits_the_graph(fault: Fault | None) -> bool:
-    """Whether a fault edits the graph. It then finds its target by shapes and dtypes, which kept graphs lack."""
+    """Whether a fault edits the graph. Such a fault needs shapes and dtypes to find its target; cached graphs lack
+    these."""
     return fault is not None and fault.row is not None and fault.row.edit is not None
 
 
@@ -400,10 +401,12 @@ def run_ranks(
     prepare_seconds: float = 0.0,
     graph_cache: GraphCache | None = None,
 ) -> End:
-    """Fork the ranks that `rank_slots` lists from this very process, and watch them to their end.
+    """Fork the ranks in `rank_slots` from the calling process, watch them until all have ended, and return how they
+    ended.
 
-    Raises CaseError for a model that ranks cannot share, and MachineError for a model too large for this machine.
-    MachineError is also raised if this process has started CUDA's driver: then no forked rank could use its GPU.
+    Raises CaseError for a model that cannot be split over the ranks, and MachineError for a model too large for this
+    machine. MachineError is also raised if this process has started CUDA's driver: then no forked rank could use its
+    GPU.
     """
     on_cpu = request.placement.device == "cpu"
     if not on_cpu and has_started_driver():

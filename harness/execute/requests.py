@@ -204,8 +204,7 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def program(self) -> str:
-        """A text with all settings that decide which graph the ranks run. Requests with equal texts may share a
-        graph."""
+        """A text of all settings that decide which graph the ranks run. Requests with equal texts may share a graph."""
         of_step = traced_part(self.case).to_dict(), self.system, self.options.extra_passes
         return json.dumps([*of_step, str(self.precompiled or "")], sort_keys=True)
 
@@ -381,8 +380,7 @@ class StepAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRequest(Request[StepAnswer]):
-    """Check a precompiled step by reading it as a run of the case's system would. Raises the same errors as that
-    run."""
+    """Check a precompiled step by reading it as a run of the case's system would. Raises the errors of such a run."""
 
     answer = StepAnswer
     subject = "the precompiled step for {case.name}"

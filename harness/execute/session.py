@@ -144,7 +144,7 @@ class Session:
 
 @contextlib.contextmanager
 def open_session(run_dir: Path, options: RunOptions) -> Iterator[Session]:
-    """Open a session, and close it at the end of the block, also after an error, an interrupt or SIGTERM."""
+    """Context with an open session, which is closed at the end, even after an error, an interrupt or SIGTERM."""
     session = None
     with _sigterm_raises():
         try:
@@ -159,7 +159,7 @@ def open_session(run_dir: Path, options: RunOptions) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Raise SystemExit on SIGTERM within the block, so that descendants are ended as after an interrupt."""
+    """Context in which SIGTERM raises SystemExit, so that the descendants are ended as after an interrupt."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not on_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield  # a caller that handles SIGTERM unwinds by itself

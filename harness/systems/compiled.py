@@ -228,7 +228,7 @@ def _module_named(path: str, names: set[str]) -> str | None:
 
 
 def kernel_graph_of(module: GraphModule, label: str, direction: str) -> KernelGraph:
-    """Describe a graph before Inductor compiles it."""
+    """Facts about a graph, read before Inductor compiles it."""
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     paths = [(origin_of(node).module or "").split(".") for node in calls]
     alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
@@ -241,9 +241,9 @@ def kernel_graph_of(module: GraphModule, label: str, direction: str) -> KernelGr
 
 
 def compile_models(made: Any, case: Case, options: GraphOptions, work: Path) -> Capture:
-    """Have torch.compile compile the models of the system `made` whenever they are called.
+    """Let torch.compile compile the models of the system `made` when they are called.
 
-    `work` is a folder for generated code. Raises UsageError if the system has no model.
+    `work` is a folder for generated code. Raises UsageError if the system shows no model.
     """
     models = getattr(made, "models", None) or [getattr(made, "model", None)]
     if not all(isinstance(model, nn.Module) for model in models):

@@ -1,7 +1,7 @@
 """Find state that a user's system keeps from step to step, but does not show in any record.
 
-1. Look for models and optimizers in the factory's result: in its attributes, a function's closure, lists.
-2. Their state consists of buffers, tensors of optimizers, and random generators in their attributes.
+1. Look for models and optimizers in the factory's result: in its attributes, lists in these, and a function's closure.
+2. Read their state: buffers, tensors of optimizers, and random generators in their attributes.
 3. Report state that steps have changed if no record has its name or its value.
 """
 
@@ -20,7 +20,7 @@ from bitproof.harness.records import Key, Record
 
 
 class KeptState:
-    """The state in a factory's result before the first step, to find later which state has changed."""
+    """The state in a factory's result before the first step, for finding out later which state has changed."""
 
     def __init__(self, made: Any) -> None:
         self._made = made

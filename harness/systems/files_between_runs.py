@@ -117,8 +117,7 @@ class RunFiles:
     """
 
     def __init__(self, script: str, case: str, work: Path, folders: Sequence[Path], ours: Sequence[Path] = ()) -> None:
-        """Watch the files in `folders` that are not in `ours`. `work` is this run's own path in the command's
-        folder."""
+        """Watch the files in `folders` that are not in `ours`. `work` is the run's own path in the command's folder."""
         self._script = script
         self._began = _Began(_stamp(work.parent / f"{case}.first-run"), _stamp(work / "script-run"))
         self._notes = work.parent / f"{case}.written"

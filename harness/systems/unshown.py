@@ -1,6 +1,6 @@
 """Find state that a user's system keeps from step to step, but does not show in any record.
 
-1. Look for models and optimizers in the factory's result: in its attributes, lists in these, and a function's closure.
+1. Look for models and optimizers in the factory's result: in its attributes, a function's closure, and lists in these.
 2. Read their state: buffers, tensors of optimizers, and random generators in their attributes.
 3. Report state that steps have changed if no record has its name or its value.
 """
@@ -27,7 +27,7 @@ class KeptState:
         self._before = self._digests()
 
     def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
-        """Changed state that is in none of these records, described as `buffer blocks.0.count`, in order."""
+        """The state that has changed and is in none of these records, in order, such as `buffer blocks.0.count`."""
         names = {key.name.partition("@")[0] for key in rows}
         values = {record.digest for record in rows.values()}
         return [
@@ -47,8 +47,9 @@ class KeptState:
 
 
 def _held(made: Any) -> list[Any]:
-    """The models and optimizers in an object's attributes, in a function's closure, or in the object of a
-    bound method.
+    """The models and optimizers that an object has as attributes, or in lists in these.
+
+    For a function, those in its closure. For a bound method, those of its object.
     """
     closure = [
         cell.cell_contents for cell in getattr(made, "__closure__", None) or () if cell.cell_contents is not made

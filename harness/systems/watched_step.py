@@ -424,8 +424,7 @@ def held_optimizers(given: Any) -> list[Optimizer]:
 
 
 def _holders(given: Any) -> list[Any]:
-    """The objects that wrap other optimizers, among those passed to `watch` as `optimizer`; outer wrappers come
-    first."""
+    """The objects that wrap other optimizers, among those passed to `watch` as `optimizer`; outer ones first."""
     from torch.optim import Optimizer
 
     if isinstance(given, (list, tuple)):

@@ -84,8 +84,7 @@ def build_manifest(
 
 @functools.cache
 def machine() -> MachineFacts:
-    """The versions of libraries and the hardware. No CUDA context is created: GPUs' names are from the driver's
-    list."""
+    """The versions of libraries and the hardware. Creates no CUDA context: GPUs' names are from the driver's list."""
     import torch
 
     return describe_machine() | {

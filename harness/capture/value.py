@@ -17,8 +17,7 @@ HEADER_BYTES = 4096
 
 
 def pack_value(tensor: torch.Tensor) -> bytes:
-    """The bytes of a dense tensor, after a line of JSON. Raises RecordingError for a tensor without memory of its
-    own."""
+    """The bytes of a dense tensor, after a line of JSON. Raises RecordingError if it has no memory of its own."""
     return _header_line(tensor.dtype, tensor.shape) + tensor_bytes(tensor)
 
 

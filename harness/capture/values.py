@@ -87,7 +87,10 @@ def open_values_of(folder: Path, recording: Recording, rank: int) -> Iterator[Va
 
 @contextmanager
 def open_values(path: Path) -> Iterator[Values]:
-    """Open a rank's file of values. Raises RecordingError, naming the file, if it is missing, cut short or damaged."""
+    """Context with a rank's open file of values.
+
+    Raises RecordingError, which names the file, if the file is missing, cut short or damaged.
+    """
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             yield Values(path, file)

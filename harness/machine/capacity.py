@@ -48,8 +48,7 @@ def free_memory() -> int | None:
 
 
 def num_at_once(num_ranks: int, cores: int, memory: int | None) -> int:
-    """The number of runs, each a host and `num_ranks` ranks, for which there are enough cores and memory; at least
-    1."""
+    """The number of runs, each a host and `num_ranks` ranks, that have enough cores and memory; at least 1."""
     return num_in_memory(num_ranks, memory, most=cores // num_ranks)
 
 

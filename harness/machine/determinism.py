@@ -271,8 +271,7 @@ Readings = Mapping[str, Mapping[str, Switch]]
 
 
 def tell_changes(readings: Readings) -> Iterator[str]:
-    """Yield each change of a switch that a system made, with its time: `mkldnn_enabled True -> False by its
-    factory`."""
+    """Yield each change of a switch by a system, with its time: `mkldnn_enabled True -> False by its factory`."""
     pairs = ((SET, AFTER_FACTORY, "by its factory"), (AFTER_FACTORY, AFTER_STEPS, "in its steps"))
     for before, after, where in pairs:
         for name, was in readings.get(before, {}).items():
@@ -281,5 +280,5 @@ def tell_changes(readings: Readings) -> Iterator[str]:
 
 
 def first_changed(by_rank: list[Readings]) -> Readings:
-    """Return the readings of the lowest rank whose system changed a switch; of rank 0 if none did."""
+    """The readings of the lowest rank whose system changed a switch; if none did, those of rank 0."""
     return next((readings for readings in by_rank if any(tell_changes(readings))), by_rank[0])

@@ -1,10 +1,11 @@
 """List each operator's sharding strategies on a line of ranks, from DTensor's sharding propagator.
 
-A placement is a text: "R" replicated, "S0" sharded evenly along dim 0, "P" a partial sum on each rank.
+A placement is a text: "R" is replicated, "S0" is sharded evenly along dim 0, "P" is a partial sum on each rank.
 
 Needs:    an operator, and fake tensors for its arguments and results.
-Promises: unique strategies, starting with full replication, then in the propagator's order. An operator without a
-          DTensor rule is replicated, except for the CPU's attention, which is split by heads like other devices'.
+Promises: unique strategies, first full replication, then the others in the propagator's order. An operator without a
+          DTensor rule is replicated, except for the CPU's attention, which is split by heads like that of other
+          devices.
 Refuses:  nothing. Uneven shards, and reductions other than sums, are left out.
 """
 
@@ -34,26 +35,27 @@ _ATTENTION = (
 
 
 class Strategy(NamedTuple):
-    """Placements of an operator's outputs, given those of its inputs; one per tensor, in the order of arguments."""
+    """The placements of an operator's outputs if its inputs have certain placements: one per tensor, in order."""
 
     outputs: tuple[str, ...]
     inputs: tuple[str, ...]
 
     @property
     def is_shared(self) -> bool:
-        """Whether ranks share the work: a tensor is sharded, or the result is a partial sum."""
+        """Whether ranks share the work: some tensor is sharded or a partial sum."""
         return any(placement != REPLICATED for placement in (*self.outputs, *self.inputs))
 
 
 def tensors_of(values: Any) -> list[Tensor]:
-    """The tensors among arguments or results, in order."""
+    """All tensors in a call's arguments or results, in order."""
     return [x for x in tree_leaves(values) if isinstance(x, Tensor)]
 
 
 def strategies_of(
     operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, size: int
 ) -> list[Strategy]:
-    """An operator's strategies on `size` ranks; `args`, `kwargs` and `result` have fakes of the whole tensors."""
+    """An operator's strategies on `size` ranks. `args`, `kwargs` and `result` have fake tensors for the whole
+    tensors."""
     inputs, outputs = tensors_of((args, kwargs)), tensors_of(result)
     whole = Strategy((REPLICATED,) * len(outputs), (REPLICATED,) * len(inputs))
     if operator in _ATTENTION:
@@ -77,8 +79,11 @@ def strategies_of(
 
 @functools.cache
 def redistribute_cost(shape: tuple[int, ...], dtype: torch.dtype, size: int, before: str, after: str) -> float:
-    """DTensor's cost in microseconds of converting a tensor of this whole shape between placements. Infinite if
-    impossible. Unlike DTensor, this never converts a whole tensor to partial sums."""
+    """DTensor's cost of converting a tensor from placement `before` to `after`, in microseconds; infinite if
+    impossible.
+
+    `shape` is the shape of the whole tensor. Unlike in DTensor, a whole tensor is never converted to partial sums.
+    """
     if before == after:
         return 0.0
     # Each rank already has the part that it keeps, so nothing is sent.
@@ -89,7 +94,7 @@ def redistribute_cost(shape: tuple[int, ...], dtype: torch.dtype, size: int, bef
 
 
 def is_sharded_evenly(x: Tensor, placement: str, size: int) -> bool:
-    """Whether `size` ranks get equal parts of a tensor; True for placements that do not shard it."""
+    """Whether all of `size` ranks get equal parts of a tensor. True if the placement does not shard it."""
     if placement in (REPLICATED, PARTIAL):
         return True
     dim = int(placement[1:])

@@ -72,8 +72,7 @@ def theirs(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def refusals_raised(tell: Callable[[BaseException], None] = lambda error: None) -> Iterator[None]:
-    """Context for user code: `tell` gets the first refusal at once, and the refusal is raised at the end in any
-    case."""
+    """Context for user code: the first refusal in it is passed to `tell` at once, and raised at the end in any case."""
     scope = _Scope(tell)
     _scopes.append(scope)
     try:

@@ -123,8 +123,7 @@ def _over_nccl(placement: Placement, request: CollectivesRequest | None) -> Plac
 
 
 def unmet_requirement(case: Case, request: str) -> str | None:
-    """The reason why this machine cannot judge a case, in words; None if torch is needed to find one, or there is
-    none."""
+    """The reason why this machine cannot judge a case, in words; None if none is found without the help of torch."""
     if case.requires is None:
         return None
     if case.requires == "scipy":

@@ -65,7 +65,8 @@ SHARDED = "S0"
 class PlacedLayer:
     """A layer, and its possible placements on the tensor axis (`may_be`): whole or split.
 
-    `is_opaque`: its operators have no strategies to choose from, because their costs do not depend on any choice.
+    `is_opaque`: the layer has experts. Its operators have no strategies to choose from; their work counts as evenly
+    shared between ranks.
     """
 
     name: str
@@ -158,7 +159,7 @@ class _Builder:
         """For each node and choice, the placements of its outputs on the tensor axis."""
 
     def add_parameter(self, parameter: PlacedParameter, node: Node) -> None:
-        """Add a node for a parameter, and an edge to its layer: step 2 at the top of this file."""
+        """Add a node for a parameter, and an edge to its layer: step 2 at the file's top."""
         times = self._scene.times_of(parameter.name)
         layer = next((x for x in self._scene.layers if x.name == parameter.layer), None)
         tensor = [REPLICATED] * (layer is None or WHOLE in layer.may_be or parameter.split_dim is None)
@@ -199,8 +200,7 @@ class _Builder:
         self._sources[node] = {0: _Source(node.name, 0, False)}
 
     def add_operator(self, node: Node) -> None:
-        """Add a node for an operator, and an edge for each tensor that it reads: steps 3 and 4 at the top of this
-        file."""
+        """Add a node for an operator, and an edge for each tensor that it reads: steps 3 and 4 at the file's top."""
         result = node.meta.get("val")
         if getattr(node.target, "__name__", "") == "getitem":
             source = self._sources.get(cast(Node, node.args[0]), {}).get(cast(int, node.args[1]))

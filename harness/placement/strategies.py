@@ -54,8 +54,7 @@ def tensors_of(values: Any) -> list[Tensor]:
 def strategies_of(
     operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, size: int
 ) -> list[Strategy]:
-    """An operator's strategies on `size` ranks. `args`, `kwargs` and `result` have fake tensors for the whole
-    tensors."""
+    """An operator's strategies on `size` ranks. `args`, `kwargs` and `result` have fakes of the whole tensors."""
     inputs, outputs = tensors_of((args, kwargs)), tensors_of(result)
     whole = Strategy((REPLICATED,) * len(outputs), (REPLICATED,) * len(inputs))
     if operator in _ATTENTION:
@@ -120,7 +119,7 @@ def _spec(meta: Any, placement: str, size: int) -> Any:
 
 
 def _tell(placement: Any) -> str:
-    """A placement as text (also of placeholders for shards); "?" for unsupported placements."""
+    """A placement as a text, which may be a placeholder for a shard; "?" for an unsupported placement."""
     if type(placement) is Replicate:
         return REPLICATED
     if type(placement) is Partial:
@@ -134,7 +133,8 @@ def _tell_spec(spec: Any) -> str:
 
 
 def _of_one_dim(rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], count: int) -> list[Strategy]:
-    """Strategies from a rule that lists them for a line of ranks: placements of outputs, then of inputs."""
+    """The strategies that a rule lists for a line of ranks: each has the placements of `count` outputs, then of
+    inputs."""
     metas, named = tree_map_only(Tensor, _meta, (tuple(args), kwargs))
     rows = [[_tell(placement) for placement in row] for row in rule.func(operator, metas, named)]
     return [Strategy(tuple(row[:count]), tuple(row[count:])) for row in rows]
@@ -143,8 +143,11 @@ def _of_one_dim(rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[s
 def _followed(
     rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[Tensor], size: int
 ) -> list[Strategy]:
-    """Strategies from a rule that depends on the inputs' placements: calls it for each common placement of the inputs.
-    An input that cannot have the placement is replicated. The rule raises for unsupported placements."""
+    """The strategies of a rule that derives an output's placement from placements of the inputs.
+
+    The rule is called with all inputs replicated, with all sharded along a dim, and with all as partial sums. An input
+    that cannot be sharded that way is replicated. If the rule raises an error, the placement is not supported.
+    """
     dims = range(max((x.dim() for x in inputs), default=0))
     found = []
     for placement in (REPLICATED, *(f"S{dim}" for dim in dims), PARTIAL):
@@ -171,7 +174,8 @@ def _followed(
 
 
 def _strategies(answer: Any) -> list[Strategy]:
-    """A rule's answer as strategies; for several outputs it may be a tuple with the strategies of each."""
+    """Convert a rule's answer to strategies. For several outputs, the answer may be a tuple with strategies for each
+    output."""
     if isinstance(answer, _rules().TupleStrategy):
         rows = list(zip(*(child.strategies for child in answer.children), strict=True))
         return [

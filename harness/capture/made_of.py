@@ -1,7 +1,7 @@
 """Collect the facts about a rank's code and machine that can change a bit and may differ on another machine.
 
 Ranks that are forked from the same process have the same code. Ranks on several machines may differ: another checkout,
-another build of torch, a variable that is set on one machine only. Such ranks are refused before they take a step: a
+another build of torch, a variable that is set on a single machine. Such ranks are refused before they take a step: a
 single manifest describes all of them, and an EQUAL between ranks with different code would hold for no actual
 installation.
 """

@@ -81,7 +81,7 @@ def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: 
     """Join the files of ranks into a recording in `folder`.
 
     `parts` are the ranks' files of rows, in the order of the recording. `values` are the ranks' files of values, which
-    are moved into the folder. If the parts are large, only one of them at a time is in memory, and each becomes a row
+    are moved into the folder. If the parts are large, only a single part at a time is in memory, and each becomes a row
     group of the recording.
     """
     parts = list(parts)
@@ -118,7 +118,7 @@ def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
 
 
 def add_calls(folder: Path, step: int, logs: Sequence[bytes]) -> None:
-    """Write the logs of a step's operator calls, one per rank, into a recording's folder, and name them in its
+    """Write the logs of a step's operator calls, a file per rank, into a recording's folder, and name them in its
     manifest."""
     with _written(folder):
         (folder / CALLS).mkdir()
@@ -182,11 +182,10 @@ def read_recording(folder: Path) -> Recording:
 
 
 def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
-    """Rename the finished folder `new` to `folder`, and replace an old folder. At any moment, one of them has this
-    name.
+    """Rename the finished folder `new` to `folder`, and replace an old folder. There is always a folder with this name.
 
-    If several processes do this at once, the folder of the last one stays. Without `replaces`, raises FileExistsError
-    if there is an old folder.
+    If several processes do this at once, the folder of the last process stays. Without `replaces`, raises
+    FileExistsError if there is an old folder.
     """
     # `rename` fails if a folder of that name exists and is not empty. Then the two are exchanged in a single operation.
     # Another process may remove the folder in between, so both are tried again.
@@ -299,7 +298,7 @@ def _values_path(folder: Path, rank: int) -> Path:
 def _write_folder(
     folder: Path, manifest: Manifest, tables: Iterable[pa.Table], silent: Set[str], values: Sequence[Path] = ()
 ) -> None:
-    """Write a recording's folder, with one row group per table.
+    """Write a recording's folder, with a row group for each table.
 
     `silent` names the columns of OF_LAYOUTS that are empty in all tables. In the order of OF_LAYOUTS, these columns are
     left out up to the first that is not empty.

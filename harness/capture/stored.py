@@ -1,7 +1,7 @@
 """Read a recording's table of digests from disk, rank by rank.
 
 A thousand ranks write tens of millions of rows, more than a process should have in memory. In a long table each rank's
-rows are a row group, so one rank can be read without the others. A table of another form is read as a whole.
+rows are a row group, so a rank can be read without the others. A table of another form is read as a whole.
 
 The file is not trusted: schema, sizes and every value are checked before use. It stays open, so that later reads get
 the checked file, even if its name then belongs to another file.

@@ -1,8 +1,8 @@
 """Compute the XXH3-128 of many leaves (blocks of 16 KiB) in a Triton kernel, which reads every byte once.
 
-The arithmetic is that of the four functions of `xxh3.py`, compiled. One program, with a single warp, hashes one leaf,
-block after block. While it adds up a block of 1,024 contiguous bytes in registers, it loads the next block, 32 bytes
-per thread in two loads. It writes 16 bytes per leaf.
+The arithmetic is that of the four functions of `xxh3.py`, compiled. A program with a single warp hashes a leaf, block
+after block. While it adds up a block of 1,024 contiguous bytes in registers, it loads the next block, 32 bytes per
+thread in two loads. It writes 16 bytes per leaf.
 
 Compiled for Hopper, this takes 74 instructions per warp and block, no shared memory and no barrier. By that count, not
 by a measurement, an H200 (132 SMs, 4.8 TB/s) needs two fifths of its issue slots to keep up with its memory.
@@ -23,7 +23,7 @@ _UPPER_LENGTH, _LOWER_LENGTH = tl.constexpr(xxh3.UPPER_LENGTH), tl.constexpr(xxh
 def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
     """The XXH3-128 of each leaf, int64 [L, 2] (upper, lower half), from the words of the leaves, int64 [L, LEAF_WORDS].
 
-    Runs on the words' device, with one program per leaf.
+    Runs on the words' device, with a program for each leaf.
     """
     digests_L2 = leaves_LW.new_empty(len(leaves_LW), 2)
     with torch.cuda.device_of(leaves_LW):

@@ -79,5 +79,5 @@ class CaseFolders:
 
 
 def _by_number(path: str) -> list[str | int]:
-    """A sort key by which rank10 comes after rank9."""
+    """A sort key that places rank10 after rank9."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.removesuffix(".log"))]

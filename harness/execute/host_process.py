@@ -98,7 +98,7 @@ class HostProcess:
                     return cast(A, answer)
 
     def end_if_idle(self) -> None:
-        """Tell this host to end if it is idle, without waiting. Call it early: freeing torch's memory takes a while."""
+        """Ask this host to end if it is idle, without waiting. Call it early: freeing torch's memory takes a while."""
         if not self._is_busy:
             self._process.begin_to_end()
 

@@ -27,8 +27,7 @@ def file_name(name: str) -> str:
 
 
 def longer_name(name: str, ending: str, most: int) -> str:
-    """A name with an ending. If both together exceed `most` characters, the rest is cut off and replaced by a
-    digest."""
+    """A name with an ending. If it has more than `most` characters, the rest is cut off and replaced by a digest."""
     whole = name + ending
     return whole if len(whole) <= most else f"{whole[: most - 13]}_{_digest(whole)}"
 

@@ -94,8 +94,8 @@ class PlacedParameter:
 class PlacementInputs:
     """Facts that a traced step does not have: layers and parameters, the tensor axis, and how often each layer counts.
 
-    `times` has the number of the model's layers for which a traced layer stands, by the first two components of its
-    name, such as layers.0. A module outside of them stands for itself.
+    `times` maps the first two components of a traced layer's name, such as layers.0, to the number of the model's
+    layers for which it stands. A module outside of these layers counts once.
     """
 
     layers: Sequence[PlacedLayer]

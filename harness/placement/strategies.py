@@ -133,8 +133,7 @@ def _tell_spec(spec: Any) -> str:
 
 
 def _of_one_dim(rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], count: int) -> list[Strategy]:
-    """The strategies that a rule lists for a line of ranks: each has the placements of `count` outputs, then of
-    inputs."""
+    """The strategies that a rule lists for a line of ranks. Each has placements of `count` outputs, then of inputs."""
     metas, named = tree_map_only(Tensor, _meta, (tuple(args), kwargs))
     rows = [[_tell(placement) for placement in row] for row in rule.func(operator, metas, named)]
     return [Strategy(tuple(row[:count]), tuple(row[count:])) for row in rows]

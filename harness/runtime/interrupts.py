@@ -40,7 +40,8 @@ STOPS = (Interrupt, KeyboardInterrupt, SystemExit)
 
 
 class _Phase(enum.Enum):
-    """What an interrupt does: end the process (STARTING), raise Interrupt (OPEN), wait (HELD), or nothing (OVER)."""
+    """The effect of an interrupt: it ends the process (STARTING), raises Interrupt (OPEN), waits (HELD), or has none
+    (OVER)."""
 
     STARTING = enum.auto()
     OPEN = enum.auto()

@@ -92,8 +92,8 @@ class Later:
 class Installation:
     """The code of this process. `others` is a hash of bitproof's code that ran, and of all other loaded files.
 
-    A module that was not compiled from its text is covered by two files, its source and its compiled code: together
-    they decide what runs.
+    A module that was not compiled from its text is covered by its source file and its compiled code: the import used
+    one of them.
     """
 
     sources: Sources
@@ -242,7 +242,7 @@ def stat_of(file: str) -> Stat:
 
 
 def runs_its_text() -> bool:
-    """Whether the code of bitproof that this process ran is what its files compile to. Takes 1 s."""
+    """Whether the code of bitproof that this process ran equals the code that its files compile to. Takes 1 s."""
     own = tuple(os.path.join(ROOT, package, "") for package in OWN)
     return all(TextLoader("", file).ran_text() for file in text_loader.code_digests if file.startswith(own))
 

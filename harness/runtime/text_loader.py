@@ -3,9 +3,9 @@
 Python itself accepts bytecode if the source file has the same size and the same time in whole seconds. So after an edit
 within a second, or an edit whose time was restored, as `cp -p`, rsync and tar do, it runs the old code.
 
-With this hook, bytecode must have the hash of the exact text (PEP 552). The hash is checked whatever the flags of the
-bytecode say, and new bytecode is written with it. Modules of Python's installation are loaded as usual, unless they are
-bitproof's. Their compiled files are checked before a result is kept (harness/runtime/sources.py).
+With this hook, bytecode must have the hash of the exact text (PEP 552). The hash is checked even if the flags of the
+bytecode say otherwise, and new bytecode is written with it. Modules of Python's installation are loaded as usual,
+unless they are bitproof's. Their compiled files are checked before a result is kept (harness/runtime/sources.py).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TextLoader(SourceFileLoader):
         return hashlib.sha256(self._compiled(self.path, self.get_data(self.path))[1]).hexdigest()
 
     def ran_text(self) -> bool:
-        """Whether the code that ran is what the text compiles to. It may not be: forged bytecode may have the right
+        """Whether the code that ran equals the code that the text compiles to. Forged bytecode may have the right
         hash."""
         code = _canonical(self.source_to_code(self.get_data(self.path), self.path))
         digests = {hashlib.sha256(code).hexdigest()}

@@ -3,9 +3,9 @@
 Only a folder with a valid marker is removed: a file that the process which makes the folder writes and locks. The
 marker states the folder's name and inode, and the machine and boot in which it was made. So a copy of a marker is
 invalid. So is a marker that another machine left in a shared folder, because its lock may be unknown on this machine.
-The lock shows whether the maker lives: the system releases a lock when a process ends, however it ended.
+The lock shows whether the maker is alive: the system releases a lock when a process ends for any reason.
 
-Example: `$TMPDIR/bitproof-testvenv/.lock`, left by `uv`, is no marker, whatever its content.
+Example: `$TMPDIR/bitproof-testvenv/.lock`, left by `uv`, is never a marker.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ class Names:
 
     A `*` in a rule's first name matches any text, as short as possible, and the `*` in its second name stands for the
     same text: with the rule `model.*` to `*`, `model.embed` becomes `embed`. A rule without `*` has precedence over
-    rules with `*`, of which the first that matches decides. `unused` has the rules that have translated no name so far.
-    Raises UsageError for rules that contradict each other.
+    rules with `*`. If several rules with `*` match, the first decides. `unused` has the rules that have translated no
+    name so far. Raises UsageError for rules that contradict each other.
     """
 
     def __init__(self, rules: Mapping[str, str], declared_by: str) -> None:

@@ -65,7 +65,7 @@ def find_beside(root: Path) -> None:
 def names_in(path: Path, what: str) -> set[str] | None:
     """The names that a file's module defines, found without running the file; None if they cannot be found this way.
 
-    Raises UsageError if the file cannot be read or is not Python; `what` says in the error what the file is for.
+    Raises UsageError if the file cannot be read or is not Python. `what` is the file's purpose in the error's text.
     """
     try:
         tree = ast.parse(read_plain(path), str(path))
@@ -81,7 +81,7 @@ def names_in(path: Path, what: str) -> set[str] | None:
 def check_signature(path: Path, name: str, what: str, counts: Sequence[int], given: str) -> None:
     """Raise UsageError if a function in a file takes none of the `counts` of positional arguments.
 
-    In the error, `what` says what the file is for, and `given` names the arguments. Nothing is run. So the function is
+    In the error's text, `what` is the file's purpose, and `given` the arguments. Nothing is run. So the function is
     checked only if its name is bound once: by a `def` without decorators, or by an assignment of a literal, as in `make
     = 3`.
     """

@@ -1,8 +1,8 @@
 """Detect two modules with the same name in different folders: the one that is loaded, and the one that an import finds
 now.
 
-Python returns a loaded module to every import of its name, whatever the importing file. If two files in two folders
-both `import util`, both get the `util` of the first file. The second file is therefore refused.
+Python returns a loaded module to every import of its name, from any file. If two files in two folders both `import
+util`, both get the `util` of the first file. The second file is therefore refused.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class CaseRun:
     - `comparison`: the result of comparing the two first runs.
     - `across`: the comparison of systems whose tensors have different layouts; None if the layouts are alike.
     - `repeats`: for each repetition, its comparison with the first run of the same system.
-    - `races`: descriptions of races in the systems' graphs, as keys.
+    - `races`: a dict whose keys are lines about races in the systems' graphs.
     """
 
     case: Case
@@ -114,7 +114,7 @@ class CaseRun:
         self.shows_bits = not logs_calls
 
     def result(self) -> CaseResult:
-        """Run the case. Any error in it becomes its result."""
+        """Run the case and return its result. If an error is raised, the result describes the error."""
         where = {name: getattr(self.placement, name) for name in ("device", "backend", "collectives")}
         began = time.monotonic()
         try:
@@ -279,7 +279,7 @@ class CaseRun:
         return max(0.0, self.deadline - time.monotonic())
 
     def _record_across(self, role: Role, arm: str, across: Across) -> Recorded:
-        """Run a role's system once more, changed by `across`, for a comparison of two layouts."""
+        """Run a role's system once more, with the changes that `across` describes, for a comparison of two layouts."""
         from bitproof.harness.disturb.regroup import Recorded
 
         answer = self._run(replace(self._request(role, arm), across=across))

@@ -142,7 +142,10 @@ def tell_exit(status: int) -> str:
 
 
 def blame(failures: Iterable[Failure]) -> Failure:
-    """The earliest failure that is not secondary; if all ranks only lost their peers, the earliest of all."""
+    """The failure to blame: the earliest of a rank that did not fail only because its connection to another was lost.
+
+    If all ranks failed only because of this, the earliest of all.
+    """
     return min(failures, key=lambda failure: (failure.secondary, failure.time))
 
 
@@ -216,7 +219,7 @@ class Problem:
 
 
 def tail(log: Path, lines: int = 20, limit: int = 16_384) -> str:
-    """The end of a log, at most `lines` lines."""
+    """The last `lines` lines of a log, or those of them that are in its last `limit` bytes."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - limit))
@@ -227,10 +230,10 @@ def tail(log: Path, lines: int = 20, limit: int = 16_384) -> str:
 
 
 def ends(log: Path, lines: int = 10, limit: int = 8_192) -> str:
-    """The first and last lines of a log, at most `lines` of each.
+    """The first `lines` lines of a log and the last `lines`, each within `limit` bytes.
 
-    Either end may have the reason. A library that aborts the process prints the reason, such as gloo's message about
-    mismatched collectives, and then a long stack. Other failures print their reason last.
+    Either end may have the reason of a failure. A library that aborts the process prints the reason, such as gloo's
+    message about mismatched collectives, and then a long stack. Other failures print their reason last.
     """
     try:
         with log.open("rb") as file:

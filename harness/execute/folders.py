@@ -20,7 +20,7 @@ class CaseFolders:
     work: Path
 
     def recording(self, role: Role, arm: str) -> Path:
-        """The folder of a run's recording. `arm` is the run's purpose: all but "first" are a suffix, as in
+        """The folder of a run's recording. For all runs but the first, the purpose `arm` is a suffix, as in
         `graph.control`."""
         suffix = "" if arm == "first" else f".{arm}"
         return self.run_dir / "recordings" / self.case.name / f"{self.label(role)}{suffix}"

@@ -27,7 +27,7 @@ _END_SECONDS = 1.0  # for a host to end its descendants by itself
 
 
 class HostLost(Exception):  # noqa: N818 (a message between modules; users see its `error`)
-    """The host ended, or was killed because it did not respond (`silent` is True). `error` is the user's message."""
+    """The host ended, or was killed because it did not respond (`silent` is True). `error` is for the user."""
 
     def __init__(self, error: RankError, *, silent: bool) -> None:
         super().__init__(str(error))

@@ -38,8 +38,8 @@ def run_cases(
 
     These errors are raised before any rank has started:
 
-    - UsageError for a fault that cannot fire, for a missing system or extra pass, and for several jobs if cases must
-      run one after another,
+    - UsageError for a fault that cannot fire, for a missing system or extra pass, and for concurrent cases if cases
+      must run one after another,
     - CaseError if the option `names` is given and a case's candidate is built in: a built-in candidate has the
       reference's names, so there is nothing to map,
     - CaseError for a case that does not fit the machine.

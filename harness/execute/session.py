@@ -121,7 +121,7 @@ class Session:
         return place(options.device, ranks, num_gpus, options.collectives, share_gpus=options.share_gpus)
 
     def announce(self, result: CaseResult) -> None:
-        """Nothing to send: there are no other ranks."""
+        """Do nothing, because a session has no other ranks to which to send the result."""
 
     def close(self) -> None:
         """End the host and remove the temporary folder, with all files of the host and its stages."""

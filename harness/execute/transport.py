@@ -1,6 +1,6 @@
 """Choose the receiver of a case's requests: a host of this machine, or the ranks that torchrun started.
 
-No other file depends on this choice. Under torchrun the same command runs in every process. Rank 0 leads: it runs as
+Only this file makes this choice. Under torchrun the same command runs in every process. Rank 0 leads: it runs as
 without torchrun, but its client sends the requests to all ranks. The other ranks follow until rank 0 is done; they
 print nothing and write nothing.
 """
@@ -66,7 +66,7 @@ def follow(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Iterato
 
 
 def refuse_torchrun(command: str, reason: str) -> None:
-    """Raise UsageError under torchrun. For a command that cannot use torchrun's ranks, for the given reason."""
+    """Raise UsageError under torchrun: `command` cannot use torchrun's ranks, for the given `reason`."""
     if is_torchrun():
         raise UsageError(
             f"{command} {reason}",

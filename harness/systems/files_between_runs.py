@@ -13,7 +13,7 @@ file:
 3. The script asks whether the file exists, or passes its name to another program, and never writes it: refused at the
    end. A script that copies its configuration over the copy of an earlier run also asks, but then it writes the file.
 
-A file counts as an earlier run's if it changed between the begin of the case's first run and the begin of this run, and
+A file counts as an earlier run's if it changed between the start of the case's first run and the start of this run, and
 now has other content than before the first run. (Hugging Face's `evaluate`, for example, writes its modules again in
 every run, with the same content.) The content before the first run is known if Python opened the file to write it,
 touched it, removed it, or renamed another file to its name.
@@ -97,13 +97,13 @@ def _heard(event: str, args: tuple[Any, ...]) -> None:
 
 
 class _Began(NamedTuple):
-    """The begin of the case's first run and the begin of this run, in nanoseconds of the file system's clock."""
+    """The start of the case's first run and the start of this run, in nanoseconds of the file system's clock."""
 
     first: int
     this: int
 
     def is_between(self, found: os.stat_result) -> bool:
-        """Whether a file's mtime or ctime is between the begin of the first run and the begin of this run.
+        """Whether a file's mtime or ctime is between the start of the first run and the start of this run.
 
         Both are needed: `touch` and `cp -p` can set an mtime to any time, but then the ctime shows the change.
         """
@@ -260,8 +260,10 @@ class RunFiles:
 
     @contextlib.contextmanager
     def _unasked(self) -> Iterator[bool]:
-        """Context for bitproof's own work, in which opened files do not count. Yields whether the script was acting
-        until then."""
+        """Context for bitproof's own work, in which opened files do not count.
+
+        Yields True if the script was acting before, and False if bitproof was.
+        """
         is_theirs = self in _RUNNING and not getattr(self._within, "us", False)
         if is_theirs:
             self._within.us = True

@@ -115,7 +115,7 @@ class GraphProgram:
         return found
 
     def remember_hazards(self, found: list[str]) -> None:
-        """Set the result of `hazards`. It is read from the cache together with the graph."""
+        """Set the result of `hazards` to lines that were read from the cache together with the graph."""
         self.__dict__["_hazards"] = found
 
     @property
@@ -157,8 +157,7 @@ def trace(
     system: str = GRAPH,
     rank: int = 0,
 ) -> TracedStep:
-    """Trace the case's step for tensors on `device`, in the place of the given rank. All ranks must have the same
-    trace.
+    """Trace the case's step for tensors on `device`, as rank `rank` would. All ranks must have the same trace.
 
     Reads only the fields of the case that `step_part` keeps. Raises TraceError.
     """

@@ -36,7 +36,7 @@ _FORM = 3
 
 @dataclass(frozen=True)
 class GraphCache:
-    """The cache of a case's graph: a folder, a key, and the source files that must not change until it is made."""
+    """The cache of a case's graph: a folder, a key, and the files that must not change until the graph is made."""
 
     folder: Path
     key: str

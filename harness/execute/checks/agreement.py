@@ -1,4 +1,4 @@
-"""Withdraw an EQUAL that proves nothing: all values are zero, a graph races, or a pass's calls have no records."""
+"""Withdraw an EQUAL that proves nothing: all values are zero, a graph has a race, or no record shows a pass's calls."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def substance(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def races(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Withdraw EQUAL or CLOSE if a graph races. If a system differs from itself, the races are added to the error
+    """Withdraw EQUAL or CLOSE if a graph has races. If a system differs from itself, add the races to the error
     instead.
 
-    A graph races if it starts a collective or an asynchronous copy and, before it waits for this operation, reads the
-    output or overwrites the input.
+    A graph has a race if it starts a collective or an asynchronous copy and, before it waits for this operation, reads
+    the output or overwrites the input.
     """
     text = tell(RACES, run.races)
     if judgement.verdict in (Verdict.EQUAL, Verdict.CLOSE):

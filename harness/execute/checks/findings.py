@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 def with_findings(result: CaseResult, run: CaseRun) -> CaseResult:
-    """Let each active check judge the case, if it judges cases with this verdict, and add its finding to the result."""
+    """Let each active check judge the case, if it judges cases with the case's verdict, and add its finding to the
+    result."""
     for check in run.options.active:
         if (finding := judged(check, evidence_of(result, run, check.name))) is not None:
             result = replace(result, checks=result.checks | {check.name: finding})

@@ -42,8 +42,8 @@ class Job:
 
     @property
     def watched(self) -> Replay | None:
-        """The replay settings that say which calls the ranks log, whether the run is a replay or a recording; None for
-        no calls."""
+        """The settings that say which calls the ranks log, in a replay or in a recorded run; None if they log no
+        calls."""
         return self.run.replay or (self.run.watch.replay if self.run.watch else None)
 
     @property

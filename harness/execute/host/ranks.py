@@ -230,7 +230,8 @@ class Ranks:
         return min(failure.time for failure in failures) + grace
 
     def _hang(self) -> End:
-        """Describe a run that exceeded its time limit: its unfinished ranks, and stacks of those at the first step."""
+        """Describe a run that exceeded its time limit: its unfinished ranks, and stacks of those that are furthest
+        behind."""
         unfinished = [rank for rank in self.ranks if rank.place != "at the end" and not rank.exited]
         unfinished = unfinished or [rank for rank in self.ranks if not rank.exited]
         # All late ranks write their stacks into their logs. The error shows those of the ranks at the earliest step:
@@ -324,9 +325,9 @@ def _run_reporting(
 
 
 def _frames_around(refusal: BaseException) -> list[FrameSummary]:
-    """This thread's stack frames from the function that runs the rank to the code of the user that was refused.
+    """This thread's stack frames from the function that runs the rank down to the code that raised the refusal.
 
-    Without the frames that are in the refusal's own traceback.
+    Frames that are in the refusal's own traceback are left out.
     """
     frames = extract_stack()
     names, own = [frame.name for frame in frames], within_user_code.__file__

@@ -106,7 +106,7 @@ class Runner:
         """Run ranks that are forked from a process in which the case's `preload` modules are imported.
 
         That process searches for modules in the same folders as the system, beginning with the system's own folder. So
-        there is one process per such folder; it serves all cases with the same `preload`.
+        there is such a process for each system's folder. It serves all cases with the same `preload`.
         """
         modules, folder = request.case.preload, folder_of(request.system, request.case)
         # Keep only processes with the modules of this case. There may be several of them, for several folders.

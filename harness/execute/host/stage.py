@@ -92,10 +92,10 @@ class Stage:
     ) -> A:
         """Send a request to the stage and return its answer; events before the answer go to `send`.
 
-        `timeout` is the time limit in seconds: the rest of `case_timeout`, which errors name. Raises the BitproofError
-        that the stage sends as its answer. Raises RankError, which names `what` and the stage's activity, if the stage
-        ends or exceeds the time limit. Raises SystemExit if the descriptor `hangup` hangs up, because then the client
-        has stopped waiting.
+        `timeout` is the time limit in seconds; errors state the limit of the whole case, `case_timeout`. Raises the
+        BitproofError that the stage sends as its answer. Raises RankError, which names `what` and the stage's activity,
+        if the stage ends or exceeds the time limit. Raises SystemExit if the descriptor `hangup` hangs up, because then
+        the client has stopped waiting.
         """
         began, self._place = time.monotonic(), "at its start"
         self.tell(request)

@@ -179,7 +179,7 @@ def _done(
 
 
 def _gpu_facts(job: Job, device: torch.device) -> MachineFacts | None:
-    """Facts about a rank's GPU and libraries. With NCCL also the implementation of sums over ranks, which changes no
+    """Facts about a rank's GPU and libraries. With NCCL, also the implementation of sums over ranks, which changes no
     bit."""
     from bitproof.reference.parallel.device_order_group import sums_of
 
@@ -198,8 +198,8 @@ def _is_alone(job: Job, system: System, collectives: int) -> bool:
 def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the start") -> None:
     """Compare all ranks' versions and code. Returns if all are the same.
 
-    Else the ranks that differ from rank 0 raise CaseError, and the others wait to be killed. `when` makes the store's
-    keys of this comparison unique.
+    Else the ranks that differ from rank 0 raise CaseError, and the others wait to be killed. `when` is a part of the
+    comparison's keys in the store, so each comparison in a run needs another text.
     """
     about = f"made of {when}"
     store.set(f"{about}/{mesh.rank}", json.dumps(facts))

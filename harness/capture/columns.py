@@ -19,8 +19,7 @@ _IS_HEX = numpy.isin(numpy.arange(256), list(b"0123456789abcdef"))
 
 
 def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
-    """An Arrow array with a field's type from Python values, which are int32 numbers, strings or None, or lists of
-    int64."""
+    """An Arrow array of the type of `field`. The values are int32 numbers, strings or None, or lists of int64."""
     if pa.types.is_list(field.type):
         offsets = _offsets([len(value) for value in values])
         items = _numbers([item for value in values for item in value], field.type.value_type)

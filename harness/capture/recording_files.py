@@ -182,10 +182,10 @@ def read_recording(folder: Path) -> Recording:
 
 
 def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
-    """Rename the finished folder `new` to `folder`, and replace an old folder. There is always a folder with this name.
+    """Rename the finished folder `new` to `folder`, and replace an old folder of this name.
 
-    If several processes do this at once, the folder of the last process stays. Without `replaces`, raises
-    FileExistsError if there is an old folder.
+    If the system can exchange folders, there is a folder of this name at every moment. If several processes do this at
+    once, the folder of the last process stays. Without `replaces`, raises FileExistsError if there is an old folder.
     """
     # `rename` fails if a folder of that name exists and is not empty. Then the two are exchanged in a single operation.
     # Another process may remove the folder in between, so both are tried again.
@@ -397,7 +397,8 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _manifest_checks(manifest: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Yield a text and a result for each check of a manifest that limits the work of later readers."""
+    """Yield the checks of a manifest that limit the work of later readers: the rule as a text, and whether it is
+    met."""
     steps, world_size = manifest["steps"], manifest["world_size"]
     is_bearable = steps >= 1 and world_size >= 1 and steps * world_size <= MOST_STEPS_OF_RANKS
     yield f"steps and world_size from 1 on, and {MOST_STEPS_OF_RANKS} at most together", is_bearable

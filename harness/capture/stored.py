@@ -219,7 +219,7 @@ class DigestFile:
         return table
 
     def _stated_bytes(self, groups: Iterable[int]) -> int:
-        """The size of row groups in memory that the file states."""
+        """The bytes that row groups take in memory, according to the file."""
         parts = map(self._file.metadata.row_group, groups)
         return sum(part.column(index).total_uncompressed_size for part in parts for index in range(part.num_columns))
 

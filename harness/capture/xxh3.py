@@ -1,9 +1,9 @@
 """Compute the XXH3-128 of many blocks of 16 KiB (leaves) at once, in torch operators, for devices without xxhash.
 
 Written from the specification (xxHash, doc/xxhash_spec.md, 0.2.0, "large inputs"), for inputs of exactly LEAF_BYTES,
-seed 0 and the default secret. As in the specification, a leaf has 16 blocks, a block has 16 stripes, and a stripe has 8
-lanes, each a word of 64 bits that is added to its own accumulator. All arithmetic is modulo 2**64, in int64. Two facts
-allow parallelism:
+seed 0 and the default secret. As in the specification, a leaf has 16 blocks, a block 16 stripes, and a stripe 8 words
+of 64 bits, one per lane. Each lane has an accumulator. All arithmetic is modulo 2**64, in int64. Two facts allow
+parallelism:
 
     The order in which a block's stripes are added to the accumulators does not matter. So a single reduction reads all
     bytes of all leaves, and only its result, a sixteenth of the words, is processed block after block.

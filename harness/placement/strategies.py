@@ -119,7 +119,7 @@ def _spec(meta: Any, placement: str, size: int) -> Any:
 
 
 def _tell(placement: Any) -> str:
-    """A placement as a text, which may be a placeholder for a shard; "?" for an unsupported placement."""
+    """The text of a placement, or of a placeholder for a shard; "?" for an unsupported placement."""
     if type(placement) is Replicate:
         return REPLICATED
     if type(placement) is Partial:

@@ -59,8 +59,8 @@ def precompile(
 ) -> Precompiled:
     """Trace and compile a case's step and write it into a folder. Determinism switches must be set before this call.
 
-    `fault` is the name of a fault of the catalogue, for testing the comparison of ranks: it is put into the traced step
-    of both ranks, as if each rank had it, before the steps are compared. Nothing is written then.
+    `fault` is the name of a fault of the catalogue, for testing the comparison of ranks: before the steps of the two
+    ranks are compared, it is put into each, as a run would do on this rank. Nothing is written then.
 
     Raises CaseError for a case whose steps cannot be precompiled, ArtifactError for a step that differs between ranks
     or cannot be written as data, UsageError for a fault that changes both ranks alike, and the errors of `prepare`. The
@@ -134,7 +134,7 @@ def read_program(
 ) -> GraphProgram:
     """Read the program in a folder for a run of a case. Determinism switches must be set before this call.
 
-    Compiled code runs only with `trust_compiled`. Raises ArtifactError, with the command to repeat, for a file that is
+    Compiled code runs only with `trust_compiled`. Raises ArtifactError, with the replay command, for a file that is
     missing, unfinished, foreign, damaged, without a program, or made for something else.
     """
     began = time.perf_counter()

@@ -76,7 +76,8 @@ class Child:
 
 
 def fork(body: Body | Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
-    """Fork a process that runs `body` and then ends. Its output goes to the file `log`, at its end if `adds`.
+    """Fork a process that runs `body` and then ends. Its output goes to the file `log`, which `adds` does not empty
+    first.
 
     The child never returns into its parent's frames. It ends when its parent ends, and writes its stack into its log on
     request.

@@ -60,7 +60,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _read(hint: Any, value: Any) -> Any:
-    """Convert a JSON value to its declared type. Types that JSON has are returned unchanged."""
+    """Convert a JSON value to its declared type. A value of one of JSON's own types is returned unchanged."""
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         inner = [option for option in options if option is not types.NoneType]

@@ -47,9 +47,9 @@ _KINDS = {
 
 
 def default_folder() -> Path | None:
-    """The default folder for results: $BITPROOF_CACHE, or `bitproof` in the user's folder of caches.
+    """The default folder for results: $BITPROOF_CACHE, or else `bitproof` in $XDG_CACHE_HOME or in the home's `.cache`.
 
-    None if neither is set and the user has no home.
+    None if neither variable is set and the user has no home.
     """
     if chosen := os.environ.get(ENVIRONMENT_VARIABLE):
         return Path(chosen).absolute()

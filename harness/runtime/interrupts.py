@@ -124,7 +124,7 @@ def too_late() -> None:
 
 
 def wait(seconds: float) -> None:
-    """Sleep for some seconds, but at most until an interrupt comes, even an ignored one."""
+    """Sleep for some seconds, or until an interrupt comes, even if the interrupt is ignored."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit and not _watch.has_come:
         time.sleep(0.1)

@@ -46,7 +46,7 @@ class Sources:
     """The files of bitproof's packages and of torch, as digests and facts.
 
     `digest` covers every byte of bitproof's packages. It covers torch's files, which are 60 MB, only by path, size and
-    time. `own` covers only bitproof's packages, in any folder, so machines with the same release have the same.
+    time. `own` covers only bitproof's packages, in any folder, so it is equal on machines with the same release.
     """
 
     digest: str

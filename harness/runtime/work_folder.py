@@ -1,9 +1,9 @@
 """A command's temporary folder. A killed command leaves its folder behind, and the next command removes it.
 
-Only a folder with a valid marker is removed: a file that the process which makes the folder writes and locks. The
-marker states the folder's name and inode, and the machine and boot in which it was made. So a copy of a marker is
-invalid. So is a marker that another machine left in a shared folder, because its lock may be unknown on this machine.
-The lock shows whether the maker is alive: the system releases a lock when a process ends for any reason.
+Only a folder with a valid marker is removed. A marker is a file that is written and locked by the process that makes
+the folder. It states the folder's name and inode, and the machine and boot in which it was made. So a copy of a marker
+is invalid. So is a marker that another machine left in a shared folder, because its lock may be unknown on this
+machine. The lock shows whether the maker is alive: the system releases a lock when a process ends for any reason.
 
 Example: `$TMPDIR/bitproof-testvenv/.lock`, left by `uv`, is never a marker.
 """

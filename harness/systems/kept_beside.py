@@ -78,10 +78,9 @@ class KeptBeside:
 
 
 def _settings(holder: Any) -> Iterator[tuple[tuple[int, str], Any]]:
-    """Yield each number, tensor, or list of these in the holder's parameter groups, after the group's index and its
-    path.
+    """Yield the numbers and tensors, and lists of these, in the holder's parameter groups, each after its key.
 
-    Example: `((1, "lr"), 0.001)` is the setting `lr` of group 1.
+    The key is the group's index and the path in the group: `((1, "lr"), 0.001)` is the setting `lr` of group 1.
     """
     for number, group in enumerate(getattr(holder, "param_groups", ())):
         settings = {name: value for name, value in group.items() if name != "params"}
@@ -131,7 +130,7 @@ def _key(key: Any, number: int, names: Mapping[int, str]) -> str:
     """A dict's key as a text that is the same in every run: the name of a parameter, if the key is the parameter or its
     id.
 
-    A key that is no text or int is replaced by `number`, its index in the dict.
+    A key that is neither a text nor an int becomes `number`, its index in the dict.
     """
     if (name := names.get(id(key)) or (names.get(key) if isinstance(key, int) else None)) is not None:
         return name
@@ -196,8 +195,10 @@ def _number_of(value: Any) -> Tensor:
 
 
 def tensor_of(value: Any) -> Tensor:
-    """A tensor of a value: a tensor is returned unchanged, an array keeps its dtype, a number becomes float64 or
-    complex128."""
+    """Convert a value to a tensor: an array keeps its dtype, a number becomes float64 or complex128.
+
+    A tensor is returned unchanged.
+    """
     import numpy
     import torch
 

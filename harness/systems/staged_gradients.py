@@ -49,8 +49,10 @@ def staged_gradients(
     by_stage = dict(zip(parameter_names, graph.gradients, strict=True))
 
     def given_as(name: str) -> str:
-        """The name of the graph's output that is a parameter's gradient; if several stages compute one, its own
-        stage's."""
+        """The name of the graph's output with a parameter's gradient.
+
+        If several stages compute such a gradient, it is the output of the parameter's own stage.
+        """
         each = by_stage[name if name in by_stage else first_of[name]]
         return each.get(stage_of(name, graph.cuts.num_layers, graph.cuts.num_stages)) or next(iter(each.values()))
 

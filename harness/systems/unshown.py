@@ -47,9 +47,9 @@ class KeptState:
 
 
 def _held(made: Any) -> list[Any]:
-    """The models and optimizers that an object has as attributes, or in lists in these.
+    """The models and optimizers in an object's attributes, and in lists in its attributes.
 
-    For a function, those in its closure. For a bound method, those of its object.
+    For a function, its closure is searched; for a bound method, its object's attributes.
     """
     closure = [
         cell.cell_contents for cell in getattr(made, "__closure__", None) or () if cell.cell_contents is not made

@@ -31,8 +31,8 @@ class UserSystem:
     """A user's system, in the form that ranks run. `harness.systems.registry` describes what a factory may return.
 
     `made` is the factory's result. `names` maps the system's names of tensors to the reference's; if it is empty,
-    `made.names` does. `captured` has the graphs of the models if the system `compiled` runs. Raises UsageError for an
-    object that cannot take steps.
+    `made.names` does. `captured` has, for the system `compiled`, the graphs that torch.compile captures. Raises
+    UsageError for an object that cannot take steps.
     """
 
     def __init__(

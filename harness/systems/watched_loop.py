@@ -120,8 +120,7 @@ class WatchedLoop(WatchedStep):
         return not any(p.requires_grad for p in left) and not self._may_take_turns({id(p) for p in left})
 
     def check_losses(self, losses: list[Tensor]) -> None:
-        """Raise RecordingError if a step with these losses so far would never end. Here it never does, in a subclass it
-        may."""
+        """Raise RecordingError if a step with these losses so far would never end. Only subclasses raise it."""
 
     def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
         """Record the sum of the numbers with which backward began in a step, if there are any."""

@@ -68,4 +68,5 @@ def _runs(indices: list[int]) -> tuple[Run, ...]:
             found[-1][1] += 1
         else:
             found.append([index, index + 1])
+    # A rank with an empty shard has an empty run.
     return tuple((first, end) for first, end in found) or ((0, 0),)

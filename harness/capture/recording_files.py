@@ -370,6 +370,7 @@ def _read_manifest(folder: Path) -> Manifest:
     if not isinstance(manifest, dict):
         raise RecordingError(f"{path} is no manifest", expected="a JSON object", found=type(manifest).__name__)
     for name, kind in _REQUIRED.items():
+        # Not isinstance: for it, True is an int.
         if type(manifest.get(name)) is not kind:
             raise RecordingError(
                 f"{path} is no manifest",
@@ -383,6 +384,7 @@ def _read_manifest(folder: Path) -> Manifest:
             found=f"schema {manifest['schema']}",
             fix="record again with this version",
         )
+    # These limits come before the hash, as they also bound the work of hashing.
     for expected, passed in _manifest_checks(manifest):
         if not passed:
             raise RecordingError(f"{path} is no manifest", expected=expected)

@@ -107,9 +107,11 @@ class CaseRun:
         self.firsts: dict[Role, Recording] = {}
         self.across: Any = None
         self.repeats: list[Repeat] = []
+        # Fewer if second runs may end with the first difference; see `checks/second_runs.py`.
         self.control_steps = case.steps
         self._on_event = on_event
         self.every_call: EveryCall | None = None
+        # By arm, the step whose calls a run also logs. `checks/second_runs.py` may add the arm `control`.
         self.watches: dict[str, Replay] = {"first": Replay(step=0, log=True)} if logs_calls else {}
         self.shows_bits = not logs_calls
 
@@ -337,6 +339,7 @@ class CaseRun:
             self.remarks.append(f"{role} {system} changed switches that bitproof had set: {', '.join(changed)}")
         self.seconds.note("start_ranks", role, answer.seconds.start_ranks)
         self.seconds.note("record", role, answer.seconds.record)
+        # Several runs show the same race, which is listed once.
         self.races |= dict.fromkeys(answer.races)
         if graph := answer.graph:
             self.seconds.trace = (self.seconds.trace or 0.0) + graph.trace_seconds

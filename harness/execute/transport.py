@@ -82,6 +82,7 @@ def refuse_copies() -> None:
         return
     launcher, number, count, many = found
     line = "torchrun --nnodes N --nproc-per-node M --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m bitproof ..."
+    # With srun, bash expands the variables in each task: the shell that submits the job does not have them yet.
     if launcher == "srun":
         line = (
             'srun --ntasks-per-node=1 bash -c "torchrun --nnodes \\$SLURM_NNODES --nproc-per-node M'

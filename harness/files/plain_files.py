@@ -35,6 +35,7 @@ _BLOCK = 1 << 20
 def read_plain(path: Path | str, most: int = SOURCE) -> bytes:
     """The content of a regular file. Raises OSError for any other file, and for one of more than `most` bytes."""
     check_plain(path, most)
+    # O_NONBLOCK: if a pipe has taken the file's place, opening it must not wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         _check(os.fstat(descriptor), path, most)  # the file may have been replaced since the first check

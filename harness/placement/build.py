@@ -131,6 +131,7 @@ def build(step: StepGraph, scene: PlacementInputs) -> PlacementProblem:
 
     The step was traced with whole parameters, in the compute dtype, with one rank's batch.
     """
+    # An edge needs both of its nodes, so nodes are added in the order in which they are read.
     builder = _Builder(scene)
     for layer in scene.layers:
         builder.program.add_node(layer.name, [Choice(kind) for kind in layer.may_be])

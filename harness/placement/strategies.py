@@ -73,6 +73,7 @@ def strategies_of(
         and _fits(strategy.outputs, outputs, size)
         and _fits(strategy.inputs, inputs, size)
     )
+    # The order matters: among equally expensive choices, the solver prefers the first.
     return list(dict.fromkeys([whole, *fitting]))
 
 

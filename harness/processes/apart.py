@@ -41,6 +41,7 @@ def answers_apart(
             process.tell(task)
         except OSError:
             lost = "its process ended"
+        # There is a single task: the process ends after its answers.
         process.hang_up()
         for _ in range(count):
             line = None

@@ -122,6 +122,7 @@ def redirect_output(log: Path, *, adds: bool = False) -> None:
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     _point(1, log, adds)
+    # A single open file for both streams keeps the order of their lines.
     os.dup2(1, 2)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -212,6 +212,7 @@ class RunFiles:
             elif event == "sqlite3.connect" and isinstance(args[0], str | bytes | os.PathLike):
                 self._opened(os.fsdecode(args[0]), "r+", 0)
             elif event in ("os.mkdir", "os.rename", "os.link", "os.symlink"):
+                # Only a rename replaces a file at the target; the other three fail if there is one.
                 if event == "os.rename":
                     self._keep_content(os.fsdecode(args[1]))
                 self._note(os.fsdecode(args[0 if event == "os.mkdir" else 1]))

@@ -158,6 +158,7 @@ def _key(case: Case, system: str, installation: Installation, device: str) -> st
 
     from bitproof.harness.machine.torch_build import torch_build
 
+    # `sources` and `others` are the code. The entries after them may change the operators that torch chooses.
     return json.dumps(
         {
             "form": _FORM,

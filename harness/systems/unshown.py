@@ -28,6 +28,7 @@ class KeptState:
 
     def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
         """The state that has changed and is in none of these records, in order, such as `buffer blocks.0.count`."""
+        # A system may record a state under another name, so a record with the same value counts, too.
         names = {key.name.partition("@")[0] for key in rows}
         values = {record.digest for record in rows.values()}
         return [
@@ -51,6 +52,7 @@ def _held(made: Any) -> list[Any]:
 
     For a function, its closure is searched; for a bound method, its object's attributes.
     """
+    # A recursive function is in its own closure.
     closure = [
         cell.cell_contents for cell in getattr(made, "__closure__", None) or () if cell.cell_contents is not made
     ]
@@ -79,4 +81,5 @@ def _states(held: Iterable[Any]) -> Iterator[tuple[str, torch.Tensor]]:
 def _generators(holder: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     for attribute, value in vars(holder).items():
         if isinstance(value, torch.Generator):
+            # The name of the outermost module is empty.
             yield f"rng {name}.{attribute}".replace(" .", " "), value.get_state()

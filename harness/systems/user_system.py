@@ -101,6 +101,7 @@ class UserSystem:
         """
         own_names: dict[tuple[str, str], str] = {}
 
+        # User code calls this, perhaps after it has destroyed the process groups.
         @refusing()
         @as_lent()
         def show(*shown: Any) -> None:

@@ -86,6 +86,7 @@ def watch(
             raise UsageError(
                 "watch was given a model that is none", expected="a torch.nn.Module", found=type(each).__name__
             )
+    # Names must not depend on wrappers such as DistributedDataParallel, which the other system may lack.
     models, optimizers = [bare(each) for each in models], [] if optimizer is None else held_optimizers(optimizer)
     if step is not None and train is None:
         watched = WatchedStep(step, models, optimizers)

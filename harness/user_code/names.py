@@ -96,6 +96,7 @@ def _checked(rules: Any, declared_by: str) -> dict[str, str]:
                 found=repr(name),
                 where=declared_by,
             )
+        # Two patterns with the same target may match different names, so only fixed names are compared here.
         if "*" not in name and name in targets:
             raise UsageError(
                 f"two names are mapped to {name!r}",

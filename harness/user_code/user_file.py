@@ -87,6 +87,7 @@ def check_signature(path: Path, name: str, what: str, counts: Sequence[int], giv
     """
     tree = ast.parse(path.read_bytes(), str(path))
     first, *rest = name.split(".")
+    # If several statements bind the name, its value is unknown until the file runs.
     bound = [node for node in ast.walk(tree) if first in _names_of(node)]
     for node in tree.body if len(bound) == 1 else ():
         if isinstance(node, ast.Assign) and node.targets == bound and isinstance(node.value, _LITERALS):

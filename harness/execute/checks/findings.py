@@ -81,10 +81,12 @@ def judged(check: Check, evidence: Evidence) -> Finding | None:
         if not isinstance(found, Finding | None):
             return Finding(unjudged=f"judge returned {type(found).__name__}, neither a Finding nor None")
         if found is not None:
+            # The report is JSON: data that JSON cannot represent are noticed here, while the check is known.
             json.dumps(found.data, allow_nan=False)
         return found
     except BitproofError as error:
         return Finding(unjudged=error.what, blocks=(Code("error", str(error)),))
+    # A check may be a user's code, and must not end the run of the other cases.
     except (Exception, SystemExit) as error:
         return Finding(
             unjudged=f"it raised {type(error).__name__}: {error}"[:500],

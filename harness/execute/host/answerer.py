@@ -104,6 +104,7 @@ class Answerer:
                 return compare_in_float64(request)
             case BoundsRequest():
                 return find_layouts(request)
+            # The remaining requests trace, or may run a user's or compiled code, so each gets a process of its own.
             case CallRequest():
                 return self._in_stage(request, "the answer", lambda send: _call(request))
             case PrecompileRequest():

@@ -183,6 +183,7 @@ class Ranks:
                 self.start_seconds = time.monotonic() - began
             case StepBegan(step=step):
                 rank.step, rank.place = step, f"at step {step}"
+                # All ranks take the same steps, so the progress of one is enough.
                 if rank.rank == 0:
                     self.on_event(Event(event="step", step=step, steps=self.job.steps))
             case StepsEnded():
@@ -190,6 +191,7 @@ class Ranks:
             case Done():
                 rank.done = account
             case Failure():
+                # The first report counts: a later failure may be its consequence.
                 rank.failure = rank.failure or account
 
     def _check_one_graph(self, rank: Rank) -> None:

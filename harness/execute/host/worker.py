@@ -127,6 +127,7 @@ def _join_groups(
     from bitproof.reference.parallel.mesh import join_groups
 
     placement = job.run.placement
+    # NCCL reads its variables when it starts, so they are set before a group is made.
     if placement.backend == "nccl":
         pin_nccl(os.environ, native=placement.native)
     join_groups(

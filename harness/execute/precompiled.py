@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 HOST_MARGIN = 15.0
-"""Seconds that a host gets beyond the time of its forked process, whose own error for a late step says more."""
+"""Seconds that a host gets beyond the time limit of its forked process: that process reports more about a late step."""
 
 
 class PrecompiledStep:

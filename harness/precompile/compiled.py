@@ -46,7 +46,7 @@ def refuse_device(case: Case, device: torch.device) -> None:
 def write(run: Any, folder: Path) -> str:
     """Write the code `run`, which a backend compiled, into a folder, and return the file's sha256.
 
-    Raises ArtifactError for other code.
+    Raises ArtifactError if the code needs more than its inputs, since files cannot store that.
     """
     parts = [run.forward, run.backward] if isinstance(run, CompiledHalves) else [run]
     value = {

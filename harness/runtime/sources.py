@@ -118,7 +118,7 @@ class Installation:
 at_start: tuple[float, Sources] | None = None
 
 loaded_at_start: frozenset[str] = frozenset()
-"""Modules that a process had before it imported any of ours: Python's, and those of its startup."""
+"""Modules that a process had loaded before it imported any of bitproof: Python's, and those of its startup."""
 
 
 def note(loaded: Iterable[str] | None = None) -> None:

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GRAPH, NO_MIXING = "graph", "no-mixing"
-"""Kinds of kept values: a prepared graph; and the fact that no module that eager runs in chunks mixes rows."""
+"""Kinds of kept values: a graph, and the finding that all chunked modules compute each row independently of others."""
 
 _FORM = 3
-"""The version of the format of kept values; another version is another key."""
+"""The version of the format of kept values. A new version changes all keys, so no older value is read."""
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,10 @@ class Preloaded:
 
     @refusing()
     def check_again(self) -> None:
-        """Check the modules' files, if the search path has changed since the last check. Called before imports in user
-        code."""
+        """If the search path has changed since the last check, check that imports find the preloaded modules' files.
+
+        Called before imports in user code.
+        """
         if self._looked_in != _where_imports_look():
             self.check()
 

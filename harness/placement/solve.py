@@ -110,7 +110,8 @@ class _Lines:
     equals: list[float] = field(default_factory=list)
 
     def constrain(self, terms: list[tuple[int, float]], right: float) -> None:
-        """Add a row: the sum of each column in `terms` times its factor equals `right`."""
+        """Add a row. `terms` has pairs of a column and its factor: the sum of the columns times their factors is
+        `right`."""
         for column, value in terms:
             self.rows.append(len(self.equals))
             self.columns.append(column)

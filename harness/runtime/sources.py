@@ -92,8 +92,8 @@ class Later:
 class Installation:
     """The code of this process. `others` is a hash of bitproof's code that ran, and of all other loaded files.
 
-    A module that was not compiled from its text is covered by its source file and its compiled code: the import used
-    one of them.
+    If this process did not compile a module from its text, `others` covers the source file and the compiled file: the
+    import used one of them.
     """
 
     sources: Sources

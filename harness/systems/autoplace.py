@@ -38,11 +38,10 @@ from bitproof.reference.step import mean_loss
 
 @dataclass(frozen=True)
 class Traced:
-    """A case's linear program, and the layers and parameters that it places (`scene`). Only one layer per kind is
-    traced.
+    """A case's linear program, and the layers and parameters that it places (`scene`).
 
-    `kinds` maps the number of each traced layer to the numbers of the model's layers of the same kind, as in `{"0":
-    ["0", "1"]}`.
+    Only one layer of each kind is traced: `kinds` maps its number to the numbers of the model's layers of this kind, as
+    in `{"0": ["0", "1"]}`.
     """
 
     program: PlacementProblem

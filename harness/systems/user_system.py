@@ -125,7 +125,7 @@ class UserSystem:
         return said | self._origin | ({"names": self.names.rules} if self.names.rules else {}) | declared
 
     def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
-        """The state of its models and optimizers that steps changed and that is in no record, such as `buffer
+        """The state of the system's models and optimizers that steps changed and no record has, as in `buffer
         blocks.0.count`."""
         return self._kept.unshown(rows)
 

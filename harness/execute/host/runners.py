@@ -249,7 +249,7 @@ class Tracer:
         return replace(end, prepare_seconds=end.prepare_seconds + spent)
 
     def end(self) -> None:
-        """End the finishing process."""
+        """End the finishing process, which runs the passes and forks ranks."""
         self._leave()
 
     def _begin_prefetch(self, request: LocalRunRequest, send: Send) -> None:

@@ -180,8 +180,7 @@ def _done(
 
 
 def _gpu_facts(job: Job, device: torch.device) -> MachineFacts | None:
-    """Facts about a rank's GPU and libraries. With NCCL, also the implementation of sums over ranks, which changes no
-    bit."""
+    """Facts about a rank's GPU and libraries. With NCCL, they also state how sums over ranks are computed."""
     from bitproof.reference.parallel.device_order_group import sums_of
 
     facts, placement = read_gpu_facts(device), job.run.placement

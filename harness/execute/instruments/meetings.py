@@ -1,8 +1,8 @@
 """Collect the sums and exchanges between ranks in a step: which ranks took part, and in which phase of the step.
 
-This decides which tensors of two layouts must be equal. Two layouts that add over the same two ranks compute the same
-sums, so their bits must be equal. Sums over other ranks, or over more than two, may have another order: a + b is b + a,
-but (a + b) + c may differ from a + (b + c).
+The sums decide which tensors of two layouts must be equal. If two layouts add over the same two ranks, they compute the
+same sum, and its bits must be equal. Sums over other ranks, or over more than two, may have another order: a + b is b +
+a, but (a + b) + c may differ from a + (b + c).
 
 A gradient is a sum, too: backward adds its parts in place, and these additions are counted. If a sum, or its terms, are
 multiplied or divided by a number that is not a power of two, they are rounded. Such scaling is noted, also for copies

@@ -219,7 +219,7 @@ class Problem:
 
 
 def tail(log: Path, lines: int = 20, limit: int = 16_384) -> str:
-    """The last `lines` lines of a log, or those of them that are in its last `limit` bytes."""
+    """The last `lines` lines of a log, or fewer if they take more than `limit` bytes."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - limit))

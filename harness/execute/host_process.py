@@ -42,9 +42,9 @@ class Abandoned(Exception):  # noqa: N818 (a message between modules, as above)
 class HostProcess:
     """A host process. Its process group contains every rank, so a single signal ends the host and all ranks.
 
-    The process starts when this object is made, and imports torch while the caller continues. Its temporary files, and
-    those of its descendants, such as compilers, go into the folder `temporary`. `starts`: if the host starts only some
-    ranks of a run, these ranks and their machine, for errors, such as "rank 3 on node7".
+    The process starts when this object is made, and imports torch while the caller continues. Temporary files of the
+    host and of its descendants, such as compilers, go into the folder `temporary`. If the host starts only some ranks
+    of a run, `starts` names these ranks and their machine in errors, as in "rank 3 on node7".
     """
 
     def __init__(

@@ -94,11 +94,11 @@ def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) ->
 
 @dataclass
 class _Lines:
-    """The linear program. Its columns are variables; each row says that a weighted sum of columns is its entry of
+    """The linear program. Its columns are variables. Each row is an equation: a weighted sum of columns is an entry of
     `equals`.
 
-    The first columns are the variables of choices; those of a node begin at `first`. The others are the variables of
-    pairs.
+    The first columns are the variables of choices: `first` has, for each node, the column of its first choice. The
+    other columns are the variables of pairs.
     """
 
     first: dict[str, int]
@@ -177,8 +177,8 @@ def _reduced(
 ) -> tuple[dict[str, int], dict[str, list[int]], dict[str, list[float]]]:
     """Fix nodes with a single choice: step 1 at the top of this file.
 
-    Returns the choice of each fixed node, the remaining choices of each node, and the costs of each node's choices,
-    which include those of edges to fixed nodes.
+    Returns the choice of each fixed node, the remaining choices of each node, and the costs of each node's choices.
+    These include the costs of edges to fixed nodes.
     """
     kept = {name: list(range(len(choices))) for name, choices in program.nodes.items()}
     base = dict(zip(program.nodes, [list(row) for row in costs], strict=True))

@@ -4,8 +4,9 @@ Python itself accepts bytecode if the source file has the same size and the same
 within a second, or an edit whose time was restored, as `cp -p`, rsync and tar do, it runs the old code.
 
 With this hook, bytecode must have the hash of the exact text (PEP 552). The hash is checked even if the flags of the
-bytecode say otherwise, and new bytecode is written with it. Modules of Python's installation are loaded as usual,
-unless they are bitproof's. Their compiled files are checked before a result is kept (harness/runtime/sources.py).
+bytecode say otherwise, and new bytecode is written with it. The hook leaves modules of Python's installation to Python,
+except bitproof's own. The compiled files of modules that it leaves to Python are checked before a result is kept
+(harness/runtime/sources.py).
 """
 
 from __future__ import annotations

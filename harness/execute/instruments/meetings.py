@@ -165,8 +165,8 @@ class Sums:
             self._in_step.setdefault((phase, SCALE, ranks, f"after {told}", 0), set()).add(-1)
 
     def note_copy(self, sources: list[Any], into: list[Any]) -> None:
-        """Mark the memory of `into` as scaled if that of any of `sources` is. `into` is a copy or concatenation of
-        `sources`."""
+        """If the memory of any of `sources` was scaled, mark the memory of `into`, their copy or concatenation, as
+        scaled, too."""
         told = [self._scaled[where] for where in _memories(sources) if where in self._scaled]
         self._scaled |= dict.fromkeys(_memories(into), told[0]) if told else {}
 

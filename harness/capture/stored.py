@@ -371,7 +371,7 @@ def damaged(path: Path, error: BaseException) -> RecordingError:
 
 
 def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
-    """Split a table where the rank changes: a rank and the slice of its rows, for each sequence of rows of one rank."""
+    """Split a table into slices whose rows have the same rank. Each slice comes after its rank."""
     ranks = numpy.array(values_of(table["rank"]))
     starts = [0, *(numpy.flatnonzero(numpy.diff(ranks)) + 1).tolist(), len(ranks)]
     return [(int(ranks[start]), table.slice(start, end - start)) for start, end in pairwise(starts) if start < end]

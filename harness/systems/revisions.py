@@ -34,7 +34,7 @@ def resolve(script: Script) -> Script:
 
 
 def check_out(system: str, folder: Path) -> None:
-    """Write the revision of a system's script into a new folder below `folder`. Does nothing if that exists.
+    """Write the revision of a system's script into a new folder below `folder`. Does nothing if this folder exists.
 
     Raises UsageError if git fails.
     """

@@ -222,8 +222,10 @@ class Ranks:
         return [rank.failure for rank in self.ranks if rank.failure is not None]
 
     def _limit_of_grace(self) -> float | None:
-        """The time until which the host waits for reports of earlier failures after a rank has failed; None if none has
-        failed."""
+        """The time until which the host, after a failure, waits for reports of failures that happened before it.
+
+        None if no rank has failed.
+        """
         failures = self._failures()
         if not failures:
             return None

@@ -49,7 +49,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context whose time is measured: it runs a step. Time for recording is excluded."""
+        """Context for a step, whose time is measured. The time for recording is excluded."""
         if not self._is_on:
             yield
             return

@@ -2,15 +2,15 @@
 
 Hooks, patched functions and dispatch modes of bitproof run in the middle of a trainer. The trainer may catch their
 exceptions (`except Exception`, `contextlib.suppress`, a `return` in `finally`), or a thread or a callback of C++ may
-lose them. Then it continues to train in a way that never occurs without bitproof, and comparing that means nothing. So
-a refusal does not depend on the exception:
+lose them. Then it continues to train in a way that never occurs without bitproof, and a comparison of that means
+nothing. So a refusal does not depend on the exception:
 
-1. `refusing()` surrounds each piece of bitproof's code that user code reaches: any exception that leaves it is a
+1. `refusing()` surrounds each piece of bitproof's code that user code calls: any exception that leaves this piece is a
    refusal.
-2. `theirs(call)` makes a call of the user's within such a piece: its exceptions are the trainer's own, not refusals.
-3. `refusals_raised()` surrounds user code. It passes a refusal to `tell` before the trainer sees it, and raises it
-   again when the user code ends, in place of any other exception. A rank reports it to its host, which ends the run: a
-   trainer that never ends, or that leaves by `os._exit`, hides nothing either.
+2. `theirs(call)` calls the user's code from such a piece: exceptions of the call are the trainer's own, not refusals.
+3. `refusals_raised()` surrounds user code. It passes a refusal to `tell` before the trainer sees it. When the user code
+   ends, it raises the refusal again, in place of any other exception. A rank reports a refusal to its host, which ends
+   the run. So a trainer cannot hide a refusal by running forever or by `os._exit`.
 
 Example: `with refusing(): observe("grad", name, gradient)` inside an optimizer's hook.
 """
@@ -27,7 +27,7 @@ _THEIRS = "_raised_by_user_code"
 
 
 class _Scope:
-    """The first refusal within a `refusals_raised()`: later refusals may be consequences."""
+    """Stores the first refusal in a `refusals_raised()`. Later refusals may be consequences of it."""
 
     def __init__(self, tell: Callable[[BaseException], None]) -> None:
         self.first: BaseException | None = None
@@ -44,14 +44,14 @@ _scopes: list[_Scope] = []
 
 
 def refused(error: E) -> E:
-    """Record a refusal, for `raise refused(...)`. Does nothing outside of user code."""
+    """Record `error` as a refusal and return it, for `raise refused(...)`. Outside of user code, only return it."""
     for scope in tuple(_scopes):
         scope.hear(error)
     return error
 
 
 class refusing(ContextDecorator):  # noqa: N801 (reads as a context manager: `with refusing():`, `@refusing()`)
-    """Marks bitproof's code within user code: an exception that leaves the block is recorded as a refusal."""
+    """Context for bitproof's code within user code: an exception that leaves it is recorded as a refusal."""
 
     def __enter__(self) -> None:
         pass
@@ -62,7 +62,7 @@ class refusing(ContextDecorator):  # noqa: N801 (reads as a context manager: `wi
 
 
 def theirs(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call the user's code from within bitproof's: its exceptions are no refusals."""
+    """Call the user's code from within bitproof's. Exceptions of the call are not refusals."""
     try:
         return call(*args, **kwargs)
     except BaseException as error:
@@ -72,7 +72,7 @@ def theirs(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def refusals_raised(tell: Callable[[BaseException], None] = lambda error: None) -> Iterator[None]:
-    """Surround user code: `tell` takes its first refusal at once, and the refusal is raised at the end in any case."""
+    """Context for user code: the first refusal in it is passed to `tell` at once, and raised at the end in any case."""
     scope = _Scope(tell)
     _scopes.append(scope)
     try:

@@ -1,4 +1,4 @@
-"""Write a run's recording: digests of tensors, the manifest, and the folder of both.
+"""Write a run's recording: a folder with the digests of its tensors and a manifest.
 
 digest           a tensor's 128 bits
 leaves           the part of a digest that a GPU computes: `xxh3` in torch's operators, `xxh3_kernel` in Triton

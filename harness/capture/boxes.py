@@ -1,7 +1,8 @@
-"""Find a rank's part (box) of a DTensor's whole tensor, and digest the cells of that part.
+"""Find which part of a DTensor's whole tensor a rank has (its box), and digest this part in cells.
 
-Placements are applied in the order of the mesh's axes: each divides the indices of its dim, by torch's own code. So
-uneven shards, empty shards and the interleaved shards of tensor parallelism are correct.
+Cuts divide each dim of the whole tensor into ranges; a cell is one range of each dim. Placements are applied in the
+order of the mesh's axes: each divides the indices of its dim, by torch's own code. So uneven shards, empty shards and
+the interleaved shards of tensor parallelism are correct.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from bitproof.harness.torch_distributed import parts_of
 
 
 def box_of(tensor: torch.Tensor) -> Box | None:
-    """This rank's index ranges of a DTensor or a flattened tensor; None for any other tensor and for a partial sum.
-    None also if the local tensor has another size than the placements say."""
+    """The index ranges of a whole tensor that this rank has, for a DTensor or a part of a flattened tensor.
+
+    None for any other tensor, for a partial sum, and if the local tensor has another size than its placements say.
+    """
     if (said := getattr(tensor, FLAT, None)) is not None:
         return Box(said[0], ((said[1:],),), is_flat=True) if said[2] - said[1] == tensor.numel() else None
     if type(tensor) is torch.Tensor or not hasattr(tensor, "to_local"):
@@ -33,8 +36,10 @@ def box_of(tensor: torch.Tensor) -> Box | None:
 
 
 def digests_of_cells(part: torch.Tensor, box: Box, cuts: Cuts) -> str | None:
-    """The digests of the cells of a rank's part, joined into one text. None if the part has another shape than its box,
-    or if the cuts do not fit the box."""
+    """The digests of the cells into which `cuts` divide a rank's part, joined into one text.
+
+    None if the part has another shape than its box, or if the cuts do not fit the box.
+    """
     cut = box.cut_by(cuts)
     if tuple(part.shape) != box.local_shape or cut is None:
         return None
@@ -63,4 +68,5 @@ def _runs(indices: list[int]) -> tuple[Run, ...]:
             found[-1][1] += 1
         else:
             found.append([index, index + 1])
+    # A rank with an empty shard has an empty run.
     return tuple((first, end) for first, end in found) or ((0, 0),)

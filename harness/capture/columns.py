@@ -1,7 +1,7 @@
 """Convert columns of a recording's table to and from Arrow's memory layout.
 
-`pa.array` and `to_numpy` are avoided, because they import pandas to check for its types, which takes every process 0.25
-s. `to_pylist` is avoided, because it first creates an Arrow object for each value, which would take most of the time of
+`pa.array` and `to_numpy` are avoided, because they import pandas to check for its types, which takes each process 0.25
+s. `to_pylist` is avoided, because it creates an Arrow object for each value first, which would take most of the time of
 reading a recording.
 """
 
@@ -19,7 +19,7 @@ _IS_HEX = numpy.isin(numpy.arange(256), list(b"0123456789abcdef"))
 
 
 def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
-    """An Arrow array of a field's type from Python values: int32, strings or None, or lists of int64."""
+    """An Arrow array of the type of `field`. The values are int32 numbers, strings or None, or lists of int64."""
     if pa.types.is_list(field.type):
         offsets = _offsets([len(value) for value in values])
         items = _numbers([item for value in values for item in value], field.type.value_type)
@@ -36,13 +36,15 @@ def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
 
 
 def values_of(column: pa.ChunkedArray) -> list[Any]:
-    """A column's values in Python, as `column` takes them, but with lists as tuples. Equal strings of a chunk are the
-    same object. Numbers, lists and their items may not be null."""
+    """A column's values in Python: the values from which `column` makes it, but lists become tuples.
+
+    Equal strings of a chunk are the same object. Numbers, lists and their items must not be null.
+    """
     return [value for chunk in column.chunks for value in _values_of(chunk)]
 
 
 def digests_of(column: pa.ChunkedArray) -> Any:
-    """A column of digests as a numpy array of 32 bytes each. Raises ValueError for a text that is no digest."""
+    """A column of digests as a numpy array with 32 bytes for each. Raises ValueError for a text that is no digest."""
     return numpy.concatenate([*map(_digests_of, column.chunks), numpy.empty(0, "S32")])
 
 
@@ -85,7 +87,8 @@ def _offsets(sizes: Sequence[int]) -> pa.Buffer:
 
 
 def _validity(values: Sequence[str | None]) -> pa.Buffer | None:
-    """Arrow's mask of values that are not None: a bit for each value, lowest bit first. None if no value is None."""
+    """Arrow's mask of the values that are not None: one bit per value, lowest bit first. Returns None if no value is
+    None."""
     if None not in values:
         return None
     present = [value is not None for value in values]

@@ -1,15 +1,15 @@
 """Compute a tensor's digest: 128 bits over dtype, shape and every byte in order, the same on every device.
 
-Two tensors have the same digest if they agree in dtype, in shape and in every element's bits, whatever their strides. A
-permutation, the sign of a zero or the payload of a NaN changes it. xxh3 is no cryptographic hash: it detects defects,
-not deliberate collisions.
+Two tensors have the same digest if they agree in dtype, in shape and in every element's bits; strides do not matter. A
+permutation of elements, the sign of a zero or the payload of a NaN changes the digest. xxh3 is no cryptographic hash:
+it detects defects, not deliberate collisions.
 
     header   "float32[3,4]"
     content  up to 16 KiB: the row-major bytes; above: the XXH3-128 of each 16 KiB in order, and of the rest
     digest   XXH3-128 of header and content
 
-A leaf is such a block of 16 KiB. A GPU can hash all leaves of a tensor in parallel (`leaves.py`), and copies only 16
-bytes for each to the host. A host computes the same digest with xxhash alone.
+Such a block of 16 KiB is called a leaf. A GPU can hash all leaves of a tensor in parallel (`leaves.py`), and copies
+only 16 bytes per leaf to the host. A host computes the same digest with xxhash alone.
 """
 
 from __future__ import annotations
@@ -46,16 +46,18 @@ _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """A tensor's digest, as 32 hexadecimal digits; of a DTensor, that of its local shard. Raises RecordingError for a
-    tensor without bytes of its own: sparse, nested, quantized, fake or freed."""
+    """A tensor's digest, as 32 hexadecimal digits. For a DTensor, the digest of its local shard.
+
+    Raises RecordingError for a tensor without bytes of its own: sparse, nested, quantized, fake or freed.
+    """
     return _digest(plain(tensor))[0]
 
 
 def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
-    """A tensor's digest, and a name for its content if all elements are zero or none is finite.
+    """A tensor's digest, and a name for its content if all elements are zero or no element is finite.
 
     The name is "zero" if all elements are zero of either sign, "nan" if all are NaN, and "inf" if none is finite and
-    some are infinite. It is None for other tensors, and for tensors without elements. Raises as `digest` does.
+    some are infinite. It is None for other tensors, and for tensors without elements. Raises the errors of `digest`.
     """
     tensor = plain(tensor)
     found, content = _digest(tensor)
@@ -68,7 +70,7 @@ def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
 
 
 def _digest(tensor: torch.Tensor) -> tuple[str, ctypes.Array[Any] | None]:
-    """A plain tensor's digest, and its bytes; None for bytes that are only on a GPU."""
+    """The digest of a dense local tensor, and its bytes; None instead of the bytes if these are only on a GPU."""
     header, num_bytes = _header(tensor.dtype, tensor.shape), tensor.nbytes
     if num_bytes <= LEAF_BYTES:  # copying so few bytes takes less time than feeding a hasher twice
         content = _octets_at(tensor)
@@ -93,10 +95,10 @@ def _leaves(view: memoryview) -> bytes:
 
 
 def _may_be_constant(content: ctypes.Array[Any], dtype: torch.dtype) -> bool:
-    """Whether the first element is zero or not finite. Nearly always it is not, and then no other element is read.
+    """Whether the first element is zero or not finite. It rarely is; if it is not, no other element needs to be read.
 
-    The element's highest byte nearly always decides: it has the sign and seven bits of the exponent, which are all ones
-    if the element is not finite.
+    The element's highest byte is nearly always enough: it has the sign and seven bits of the exponent, which are all
+    ones if the element is not finite.
     """
     if not content:
         return False
@@ -122,7 +124,7 @@ def _constant(content: ctypes.Array[Any], dtype: torch.dtype) -> str | None:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The dense local tensor behind `tensor`, without autograd. Raises RecordingError if there is no such tensor."""
+    """The dense local tensor inside `tensor`, detached from autograd. Raises RecordingError if there is none."""
     if type(tensor) is not torch.Tensor or tensor.requires_grad:
         tensor = tensor.detach()
         if type(tensor) is not torch.Tensor:
@@ -143,10 +145,10 @@ tensor, the index of the part's first element in the flattened tensor, and the i
 
 
 def placements(tensor: torch.Tensor) -> str | None:
-    """How a tensor is placed, in words; None for a tensor that is whole.
+    """A text about how a tensor is placed; None for a tensor that is whole.
 
-    A DTensor has its placements, such as `Shard(dim=0) of [8, 4] over [2]`. A part of a flattened tensor has the shape
-    of the whole tensor, such as `flat of [8, 4]`.
+    For a DTensor, its placements, such as `Shard(dim=0) of [8, 4] over [2]`. For a part of a flattened tensor, the
+    shape of the whole tensor, such as `flat of [8, 4]`.
     """
     if (said := getattr(tensor, FLAT, None)) is not None:
         return f"flat of {list(said[0])}"
@@ -177,8 +179,9 @@ def _no_bytes(found: str) -> RecordingError:
 
 
 def octets(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor's elements in row-major order, as uint8 [bytes] on its device; a view if it is
-    contiguous.
+    """The bytes of a tensor's elements in row-major order, as a uint8 tensor [bytes] on the same device.
+
+    It is a view if the tensor is contiguous.
     """
     dense = tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
     if not dense.is_contiguous():
@@ -188,8 +191,11 @@ def octets(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor's elements in row-major order; not copied if the tensor is contiguous in host memory.
-    Raises RecordingError for a tensor that has elements but no memory of its own."""
+    """The bytes of a tensor's elements in row-major order. They are not copied if the tensor is contiguous in host
+    memory.
+
+    Raises RecordingError for a tensor that has elements but no memory of its own.
+    """
     content = _octets_at(tensor)
     return memoryview(content).cast("B") if len(content) else memoryview(b"")
 

@@ -43,7 +43,7 @@ _MAX_NAME = 1000
 
 
 def check_values(path: Path, table: pa.Table, manifest: Manifest) -> None:
-    """Raise RecordingError unless every value is in its range, so that later readers need no checks."""
+    """Raise RecordingError if a value in the table is out of its range. So later readers need no checks."""
     is_loss = pc.equal(table["kind"], _scalar("loss", pa.string()))
     checks = {
         f"step in 0..{manifest.steps - 1}": _within(table["step"], manifest.steps),
@@ -100,7 +100,7 @@ def _matches(column: pa.ChunkedArray, pattern: str) -> Any:
 
 
 def _are_printable(column: pa.ChunkedArray) -> Any:
-    """A mask of the texts that are printable, in any script, and of allowed length."""
+    """A mask: True for each text that is printable, in any script, and neither empty nor too long."""
     sizes = pc.utf8_length(column)
     fits = pc.and_(pc.greater(sizes, _scalar(0, sizes.type)), pc.less_equal(sizes, _scalar(_MAX_NAME, sizes.type)))
     return pc.and_(fits, pc.invert(_matches(column, r"[\p{C}\p{Zl}\p{Zp}]")))

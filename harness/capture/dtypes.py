@@ -1,4 +1,4 @@
-"""The names of dtypes in digests and on disk, and the inverse."""
+"""The names of dtypes in digests and on disk, and the dtypes by these names."""
 
 from __future__ import annotations
 

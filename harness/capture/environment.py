@@ -1,7 +1,7 @@
-"""Choose the environment variables that can change a bit, for manifests and for the keys of caches.
+"""Select the environment variables that can change a bit, for manifests and for the keys of caches.
 
-Manifests may be published, so they only have variables from a list: of numerical libraries, and of those variables of
-torch that select an implementation. The key of a cache must change with anything that might change a bit, so it has all
+Manifests may be published, so they only have variables from a list: those of numerical libraries, and those of torch
+that select an implementation. The key of a cache must change with anything that might change a bit, so it has all
 variables of torch. Neither contains values that look like secrets, such as `hf_...` tokens.
 """
 
@@ -49,22 +49,24 @@ _LONG_WORD = re.compile(r"(?=[^\s/\\,:;.]*[0-9])(?=[^\s/\\,:;.]*[A-Za-z])[A-Za-z
 
 
 def environment_variables() -> dict[str, str]:
-    """The variables for a manifest, sorted by name: those that can change a bit.
+    """The environment variables for a manifest, sorted by name: those that can change a bit.
 
-    Leaves out variables of a single launch, and names that look like secrets. A value that looks like a secret is
-    replaced by a digest, so that different values still differ.
+    Variables that differ from launch to launch, and names that look like secrets, are left out. A value that looks like
+    a secret is replaced by its digest, so that different values still differ.
     """
     return {name: told(value) for name, value in _of(os.environ) if _is_listed(name)}
 
 
 def environment_of_keys() -> dict[str, str]:
-    """The variables for the key of a cache: as for a manifest, and a digest of every other variable that torch might
-    read."""
+    """The environment variables for the key of a cache: those for a manifest, and all others that torch might read.
+
+    The latter have digests in place of values.
+    """
     return {name: told(value) if _is_listed(name) else _digest(value) for name, value in _of(os.environ)}
 
 
 def told(value: str) -> str:
-    """A variable's value or, if it looks like a secret, a text with its digest."""
+    """A variable's value; if it looks like a secret, a text with its digest."""
     return _digest(value) if _SECRET_VALUE.search(value) or _LONG_WORD.search(value) else value
 
 

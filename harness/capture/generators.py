@@ -1,7 +1,7 @@
 """Record the states of the global random number generators, as records of kind `rng`.
 
-A generator's state is recorded after each step that drew from it, and only then: a system that never draws has no such
-record. A generator that a step creates for its own use is not recorded.
+A generator's state is recorded after each step that drew from it, but after no other step: a system that never draws
+has no such record. A generator that a step creates for its own use is not recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Generators:
         self._before = _states()
 
     def drawn(self) -> dict[str, Tensor]:
-        """By name, the present state of each generator whose state has changed since the snapshot, as bytes."""
+        """The present states, as bytes, of those generators whose state has changed since the snapshot, by name."""
         changed = {name: state for name, state in _states().items() if state != self._before.get(name)}
         return {name: torch.frombuffer(bytearray(state), dtype=torch.uint8) for name, state in changed.items()}
 

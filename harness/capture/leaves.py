@@ -1,7 +1,7 @@
-"""Hash the leaves (blocks of 16 KiB) of a tensor on its own device.
+"""Hash the leaves of a tensor (its blocks of 16 KiB) on its own device.
 
 Triton's kernel reads each byte once. If it is unavailable, torch's operators compute the same, but read each byte some
-ten times, and the log says so. Either is used only if it hashes known leaves as xxhash does.
+ten times, and the log says so. Both are tested before use: they must hash known leaves as xxhash does.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ NUM_KNOWN = 3
 
 
 def hash_on_device(octets: torch.Tensor) -> memoryview:
-    """The XXH3-128 digests of the leaves in order, and of the remainder: 16 bytes each, big-endian as in xxhash.
+    """The XXH3-128 digests of a tensor's leaves in order, then that of the rest: 16 bytes each, big-endian as in
+    xxhash.
 
-    `octets` is uint8 [bytes], contiguous. Only 16 bytes per leaf, and the remainder of less than 16 KiB, are copied to
-    the host.
+    `octets` is uint8 [bytes], contiguous. Only 16 bytes per leaf, and the rest of less than 16 KiB, are copied to the
+    host.
     """
     num_leaves = len(octets) // xxh3.LEAF_BYTES
     whole, rest = octets.tensor_split([num_leaves * xxh3.LEAF_BYTES])
@@ -54,8 +55,10 @@ def _fetch(octets: torch.Tensor) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
 
 @functools.cache
 def leaf_hasher(device: torch.device) -> LeafHasher:
-    """The function that hashes leaves on a device: the kernel if it works there, otherwise torch's operators. Raises
-    MachineError if both are wrong."""
+    """The function that hashes leaves on a device: Triton's kernel if it works there, otherwise torch's operators.
+
+    Raises MachineError if both fail.
+    """
     problems = []
     for name, load in (("Triton's kernel", load_kernel), ("torch's operators", load_operators)):
         try:
@@ -72,7 +75,8 @@ def leaf_hasher(device: torch.device) -> LeafHasher:
 
 
 def hashes_known_leaves(hasher: LeafHasher, device: torch.device) -> bool:
-    """Whether a function hashes three known leaves as xxhash does; three, to notice a wrong offset of a leaf."""
+    """Whether a function hashes three known leaves as xxhash does. With a single leaf, wrong offsets would go
+    unnoticed."""
     words = torch.arange(NUM_KNOWN * xxh3.LEAF_WORDS).mul_(0x165667919E3779F9).roll(1)
     leaves = words.view(NUM_KNOWN, xxh3.LEAF_WORDS)
     expected = b"".join(xxhash.xxh3_128_digest(leaf.numpy().tobytes()) for leaf in leaves)
@@ -80,12 +84,12 @@ def hashes_known_leaves(hasher: LeafHasher, device: torch.device) -> bool:
 
 
 def load_kernel() -> LeafHasher:
-    """The hash as a Triton kernel. Raises if Triton cannot be imported."""
+    """The function that hashes leaves by a Triton kernel. Raises if Triton cannot be imported."""
     from bitproof.harness.capture.xxh3_kernel import hash_leaves
 
     return hash_leaves
 
 
 def load_operators() -> LeafHasher:
-    """The hash in torch's own operators."""
+    """The function that hashes leaves by torch's own operators."""
     return xxh3.hash_leaves

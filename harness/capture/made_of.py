@@ -48,7 +48,10 @@ _MAX_TOLD = 20
 
 
 def facts_of_process() -> Facts:
-    """The facts that all ranks share which this process forks: versions, builds, variables. Imports torch."""
+    """The facts that are the same on all ranks that this process forks: versions, builds, environment variables.
+
+    Imports torch.
+    """
     from bitproof.harness.machine.torch_build import torch_build
 
     known = machine()
@@ -65,14 +68,16 @@ def facts_of_process() -> Facts:
 
 
 def _digest_of_build(build: Sequence[str]) -> str:
-    """A digest of the description of torch's build, without its line about the CPU of this machine."""
+    """A digest of the lines that describe torch's build, without the line about this machine's CPU."""
     lines = [line for line in "\n".join(build).splitlines() if "CPU capability usage" not in line]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -> Facts:
-    """Facts that only the rank knows, after its system is made: its device, and the code loaded so far. `gpu` has the
-    facts from CUDA, None on a CPU. If several ranks load a module, it must be the same on each."""
+    """The facts that only a rank itself has, after its system is made: its device, and the code that it has loaded.
+
+    `gpu` has the facts from CUDA; None on a CPU. Without `with_code`, the code is left out.
+    """
     code = loaded_files() if with_code else {}
     if gpu is None:
         return code | {"cpu": str(machine().get("cpu"))}
@@ -81,11 +86,11 @@ def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -
 
 
 def loaded_files() -> Facts:
-    """The sha256 of every loaded module's file, by the module's name, and of libraries, by file name.
+    """The sha256 of the file of each loaded module, by the module's name, and of each loaded library, by its file name.
 
-    Left out are torch, Python's own modules and the modules that `own_digest` covers, since `facts_of_process` has
-    facts about them; and the system's libraries and modules that list the paths of editable installations, since they
-    may differ between machines. The trainers among bitproof's cases are included.
+    Torch, Python's own modules and bitproof's (`own_digest`) are left out, because `facts_of_process` has facts about
+    them. So are the system's libraries, and modules that list the paths of editable installations, because they may
+    differ between machines. The trainers among bitproof's cases are included.
     """
     import torch
 
@@ -117,13 +122,13 @@ def _told_of_library(file: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """The ranks that differ from the first rank, and a line for each differing fact."""
+    """The ranks that differ from the first rank in some fact, and a line for each fact in which ranks differ."""
 
     ranks: list[int]
     lines: list[str]
 
     def refuse(self) -> None:
-        """Raise CaseError, naming ranks and facts, if there are any differences."""
+        """Raise CaseError, which names ranks and facts, if there are any differences."""
         if not self.lines:
             return
         left = len(self.lines) - _MAX_TOLD
@@ -137,8 +142,11 @@ class Differences:
 
 
 def differences(by_rank: Sequence[Facts], *, all_told: bool) -> Differences:
-    """The differences between ranks, given the facts of each rank. With `all_told`, every rank must have every fact.
-    Otherwise only ranks that have a fact are compared, because some ranks may load a module that others do not need."""
+    """Compare the facts of ranks. `by_rank` has each rank's facts.
+
+    With `all_told`, all ranks must have the same facts. Otherwise a fact is compared only between the ranks that have
+    it, because some ranks may load a module that others do not need.
+    """
     lines: list[str] = []
     others: set[int] = set()
     for name in sorted({name for facts in by_rank for name in facts}):
@@ -155,7 +163,7 @@ def differences(by_rank: Sequence[Facts], *, all_told: bool) -> Differences:
 
 
 def tell_ranks(ranks: Sequence[int]) -> str:
-    """Ranks in words: `rank 3`, `ranks 1, 3 to 5`."""
+    """Name ranks in words, such as "rank 3" and "ranks 1, 3 to 5"."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and rank == parts[-1][-1] + 1:

@@ -41,12 +41,12 @@ def build_manifest(
     shows_every_buffer: bool = False,
     meetings: Sequence[Meeting] | None = None,
 ) -> Manifest:
-    """Build a recording's manifest, with facts about this machine and process.
+    """Build a recording's manifest, including facts about this machine and process.
 
-    `systems` has each rank's facts about its system, the manifest's `ranks`. `switches` has the readings of the lowest
-    rank on which a switch changed. `gpus` has each rank's facts about CUDA and its libraries, and `gpu_environments`
-    the variables that these libraries read. Both are empty on a CPU, so that recordings on a CPU remain comparable with
-    older recordings. The other arguments are fields of the manifest.
+    `systems` has each rank's facts about its system; it becomes the manifest's `ranks`. `switches` has the readings of
+    the lowest rank on which a switch changed. `gpus` has each rank's facts about CUDA and its libraries, and
+    `gpu_environments` the variables that these libraries read. Both are empty on a CPU, so that recordings on a CPU
+    remain comparable with older recordings. The other arguments are fields of the manifest.
     """
     from bitproof.harness.capture.digest import ALGORITHM
 
@@ -84,7 +84,7 @@ def build_manifest(
 
 @functools.cache
 def machine() -> MachineFacts:
-    """Versions and hardware. This creates no CUDA context: names of GPUs are from the driver's list."""
+    """The versions of libraries and the hardware. Creates no CUDA context: GPUs' names are from the driver's list."""
     import torch
 
     return describe_machine() | {
@@ -98,5 +98,5 @@ def machine() -> MachineFacts:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of the folder in which this process was started, read once."""
+    """The git commit of the folder in which this process was started, read once; None if there is none."""
     return commit_of_folder()

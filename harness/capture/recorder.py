@@ -21,11 +21,11 @@ from bitproof.harness.records.layout import Box, Cuts
 
 @dataclass
 class Recorder:
-    """A rank's rows, in the order in which they are observed. `seconds` is the wall time of recording.
+    """The rows that a rank records, in order. `seconds` is the time that recording has taken.
 
-    `kept` is a copy of the tensor under the key `keep`, after it was observed. `values` has copies of the tensors that
-    match `patterns`. If `cuts` has an entry for a tensor's `kind/name`, the digests of the tensor's cells are recorded
-    as well.
+    `keep` is the key of a tensor to copy: `kept` is the copy, made when the tensor was observed. `values` has copies of
+    the tensors that match `patterns`. If `cuts` has an entry for a tensor's `kind/name`, the digests of the tensor's
+    cells are recorded, too.
     """
 
     rank: int
@@ -42,8 +42,11 @@ class Recorder:
         self._is_chosen = chooser(self.patterns) if self.patterns else None
 
     def observe(self, kind: Kind, name: str, tensor: torch.Tensor) -> None:
-        """Record a tensor. Its digest is computed now, before the system changes it. Raises RecordingError if the key
-        was observed before, for an unknown kind, and for a loss that is not a single number."""
+        """Record a tensor. Its digest is computed at once, before the system can change it.
+
+        Raises RecordingError for an unknown kind, for a loss that is not a single number, and if the step has observed
+        a tensor of the same kind and name before.
+        """
         began = time.perf_counter()
         key = Key(self.step, kind, name, self.rank)
         if kind not in KINDS or not name or key in self.rows:
@@ -74,7 +77,7 @@ class Recorder:
 
 
 def _loss(kind: Kind, tensor: torch.Tensor) -> str | None:
-    """The hexadecimal float with exactly the value of a loss; None for other kinds."""
+    """A loss as a hexadecimal float, which has its exact value; None for tensors of other kinds."""
     if kind != "loss":
         return None
     if tensor.numel() != 1 or not tensor.is_floating_point():

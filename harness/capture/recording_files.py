@@ -1,8 +1,8 @@
 """Write and read a recording's folder: manifest.json, digests.parquet and, in values/, selected tensors of each rank.
 
-Files are neither trusted nor executed. A recording is written to a sibling folder, which is renamed at the end, so a
-folder appears whole or not at all. Reading checks types, names, ranges and sizes, and raises RecordingError, which
-names the file. The manifest has the sha256 of every other file, and of its own content.
+Files are neither trusted nor executed. A recording is written to a hidden folder beside its own, which is renamed at
+the end, so a recording appears as a whole or not at all. Reading checks types, names, ranges and sizes, and raises
+RecordingError, which names the file. The manifest has the sha256 of every other file, and of its own content.
 """
 
 from __future__ import annotations
@@ -72,14 +72,18 @@ _REPEATED = ["kind", "name", "dtype", "shape.list.element", "content", "placemen
 
 
 def write_recording(folder: Path, manifest: Manifest, rows: Iterable[tuple[Key, Record]]) -> None:
-    """Write a recording to `folder`, in place of an earlier one. Rows keep their order."""
+    """Write a recording to `folder`, and replace an earlier recording there. Rows keep their order."""
     table = _table(rows)
     _write_folder(folder, manifest, [table], silent_columns(table))
 
 
 def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: Sequence[Path] = ()) -> None:
-    """Write the ranks' parts, in the given order, as a recording, and move their files of `values` into its folder. If
-    the parts are large, only a single part at a time is in memory, and each becomes a row group of the recording."""
+    """Join the files of ranks into a recording in `folder`.
+
+    `parts` are the ranks' files of rows, in the order of the recording. `values` are the ranks' files of values, which
+    are moved into the folder. If the parts are large, only a single part at a time is in memory, and each becomes a row
+    group of the recording.
+    """
     parts = list(parts)
     tables: Iterable[pa.Table] = (DigestFile(part).table() for part in parts)
     if sum(part.stat().st_size for part in parts) <= HELD_BYTES:
@@ -92,7 +96,7 @@ def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: 
 
 
 def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
-    """The path of a rank's file of values, whose content matches its sha256 in the manifest. Raises RecordingError."""
+    """The path of a rank's file of values. Raises RecordingError if its sha256 differs from that in the manifest."""
     path = _values_path(folder, rank)
     known = manifest.values_sha256
     if known is None or len(known) != manifest.world_size:
@@ -114,7 +118,7 @@ def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
 
 
 def add_calls(folder: Path, step: int, logs: Sequence[bytes]) -> None:
-    """Write the logs of a step's operator calls into a recording's folder, a file per rank, and add them to its
+    """Write the logs of a step's operator calls, a file per rank, into a recording's folder, and name them in its
     manifest."""
     with _written(folder):
         (folder / CALLS).mkdir()
@@ -126,7 +130,7 @@ def add_calls(folder: Path, step: int, logs: Sequence[bytes]) -> None:
 
 
 def restate(folder: Path, **facts: Any) -> None:
-    """Change fields of a recording's manifest that are only known after the recording was written."""
+    """Change fields of the manifest of a finished recording. `facts` maps fields to new values."""
     about = {"schema": SCHEMA} | replace(read_manifest(folder), **facts).to_dict()
     about["manifest_sha256"] = sha256_of_manifest(about)
     partial = folder / f".{MANIFEST}.{os.getpid()}.partial"
@@ -136,7 +140,7 @@ def restate(folder: Path, **facts: Any) -> None:
 
 
 def checked_calls_path(folder: Path, manifest: Manifest, rank: int) -> Path:
-    """The path of a rank's log of calls, whose content matches its sha256 in the manifest. Raises RecordingError."""
+    """The path of a rank's log of calls. Raises RecordingError if its sha256 differs from that in the manifest."""
     path = _calls_path(folder, rank)
     if manifest.calls is None or len(manifest.calls.sha256) != manifest.world_size:
         raise RecordingError(f"{folder} holds no log of calls of each rank")
@@ -156,7 +160,7 @@ def _calls_path(folder: Path, rank: int) -> Path:
 
 
 def write_part(path: Path, rows: Iterable[tuple[Key, Record]]) -> None:
-    """Write a rank's rows as a file that appears whole or not at all."""
+    """Write a rank's rows to a file, which appears as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + f".{os.getpid()}.partial")
     pq.write_table(_table(rows), partial, compression="zstd", use_dictionary=_REPEATED)
@@ -178,10 +182,10 @@ def read_recording(folder: Path) -> Recording:
 
 
 def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
-    """Rename the finished folder `new` to `folder`, in place of an old one. At any moment one of the two has this name.
+    """Rename the finished folder `new` to `folder`, and replace an old folder of this name.
 
-    Many processes may do so at once; the folder of the last process stays. Raises FileExistsError if there is an old
-    folder, unless `replaces`.
+    If the system can exchange folders, there is a folder of this name at every moment. If several processes do this at
+    once, the folder of the last process stays. Without `replaces`, raises FileExistsError if there is an old folder.
     """
     # `rename` fails if a folder of that name exists and is not empty. Then the two are exchanged in a single operation.
     # Another process may remove the folder in between, so both are tried again.
@@ -218,7 +222,9 @@ def put_aside(name: str) -> str | None:
 
 def _replaced_in_two_steps(new: Path, folder: Path) -> bool:
     """Replace a folder by two renames, for systems that cannot exchange folders. False if another process was faster.
-    Between the renames the old folder has a hidden name that `put_aside` recognizes."""
+
+    Between the two renames, the old folder has a hidden name that `put_aside` recognizes.
+    """
     old = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.old")
     os.rename(folder, old)
     try:
@@ -241,7 +247,8 @@ def _remove(old: Path) -> None:
 
 
 def _steadily(folder: Path, read: Callable[[], A]) -> A:
-    """The result of `read`, which reads a folder; read again if it fails and the folder was replaced meanwhile."""
+    """Call `read`, which reads files of a folder, and return its result. Repeats a failed call if the folder was
+    replaced."""
     # The first attempt may have read some files of the old folder and some of the new.
     until = time.monotonic() + _READ_SECONDS
     while True:
@@ -263,7 +270,7 @@ def _identity(folder: Path) -> tuple[int, ...]:
 
 
 def warm_up() -> None:
-    """Load the libraries for writing and reading tables now, as otherwise each forked rank would load them."""
+    """Load the libraries for writing and reading tables now. Otherwise each forked rank would load them."""
     written = pa.BufferOutputStream()
     pq.write_table(_table([]), written)
     pq.ParquetFile(pa.BufferReader(written.getvalue())).read(use_threads=False)
@@ -291,8 +298,11 @@ def _values_path(folder: Path, rank: int) -> Path:
 def _write_folder(
     folder: Path, manifest: Manifest, tables: Iterable[pa.Table], silent: Set[str], values: Sequence[Path] = ()
 ) -> None:
-    """Write a recording's folder, with a row group per table. `silent` names columns of OF_LAYOUTS that are empty in
-    all tables. These are left out, from the last column on, up to the first that is not empty."""
+    """Write a recording's folder, with a row group for each table.
+
+    `silent` names the columns of OF_LAYOUTS that are empty in all tables. In the order of OF_LAYOUTS, these columns are
+    left out up to the first that is not empty.
+    """
     folder = Path(folder)
     # The random name keeps two writers of the same folder apart.
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.partial")
@@ -318,7 +328,7 @@ def _write_folder(
 
 @contextmanager
 def _written(folder: Path) -> Iterator[None]:
-    """Raise RecordingError if files cannot be written within the block, as on a full disk."""
+    """Context in which files are written. An OSError, such as a full disk, becomes a RecordingError."""
     try:
         yield
     except OSError as error:
@@ -331,7 +341,7 @@ def _written(folder: Path) -> Iterator[None]:
 
 
 def _sha256(path: Path) -> str:
-    """The sha256 of a file. Parquet files have no checksum: a flipped bit would look like a difference of systems."""
+    """The sha256 of a file. (Parquet files have no checksum: a flipped bit would look like a difference of systems.)"""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -343,7 +353,10 @@ def sha256_of_manifest(manifest: Mapping[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check a recording's manifest alone. Raises RecordingError if it is missing, damaged or hostile."""
+    """Read and check the manifest of a recording, and no other file.
+
+    Raises RecordingError if it is missing, damaged or hostile.
+    """
     return _steadily(folder, lambda: _read_manifest(folder))
 
 
@@ -357,6 +370,7 @@ def _read_manifest(folder: Path) -> Manifest:
     if not isinstance(manifest, dict):
         raise RecordingError(f"{path} is no manifest", expected="a JSON object", found=type(manifest).__name__)
     for name, kind in _REQUIRED.items():
+        # Not isinstance: for it, True is an int.
         if type(manifest.get(name)) is not kind:
             raise RecordingError(
                 f"{path} is no manifest",
@@ -370,6 +384,7 @@ def _read_manifest(folder: Path) -> Manifest:
             found=f"schema {manifest['schema']}",
             fix="record again with this version",
         )
+    # These limits come before the hash, as they also bound the work of hashing.
     for expected, passed in _manifest_checks(manifest):
         if not passed:
             raise RecordingError(f"{path} is no manifest", expected=expected)
@@ -384,7 +399,7 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _manifest_checks(manifest: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Yield further checks of a manifest, each with its result. They bound the work of later readers."""
+    """Yield the checks of a manifest that bound the work of later readers: a rule as text, and whether it is met."""
     steps, world_size = manifest["steps"], manifest["world_size"]
     is_bearable = steps >= 1 and world_size >= 1 and steps * world_size <= MOST_STEPS_OF_RANKS
     yield f"steps and world_size from 1 on, and {MOST_STEPS_OF_RANKS} at most together", is_bearable

@@ -20,9 +20,10 @@ _MAX_PATTERN = 1000
 
 
 def parse_values(texts: Sequence[str]) -> tuple[str, ...]:
-    """The patterns in the texts of a command line's option. A text without wildcard or slash lists kinds: `grad,param`.
+    """The patterns for the texts of the option --values. A text without wildcard or slash lists kinds, as in
+    `grad,param`.
 
-    Raises UsageError for a kind that does not exist.
+    Raises UsageError for an unknown kind.
     """
     patterns: list[str] = []
     for text in texts:
@@ -42,24 +43,24 @@ def parse_values(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def first_and_last_step(steps: int) -> tuple[str, ...]:
-    """Patterns for the values of the first and last step of a run with `steps` steps."""
+    """The patterns that select all values of the first and the last step of a run with `steps` steps."""
     return tuple(dict.fromkeys(("0/*", f"{steps - 1}/*")))
 
 
 def chooser(patterns: Sequence[str]) -> Callable[[Key], bool]:
-    """A function from a tensor's key to whether any of the patterns matches its name, so that its value is kept."""
+    """A function that takes a tensor's key and returns whether any of the patterns matches the tensor."""
     # `(?!)` matches nothing.
     fits = re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns) or r"(?!)").match
     return lambda key: fits(name_value(key)) is not None
 
 
 def name_value(key: Key) -> str:
-    """A tensor's name, `step/kind/name`, for patterns and in its rank's file of values."""
+    """The name of a tensor's value in patterns and in files of values: `step/kind/name`."""
     return f"{key.step}/{key.kind}/{key.name}"
 
 
 def are_patterns(patterns: object) -> bool:
-    """Whether an object from a file is a list of patterns, with allowed number and lengths."""
+    """Whether an object from a file is a list of patterns, neither too many nor too long."""
     return (
         isinstance(patterns, list)
         and len(patterns) <= _MAX_PATTERNS

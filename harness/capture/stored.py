@@ -1,10 +1,10 @@
 """Read a recording's table of digests from disk, rank by rank.
 
-A thousand ranks write tens of millions of rows, more than a process should keep in memory. In a long table the rows of
-each rank are a row group, so that a rank can be read without the others. A table of another form is read as a whole.
+A thousand ranks write tens of millions of rows, more than a process should have in memory. In a long table each rank's
+rows are a row group, so a rank can be read without the others. A table of another form is read as a whole.
 
 The file is not trusted: schema, sizes and every value are checked before use. It stays open, so that later reads get
-the checked file even if its name then belongs to another file.
+the checked file, even if its name then belongs to another file.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import Key, Manifest, Record, Recording
 
 OF_LAYOUTS = ("cells", "box", "placements")
-"""The last columns of a table, from the last one on. A recording leaves out each that is empty, up to the first that is
-not.
+"""The last columns of a table, in reverse order. A recording leaves out the empty columns among them, up to the first
+that is not empty.
 """
 _WITHOUT = tuple(pa.schema(list(COLUMNS)[: len(COLUMNS) - count]) for count in range(len(OF_LAYOUTS) + 1))
 _FIRST_COLUMNS = pa.schema(
@@ -55,7 +55,7 @@ _LIKENESS = ("step", "kind", "name", "dtype", "shape", "content", "placements")
 
 
 class RankRows:
-    """A rank's rows, as columns, and as records by key. The records are made at first use."""
+    """A rank's rows: as columns, and as records by key, which are made at first use."""
 
     def __init__(self, rank: int, table: pa.Table) -> None:
         self.rank = rank
@@ -73,23 +73,26 @@ class RankRows:
 
     @cached_property
     def digests(self) -> Any:
-        """Every row's digest, as a numpy array of 32 bytes each."""
+        """The digests of all rows, as a numpy array with 32 bytes for each."""
         return digests_of(self.columns["digest"])
 
     @property
     def is_finite(self) -> bool:
-        """Whether every loss is finite. Agreement of infinite losses or NaNs shows nothing."""
+        """Whether all losses are finite. Agreement of infinite losses or NaNs proves nothing."""
         # Only "inf" and "nan" have an n: a hexadecimal float has none.
         return not any("n" in text for text in values_of(self.columns["value"].drop_null()))
 
     def recorded_like(self, other: RankRows) -> bool:
-        """Whether `other` has the same rows but for digests and losses, and all losses of these rows are finite."""
+        """Whether `other` has the same rows, except for digests and losses, and all losses of these rows are finite."""
         return all(self.columns[name].equals(other.columns[name]) for name in _LIKENESS) and self.is_finite
 
 
 class StoredRecording(Recording):
-    """A recording that is read from its folder on demand. `records` are read at first use; from then on they are used,
-    not the file, since a caller may change them."""
+    """A recording whose rows are read from its folder when they are needed.
+
+    Once `records` has been used, all records are in memory, and the file is not read any more: a caller may have
+    changed the records.
+    """
 
     def __init__(self, manifest: Manifest, tables: dict[int, Callable[[], pa.Table]]) -> None:
         self.manifest = manifest
@@ -97,16 +100,16 @@ class StoredRecording(Recording):
 
     @cached_property
     def records(self) -> dict[Key, Record]:  # type: ignore[override]
-        """Every rank's records, in the order in which they were recorded."""
+        """The records of all ranks, in the order in which they were recorded."""
         return {key: record for table in self._tables.values() for key, record in read_records(table()).items()}
 
     @property
     def holds_records(self) -> bool:
-        """Whether `records` are in memory: then a caller may have changed them."""
+        """Whether all records are in memory. If so, a caller may have changed them."""
         return "records" in self.__dict__
 
     def first_steps(self, steps: int) -> Recording:
-        """The recording that a run with fewer steps would have made."""
+        """The recording of a run with only `steps` steps, which are the first of this run."""
         manifest = replace(self.manifest, steps=steps, case=self.manifest.case | {"steps": steps})
         return super().first_steps(steps) if self.holds_records else self._part(manifest, lambda step: step < steps)
 
@@ -117,7 +120,7 @@ class StoredRecording(Recording):
         return self._part(self.manifest, lambda step: step >= first)
 
     def told_as(self, manifest: Manifest) -> Recording:
-        """The same records under another manifest."""
+        """A recording with the same records and another manifest."""
         return super().told_as(manifest) if self.holds_records else StoredRecording(manifest, self._tables)
 
     def _part(self, manifest: Manifest, keeps: Callable[[Any], Any]) -> StoredRecording:
@@ -132,29 +135,31 @@ class StoredRecording(Recording):
         return super().ranks if self.holds_records else tuple(self._tables)
 
     def records_of(self, rank: int) -> dict[Key, Record]:
-        """A rank's records. Only this rank's rows are read."""
+        """The records of a rank. No other rank's rows are read."""
         return super().records_of(rank) if self.holds_records else self.of_rank(rank).records
 
     def records_at(self, rank: int, step: int) -> dict[Key, Record]:
-        """A rank's records of one step; no other records are made."""
+        """The records of a rank in one step; no other records are made."""
         if self.holds_records:
             return super().records_at(rank, step)
         return read_records(_where(self.of_rank(rank).columns, "step", lambda at: at == step))
 
     def losses_of(self, rank: int) -> dict[Key, Record]:
-        """A rank's records of losses; no other records are made."""
+        """The records of a rank's losses; no other records are made."""
         if self.holds_records:
             return super().losses_of(rank)
         return read_records(_where(self.of_rank(rank).columns, "kind", lambda kind: kind == "loss"))
 
     def of_rank(self, rank: int) -> RankRows:
-        """A rank's rows, in the order in which they are stored. They are empty if it recorded nothing."""
+        """The rows of a rank, in the order in which they are stored; no rows if the rank recorded nothing."""
         return RankRows(rank, self._tables[rank]() if rank in self._tables else COLUMNS.empty_table())
 
 
 class DigestFile:
-    """An open file of digests. Its schema, its sizes, and its sha256 if it is known, are checked when it is opened.
-    Parquet files have no checksum: without the sha256, a flipped bit in a digest would look like a difference."""
+    """An open file of digests. Its schema and sizes are checked when it is opened, and its sha256 if that is known.
+
+    Parquet files have no checksum: without the sha256, a flipped bit in a digest would look like a difference.
+    """
 
     def __init__(self, path: Path, sha256: str | None = None) -> None:
         check_file(path, MAX_DIGESTS_BYTES)
@@ -190,9 +195,9 @@ class DigestFile:
     def table(self, group: int | None = None) -> pa.Table:
         """The rows of a row group, or of the whole file. Raises RecordingError if they are damaged or too large.
 
-        They are read batch by batch, because the size that the file states is not trusted: a small file can become a
-        huge table, by a dictionary with a single long name. Each batch is measured before it is unpacked, so such a
-        table never exists.
+        They are read batch by batch, because the size that the file states is not trusted: a dictionary with a single
+        long name can make a huge table of a small file. Each batch is measured before it is unpacked, so such a table
+        is never in memory.
         """
         groups = None if group is None else [group]
         try:
@@ -214,7 +219,7 @@ class DigestFile:
         return table
 
     def _stated_bytes(self, groups: Iterable[int]) -> int:
-        """The size of row groups in memory, as the file states it."""
+        """The bytes that row groups take in memory, according to the file."""
         parts = map(self._file.metadata.row_group, groups)
         return sum(part.column(index).total_uncompressed_size for part in parts for index in range(part.num_columns))
 
@@ -244,8 +249,10 @@ def _unpacked(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
-    """Read the recording whose digests are in `file`. Raises RecordingError for a value out of range or a repeated key.
-    The statistics of row groups are not read, because Arrow crashes the process if they are damaged."""
+    """The recording whose digests are in `file`. Raises RecordingError for a value out of range or a repeated key.
+
+    The statistics of row groups are not read, because Arrow crashes the process if they are damaged.
+    """
     if (
         file.num_rows > KEPT_ROWS
         and file.num_groups <= manifest.world_size
@@ -267,8 +274,10 @@ def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
 
 
 def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
-    """`read_rows` with only one row group in memory at a time; None unless each row group is a rank, in ascending
-    order."""
+    """Like `read_rows`, but with only one row group at a time in memory.
+
+    None unless each row group has the rows of a single rank, in ascending order of ranks.
+    """
     tables: dict[int, Callable[[], pa.Table]] = {}
     before: RankRows | None = None
     for group in range(file.num_groups):
@@ -283,13 +292,15 @@ def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
 
 
 def silent_columns(table: pa.Table) -> set[str]:
-    """The names of the columns of `OF_LAYOUTS` that are empty in a table."""
+    """The names of those columns of OF_LAYOUTS that are empty in a table."""
     return {name for name in OF_LAYOUTS if table[name].null_count == len(table)}
 
 
 def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
-    """Whether two recordings have the same rows of a rank, in the same order. Columns are compared, without making
-    records. False if a recording is not read from a folder."""
+    """Whether a rank has the same rows in two recordings, in the same order, and all losses are finite.
+
+    Columns are compared, without making records. False if the rows of a recording are not read from its folder.
+    """
     stored = [side for side in (first, second) if isinstance(side, StoredRecording) and not side.holds_records]
     if len(stored) < 2:
         return False
@@ -298,8 +309,10 @@ def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
 
 
 def lie_alike(first: Recording, second: Recording, rank: int) -> bool:
-    """Whether two recordings have the same tensors of a rank at the same steps, in the same layout. Columns are
-    compared, without making records. False if a recording is not read from a folder."""
+    """Whether a rank has the same tensors in two recordings, at the same steps and in the same layout.
+
+    Columns are compared, without making records. False if the rows of a recording are not read from its folder.
+    """
     stored = [side for side in (first, second) if isinstance(side, StoredRecording) and not side.holds_records]
     if len(stored) < 2:
         return False
@@ -313,7 +326,7 @@ def lie_alike(first: Recording, second: Recording, rank: int) -> bool:
 
 
 def read_records(table: pa.Table) -> dict[Key, Record]:
-    """A table's rows as records by key."""
+    """The rows of a table as records by key."""
     columns = {name: values_of(table[name]) for name in table.column_names}
     keys = map(Key, columns["step"], columns["kind"], columns["name"], columns["rank"])
     rows = map(Record, *(columns[name] for name in Record._fields))
@@ -321,12 +334,15 @@ def read_records(table: pa.Table) -> dict[Key, Record]:
 
 
 def _where(table: pa.Table, column: str, keeps: Callable[[Any], Any]) -> pa.Table:
-    """The rows of a table that `keeps` selects: it gets the values of a column as an array, and returns a mask."""
+    """The rows of a table for which `keeps` is True.
+
+    `keeps` gets the values of the column as an array, and returns an array of bools.
+    """
     return table.filter(pa.array(keeps(numpy.array(values_of(table[column]))), pa.bool_()))
 
 
 def check_file(path: Path, limit: int) -> None:
-    """Raise RecordingError unless a path is a regular file of at most `limit` bytes: a pipe would block the reader."""
+    """Raise RecordingError if a path is no regular file (a pipe would block), or larger than `limit` bytes."""
     refuse_link(path)
     try:
         status = path.stat()
@@ -341,7 +357,7 @@ def check_file(path: Path, limit: int) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise RecordingError for a symbolic link, which could lead to any other file, or change while it is read."""
+    """Raise RecordingError for a symbolic link: it could lead to any other file, or change while it is read."""
     if path.is_symlink():
         raise RecordingError(f"{path} is a symbolic link", expected="a recording whole in its own folder")
 
@@ -355,17 +371,17 @@ def damaged(path: Path, error: BaseException) -> RecordingError:
 
 
 def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
-    """For each run of contiguous rows of the same rank: the rank, and these rows, as a slice of the table's memory."""
+    """Split a table into slices whose rows have the same rank. Each slice comes after its rank."""
     ranks = numpy.array(values_of(table["rank"]))
     starts = [0, *(numpy.flatnonzero(numpy.diff(ranks)) + 1).tolist(), len(ranks)]
     return [(int(ranks[start]), table.slice(start, end - start)) for start, end in pairwise(starts) if start < end]
 
 
 def _checked_keys(path: Path, rows: RankRows, before: RankRows | None) -> RankRows:
-    """Raise RecordingError if a rank's rows name a tensor twice; returns the rows with which to compare the next rank.
+    """Raise RecordingError if two rows of a rank have the same key; returns the rows to compare the next rank with.
 
-    `before` are such rows of an earlier rank. If this rank recorded the same tensors, they are returned, and nothing
-    needs to be checked.
+    `before` are the rows that the previous call returned. If this rank recorded the same tensors, its keys need no
+    check, and `before` is returned.
     """
     if before and rows.recorded_like(before):
         return before

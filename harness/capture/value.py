@@ -1,4 +1,4 @@
-"""Convert a tensor to bytes and back: a line of JSON, then the elements' bytes in row-major order. No pickle."""
+"""Convert a tensor to bytes and back: a line of JSON, then the elements' bytes in row-major order. Uses no pickle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEADER_BYTES = 4096
 
 
 def pack_value(tensor: torch.Tensor) -> bytes:
-    """The bytes of a dense tensor, with a header. Raises RecordingError for a tensor without memory of its own."""
+    """The bytes of a dense tensor, after a line of JSON. Raises RecordingError if it has no memory of its own."""
     return _header_line(tensor.dtype, tensor.shape) + tensor_bytes(tensor)
 
 

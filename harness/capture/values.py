@@ -1,7 +1,7 @@
-"""Store the tensors that a rank keeps in a run, in a safetensors file, which cannot contain code.
+"""Store the values of tensors that a rank keeps in a run, in a safetensors file, which cannot contain code.
 
-A tensor's name is `step/kind/name`, such as `3/grad/layers.1.moe.router.weight`. Writing replaces the whole file.
-Reading returns a tensor at a time, so a large recording needs little memory, and each tensor is compared with its
+A tensor's name in the file is `step/kind/name`, such as `3/grad/layers.1.moe.router.weight`. Writing replaces the whole
+file. Reading returns one tensor at a time, so a large recording needs little memory, and compares the tensor with its
 recorded digest.
 """
 
@@ -31,7 +31,7 @@ def copy_value(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def write_values(path: Path, values: Mapping[Key, torch.Tensor]) -> None:
-    """Write a rank's tensors to a file, which appears whole or not at all."""
+    """Write a rank's values to a file, which appears as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + f".{os.getpid()}.partial")
     save_file({name_value(key): tensor for key, tensor in values.items()}, partial)
@@ -48,7 +48,7 @@ class Values:
         self._file = file
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor with this name. Raises RecordingError if it is missing or damaged."""
+        """The tensor called `name`. Raises RecordingError if it is missing or damaged."""
         try:
             tensor: torch.Tensor = self._file.get_tensor(name)
         except (SafetensorError, OSError, ValueError, RuntimeError) as error:
@@ -56,7 +56,7 @@ class Values:
         return tensor
 
     def read_recorded(self, key: Key, record: Record) -> torch.Tensor:
-        """The tensor of a record. Raises RecordingError if it does not have the recorded digest."""
+        """The tensor of a record. Raises RecordingError if the tensor has another digest than the record."""
         tensor = self.read(name_value(key))
         if (found := digest(tensor)) != record.digest:
             raise RecordingError(
@@ -70,8 +70,11 @@ class Values:
 
 @contextmanager
 def open_values_of(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
-    """Open a recording's values of a rank. Raises RecordingError if the recording keeps no values, if the file does not
-    match the manifest, or if it contains a tensor that the rank did not record."""
+    """Context with the open file of a rank's values in a recording.
+
+    Raises RecordingError if the recording has no values, if the file does not match the manifest, or if it contains a
+    tensor that the rank did not record.
+    """
     with open_values(checked_values_path(folder, recording.manifest, rank)) as values:
         if extra := sorted(values.names - set(map(name_value, recording.records_of(rank)))):
             raise RecordingError(
@@ -84,7 +87,10 @@ def open_values_of(folder: Path, recording: Recording, rank: int) -> Iterator[Va
 
 @contextmanager
 def open_values(path: Path) -> Iterator[Values]:
-    """Open a rank's file of values. Raises RecordingError, naming the file, if it is missing, cut short or damaged."""
+    """Context with a rank's open file of values.
+
+    Raises RecordingError, which names the file, if the file is missing, cut short or damaged.
+    """
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             yield Values(path, file)

@@ -1,7 +1,9 @@
 """Compute the XXH3-128 of many blocks of 16 KiB (leaves) at once, in torch operators, for devices without xxhash.
 
 Written from the specification (xxHash, doc/xxhash_spec.md, 0.2.0, "large inputs"), for inputs of exactly LEAF_BYTES,
-seed 0 and the default secret. All arithmetic is modulo 2**64, in int64. Two facts allow parallelism:
+seed 0 and the default secret. As in the specification, a leaf has 16 blocks, a block 16 stripes, and a stripe 8 words
+of 64 bits, one per lane. Each lane has an accumulator. All arithmetic is modulo 2**64, in int64. Two facts allow
+parallelism:
 
     The order in which a block's stripes are added to the accumulators does not matter. So a single reduction reads all
     bytes of all leaves, and only its result, a sixteenth of the words, is processed block after block.
@@ -41,13 +43,14 @@ _INITIAL = (_PRIME32_3, _PRIME64_1, _PRIME64_2, _PRIME64_3, _PRIME64_4, _PRIME32
 
 
 def mix(word: torch.Tensor, neighbour: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The number to add to a lane's accumulator, from the lane's word, its neighbour's word and the stripe's key."""
+    """The number to add to a lane's accumulator, from the lane's word, the neighbouring lane's word, and the stripe's
+    key."""
     value = word ^ key
     return neighbour + (value & 0xFFFFFFFF) * ((value >> 32) & 0xFFFFFFFF)
 
 
 def scramble(accumulator: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The new value of an accumulator at the end of a block."""
+    """The value of an accumulator after the end of a block, from its value before and a key."""
     return (accumulator ^ ((accumulator >> 47) & 0x1FFFF) ^ key) * 0x9E3779B1
 
 
@@ -103,8 +106,11 @@ UPPER_LENGTH, LOWER_LENGTH = _signed(~(LEAF_BYTES * _PRIME64_2)), _signed(LEAF_B
 
 @functools.cache
 def tables(device: torch.device) -> torch.Tensor:
-    """All constants, int64 [36, 8]. Rows: keys for a block's 16 stripes, keys for the last block's 16 stripes, the key
-    for scrambling, keys for the upper and the lower half of the result, and the initial accumulators."""
+    """All constants of the hash, as int64 [36, 8].
+
+    Rows: keys for a block's 16 stripes, keys for the last block's 16 stripes, the key for scrambling, the keys for the
+    upper and for the lower half of the result, and the initial accumulators.
+    """
 
     def key(offset: int) -> tuple[int, ...]:
         return struct.unpack_from("<8q", _SECRET, offset)

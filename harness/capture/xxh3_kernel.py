@@ -1,8 +1,8 @@
-"""Compute the XXH3-128 of many leaves in a Triton kernel, which reads every byte once and writes 16 bytes per leaf.
+"""Compute the XXH3-128 of many leaves (blocks of 16 KiB) in a Triton kernel, which reads every byte once.
 
 The arithmetic is that of the four functions of `xxh3.py`, compiled. A program with a single warp hashes a leaf, block
-after block. It loads a block, 1,024 contiguous bytes, 32 per thread in two loads, while it adds up the previous block
-in registers.
+after block. While it adds up a block of 1,024 contiguous bytes in registers, it loads the next block, 32 bytes per
+thread in two loads. It writes 16 bytes per leaf.
 
 Compiled for Hopper, this takes 74 instructions per warp and block, no shared memory and no barrier. By that count, not
 by a measurement, an H200 (132 SMs, 4.8 TB/s) needs two fifths of its issue slots to keep up with its memory.
@@ -21,8 +21,10 @@ _UPPER_LENGTH, _LOWER_LENGTH = tl.constexpr(xxh3.UPPER_LENGTH), tl.constexpr(xxh
 
 
 def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
-    """The XXH3-128 of each leaf, int64 [L, 2] (upper, lower half), on the device of the words (int64 [L, LEAF_WORDS]).
-    There is a program per leaf."""
+    """The XXH3-128 of each leaf, int64 [L, 2] (upper, lower half), from the words of the leaves, int64 [L, LEAF_WORDS].
+
+    Runs on the words' device, with a program for each leaf.
+    """
     digests_L2 = leaves_LW.new_empty(len(leaves_LW), 2)
     with torch.cuda.device_of(leaves_LW):
         hash_leaf[(len(leaves_LW),)](leaves_LW, xxh3.tables(leaves_LW.device), digests_L2, num_warps=1)
@@ -31,7 +33,7 @@ def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def hash_leaf(words: tl.tensor, table: tl.tensor, digests: tl.tensor) -> None:
-    """Hash the leaf with the same index as this program."""
+    """Hash the leaf whose index is the index of this program."""
     # A leaf has 16 blocks of 128 words; a block has 16 stripes of 4 pairs; the table has rows of 8 words.
     leaf = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, 128)

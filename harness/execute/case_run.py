@@ -57,12 +57,17 @@ A = TypeVar("A")
 
 
 class CaseRun:
-    """A case from its first run to its result.
+    """Runs a case: both of its systems for the first time, and again if a check or a search needs that.
 
-    A role is `reference` or `candidate`. The arm of a run is its purpose: `first`, `control` (the same again),
-    `stress`, or `replay1`, `replay2`, ... of a search. The checks (`checks/case_checks.py`) run systems again, and read
-    the findings so far: `comparison` of the first runs, `across` if their layouts differ, `repeats` of each system
-    compared with itself, `races` of a graph.
+    A `role` is "reference" or "candidate". An `arm` is a run's purpose: "first"; "control" (a repetition with the same
+    settings); "stress" (a repetition with random sleeps); or "replay1", "replay2", ... for a search for the cause.
+
+    The checks of `checks/case_checks.py` read these attributes:
+
+    - `comparison`: the result of comparing the two first runs.
+    - `across`: the comparison of systems whose tensors have different layouts; None if the layouts are alike.
+    - `repeats`: for each repetition, its comparison with the first run of the same system.
+    - `races`: a dict whose keys are lines about races in the systems' graphs.
     """
 
     case: Case
@@ -79,10 +84,10 @@ class CaseRun:
         *,
         logs_calls: bool = False,
     ) -> None:
-        """With `logs_calls`, first runs also log the operator calls of step 0.
+        """With `logs_calls`, the first runs also log the operator calls of step 0.
 
-        A difference is then traced to a call without a replay, but the report cannot show the bits of the differing
-        values.
+        Then a difference can be traced to a call without a replay, but the report cannot show the bits of the values
+        that differ.
         """
         self.case = case
         self.placement = placement
@@ -102,14 +107,16 @@ class CaseRun:
         self.firsts: dict[Role, Recording] = {}
         self.across: Any = None
         self.repeats: list[Repeat] = []
+        # Fewer if second runs may end with the first difference; see `checks/second_runs.py`.
         self.control_steps = case.steps
         self._on_event = on_event
         self.every_call: EveryCall | None = None
+        # By arm, the step whose calls a run also logs. `checks/second_runs.py` may add the arm `control`.
         self.watches: dict[str, Replay] = {"first": Replay(step=0, log=True)} if logs_calls else {}
         self.shows_bits = not logs_calls
 
     def result(self) -> CaseResult:
-        """Run the case. Any error in it becomes its result."""
+        """Run the case and return its result. If an error is raised, the result describes the error."""
         where = {name: getattr(self.placement, name) for name in ("device", "backend", "collectives")}
         began = time.monotonic()
         try:
@@ -144,7 +151,8 @@ class CaseRun:
         return applied(DECIDING, self._compared(), self)
 
     def _compared(self) -> Judgement:
-        """Compare the first runs; through `across` if layouts differ and the case states no bound."""
+        """Compare the first runs. Tensors with different layouts are compared by `two_layouts`, unless the case states
+        a bound."""
         began = time.monotonic()
         reference, candidate = (self._read_first(role) for role in ROLES)
         if self.case.bound is not None or not are_laid_out_otherwise(self.case, reference, candidate):
@@ -161,7 +169,7 @@ class CaseRun:
 
     @property
     def has_partners(self) -> bool:
-        """Whether each call of a side has a counterpart on the other, so a cause can be searched for."""
+        """Whether the calls of the two systems can be paired, so that a cause can be searched for."""
         return self.across is None or bool(self.across.have_partners)
 
     @property
@@ -179,15 +187,16 @@ class CaseRun:
         replay: Replay | None = None,
         later: RunRequest | None = None,
     ) -> RunAnswer:
-        """Run one system once, recorded or replayed into the folder `out`; returns the host's answer.
+        """Run a role's system once and return the host's answer. The recording, or the replay's archives, are written
+        to `out`.
 
-        `later` is the next request, whose graph may be traced meanwhile.
+        `later` is the next request: the host may trace its graph during this run.
         """
         self._place()
         return self._run(replace(self._request(role, arm, out, replay), later=later))
 
     def run_again(self, role: Role, arm: str) -> Path:
-        """Run a role's system once more, with a new time limit; returns the folder of the recording."""
+        """Run a role's system once more, with a new time limit, and return the folder of the new recording."""
         self._limit = self.options.timeout
         self.deadline = time.monotonic() + self._limit
         self.record(role, arm)
@@ -202,9 +211,7 @@ class CaseRun:
         return {role: self.folders.recording(role, "first") for role in ROLES}
 
     def log_calls(self, role: Role, step: int) -> list[Path]:
-        """Replay a role's system with a time limit of its own, and log the calls of a step. Returns an archive per
-        rank.
-        """
+        """Replay a role's system, with a new time limit, and log the calls of `step`. Returns one archive per rank."""
         self.begin_explaining()
         folder = self.archives / f"{role}.calls"
         self.record(role, "replay1", out=folder, replay=Replay(step=step, log=True))
@@ -252,7 +259,10 @@ class CaseRun:
         return self.client.ask(request, self._remaining() + _HOST_MARGIN, on_event)
 
     def ask(self, request: Request[A]) -> A:
-        """Send the host a request that is not a run, with the rest of the case's time limit."""
+        """Send a request other than a run to the host, such as a BitsRequest, and return the answer.
+
+        The time limit is the rest of the case's.
+        """
         return self.client.ask(request, self._remaining() + _HOST_MARGIN, self._on_event)
 
     def _place(self) -> None:
@@ -263,21 +273,22 @@ class CaseRun:
             self.case, self.placed = with_plan(self.case, found.plan), found.placed
 
     def compare_bits(self, archives: Mapping[Role, Path], name: str) -> ComparedBits:
-        """Compare the values that both systems' archives have under a name."""
+        """Compare two values bit by bit: the value called `name` in the reference's archive, and that in the
+        candidate's."""
         return self.ask(BitsRequest(reference=archives["reference"], candidate=archives["candidate"], name=name))
 
     def _remaining(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
 
     def _record_across(self, role: Role, arm: str, across: Across) -> Recorded:
-        """Run a side once more, as the comparison of two layouts asks."""
+        """Run a role's system once more, with the changes that `across` describes, for a comparison of two layouts."""
         from bitproof.harness.disturb.regroup import Recorded
 
         answer = self._run(replace(self._request(role, arm), across=across))
         return Recorded(self.folders.recording(role, arm).resolve(), answer.narrow)
 
     def repeat(self, arm: Literal["control", "stress"], role: Role) -> Comparison:
-        """Run a system once more, and compare this recording with its first."""
+        """Run a role's system once more, and compare the new recording with the recording of the first run."""
         began = time.monotonic()
         self.record(role, arm)
         first, case = self._read_first(role), self.case
@@ -305,9 +316,10 @@ class CaseRun:
         self.deadline = time.monotonic() + self._limit
 
     def replay(self, role: Role, number: int, folder: Path, replay: Replay) -> str | None:
-        """Replay a role's system into a folder, as its replay `number`; returns the digest of the record that it kept.
+        """Replay a role's system into a folder, as its replay `number`.
 
-        Raises RankError if the replay fails; if time is up, the error names --explain-timeout.
+        Returns the digest of the record whose value the replay was asked to keep; None if it was asked for none. Raises
+        RankError if the replay fails; if time is up, the error names --explain-timeout.
         """
         try:
             return self.record(role, f"replay{number}", out=folder, replay=replay).kept
@@ -327,6 +339,7 @@ class CaseRun:
             self.remarks.append(f"{role} {system} changed switches that bitproof had set: {', '.join(changed)}")
         self.seconds.note("start_ranks", role, answer.seconds.start_ranks)
         self.seconds.note("record", role, answer.seconds.record)
+        # Several runs show the same race, which is listed once.
         self.races |= dict.fromkeys(answer.races)
         if graph := answer.graph:
             self.seconds.trace = (self.seconds.trace or 0.0) + graph.trace_seconds

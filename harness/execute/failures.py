@@ -37,8 +37,9 @@ MAX_FOUND = 500
 class Failure:
     """The failure of a rank.
 
-    `time` is on the machine's monotonic clock. `what` continues "rank 3 of graph ...": "raised", "was killed by signal
-    9 (SIGKILL)". `secondary`: the rank only lost its connection to a rank that failed.
+    `time`: a reading of `time.monotonic()`. `what`: the end of a sentence that begins with "rank 3 of graph", such as
+    "raised" or "was killed by signal 9 (SIGKILL)". `secondary`: the rank failed only because its connection to another
+    rank was lost.
     """
 
     rank: int
@@ -50,10 +51,12 @@ class Failure:
 
 
 def failure_of_exception(rank: int, error: BaseException, around: Sequence[FrameSummary] = ()) -> Failure:
-    """The failure of a rank whose code raised an exception.
+    """The failure of a rank whose code raised `error`.
 
-    A CaseError is reported without a traceback. So is an error of bitproof whose traceback has no line of user code,
-    such as the error for a factory that returned None. `around` has the frames that are still active, outermost first.
+    `details` is the traceback. But it is only the error's text for a CaseError, and for an error raised by bitproof
+    without user code in the traceback, such as the error about a factory that returned None.
+
+    `around`: the stack frames that are still active, outermost first.
     """
     # torch raises RuntimeError for many reasons, so only the text shows whether a peer closed the connection.
     name, text = type(error).__name__, _message_of(error)
@@ -80,7 +83,6 @@ _NOT_THE_USERS = tuple(
 
 
 def _says_all(error: BaseException, around: Sequence[FrameSummary]) -> bool:
-    """Whether an error needs no traceback: a CaseError, or an error of bitproof with no frame of user code."""
     if isinstance(error, CaseError) or not isinstance(error, BitproofError):
         return isinstance(error, CaseError)
     frames = (*around, *traceback.extract_tb(error.__traceback__))
@@ -119,7 +121,10 @@ def signal_name(number: int) -> str:
 
 
 def failure_of_exit(rank: int, status: int, log: Path) -> Failure:
-    """The failure of a rank whose process ended without a report. For `status` see `tell_exit`."""
+    """The failure of a rank whose process ended without a report.
+
+    `status`: the exit status, or minus the number of the signal that killed the process.
+    """
     return Failure(rank=rank, time=time.monotonic(), what=tell_exit(status), details=ends(log))
 
 
@@ -129,20 +134,24 @@ def failure_of_garbage(rank: int, error: ValueError) -> Failure:
 
 
 def tell_exit(status: int) -> str:
-    """The end of a process without a report, in words, such as "exited with status 3 before it finished".
+    """Describe the end of a process that sent no report, as in "exited with status 3 before it finished".
 
-    `status` is an exit status, or minus a signal's number, as `os.waitstatus_to_exitcode` returns it.
+    `status`: the exit status, or minus the number of the signal that killed the process.
     """
     return f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status} before it finished"
 
 
 def blame(failures: Iterable[Failure]) -> Failure:
-    """The earliest failure that is not secondary; if all ranks only lost their peers, the earliest of all."""
+    """The failure to blame: the earliest of a rank that did not fail only because its connection to another was lost.
+
+    If all ranks failed only because of this, the earliest of all.
+    """
     return min(failures, key=lambda failure: (failure.secondary, failure.time))
 
 
 def error_of_failure(failure: Failure, system: str, at: str, log: str) -> RankError:
-    """The error that names the rank to blame. `at` is the rank's place in words, such as "at step 3"."""
+    """The error that names the rank to blame. `at` says how far the rank was, as in "at step 3". `log` is its log's
+    path."""
     return RankError(
         f"rank {failure.rank} of {system} {failure.what} {at}",
         rank=failure.rank,
@@ -155,8 +164,8 @@ def error_of_failure(failure: Failure, system: str, at: str, log: str) -> RankEr
 def error_of_hang(system: str, timeout: float, places: dict[int, str], stacks: str) -> RankError:
     """The error for ranks that did not finish in time.
 
-    `places` maps each unfinished rank to its place in words, such as "at step 3". Ranks at the same place are listed
-    together: "ranks 0, 2 at step 3; rank 1 at step 2".
+    `places` maps each unfinished rank to a text that says how far it was, such as "at step 3". The error lists ranks
+    with the same text together: "ranks 0, 2 at step 3; rank 1 at step 2".
     """
     at: dict[str, list[int]] = {}
     for rank, place in sorted(places.items()):
@@ -174,15 +183,18 @@ def error_of_hang(system: str, timeout: float, places: dict[int, str], stacks: s
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """An error in the form in which one process sends it to another: the name of its class, and its fields by name."""
+    """An error in the form in which a process sends it to another process: the name of its class, and its fields by
+    name."""
 
     error_class: str
     facts: dict[str, Any]
 
     @staticmethod
     def of(error: BaseException, what: str) -> Problem:
-        """The problem for an error. An error outside `harness.errors` becomes a RankError with its traceback: `what`
-        failed.
+        """Convert an error into a Problem. If it is not one of bitproof's own errors, it becomes a RankError with a
+        traceback.
+
+        `what` names the failed thing in the RankError's text: "... failed before its ranks started".
         """
         if not isinstance(error, BitproofError):
             error = RankError(
@@ -197,7 +209,7 @@ class Problem:
         return Problem(error_class=type(error).__name__, facts=facts)
 
     def error(self) -> BitproofError:
-        """The error that another process sent; a class outside `harness.errors` becomes a RankError."""
+        """Convert the Problem back into an error. An unknown class becomes a RankError."""
         # The name comes from another process, so it may be anything: only an error class of this project is used.
         kind = getattr(errors, self.error_class, None)
         if not (isinstance(kind, type) and issubclass(kind, BitproofError)):
@@ -207,7 +219,7 @@ class Problem:
 
 
 def tail(log: Path, lines: int = 20, limit: int = 16_384) -> str:
-    """The end of a log, at most `lines` lines."""
+    """The last `lines` lines of a log, or fewer if they take more than `limit` bytes."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - limit))
@@ -218,10 +230,10 @@ def tail(log: Path, lines: int = 20, limit: int = 16_384) -> str:
 
 
 def ends(log: Path, lines: int = 10, limit: int = 8_192) -> str:
-    """The first and last lines of a log, at most `lines` of each.
+    """The first `lines` lines of a log and the last `lines`, each within `limit` bytes.
 
-    Either end may have the reason. A library that aborts the process prints the reason, such as gloo's message about
-    mismatched collectives, and then a long stack. Other failures print their reason last.
+    Either end may have the reason of a failure. A library that aborts the process prints the reason, such as gloo's
+    message about mismatched collectives, and then a long stack. Other failures print their reason last.
     """
     try:
         with log.open("rb") as file:
@@ -235,9 +247,9 @@ def ends(log: Path, lines: int = 10, limit: int = 8_192) -> str:
 
 
 def stack_of(log: Path, entry: str) -> str:
-    """The newest stack dump in a forked process's log, innermost call first, without the frames around the fork.
+    """The newest stack dump in the log of a forked process, innermost call first.
 
-    `entry` is the name of the function that the process began with; its callers are left out.
+    `entry` is the name of the function in which the process began; the frames outside that function are left out.
     """
     # `faulthandler` writes a dump after each such line. Frames after the entry's are those of this project's fork.
     text = tail(log, lines=200)
@@ -248,7 +260,7 @@ def stack_of(log: Path, entry: str) -> str:
 
 
 def log_name(log: Path) -> str:
-    """A log's path within the run folder, such as `logs/moe_tiny/graph/rank1.log`."""
+    """A log's path relative to the run folder, such as `logs/moe_tiny/graph/rank1.log`."""
     return str(Path(*log.parts[-4:])) if "logs" in log.parts[-4:-3] else str(log)
 
 

@@ -20,7 +20,8 @@ class CaseFolders:
     work: Path
 
     def recording(self, role: Role, arm: str) -> Path:
-        """The folder of a run's recording. All runs but the first have a suffix, such as `graph.control`."""
+        """The folder of a run's recording. For all runs but the first, the purpose `arm` is a suffix, as in
+        `graph.control`."""
         suffix = "" if arm == "first" else f".{arm}"
         return self.run_dir / "recordings" / self.case.name / f"{self.label(role)}{suffix}"
 
@@ -38,12 +39,13 @@ class CaseFolders:
         return self.run_dir / "logs" / self.case.name / f"{check}.log"
 
     def graphs(self, role: Role) -> Path:
-        """The folder of a system's dumped graphs. If both systems have graphs, the reference's has a suffix."""
+        """The folder of a system's dumped graphs. If both systems have graphs, the name of the reference's folder has a
+        suffix."""
         twin = role == "reference" and {self.case.reference, self.case.candidate} <= {*TRACED}
         return (self.run_dir / "graphs" / f"{self.case.name}{'.reference' if twin else ''}").resolve()
 
     def remarks_on_graphs(self) -> list[str]:
-        """A remark for a case in which neither system has a graph to dump; else nothing."""
+        """A list with a remark if neither of the case's systems has a graph to dump; else an empty list."""
         if {*TRACED, COMPILED} & {self.case.reference, self.case.candidate}:
             return []
         known = ", ".join((*TRACED, COMPILED))
@@ -57,7 +59,7 @@ class CaseFolders:
         return (self.work / "profile" / self.case.name / self.label(role)).resolve()
 
     def profiles(self) -> dict[str, Path]:
-        """The profiles of both first runs, by a name such as `graph rank 1`; ranks on other machines write none."""
+        """The profiles that ranks of both first runs wrote on this machine, by names such as `graph rank 1`."""
         return {
             f"{self.label(role)} rank {rank}": file
             for role in ROLES
@@ -66,16 +68,16 @@ class CaseFolders:
         }
 
     def joined_profile(self) -> Path:
-        """The file for the joined profile of all ranks."""
+        """The file into which the profiles of all ranks are joined."""
         return self.run_dir / "profile" / f"{self.case.name}.json"
 
     def label(self, role: Role) -> str:
-        """The system's name as a folder name. If both roles run the same system, the candidate's has a suffix."""
+        """A folder name for a role's system. If both roles have the same system, the candidate's name has a suffix."""
         label = file_name(getattr(self.case, role))
         twin = role == "candidate" and self.case.reference == self.case.candidate
         return f"{label}.candidate" if twin else label
 
 
 def _by_number(path: str) -> list[str | int]:
-    """A sort key that puts rank10 behind rank9."""
+    """A sort key that places rank10 after rank9."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.removesuffix(".log"))]

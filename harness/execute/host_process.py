@@ -1,6 +1,4 @@
-"""The host process as the command sees it: started early, asked by lines of JSON, killed at the end with its
-descendants.
-"""
+"""The host process as seen by the command: starts early, gets requests as lines of JSON, is killed with its forks."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ _END_SECONDS = 1.0  # for a host to end its descendants by itself
 
 
 class HostLost(Exception):  # noqa: N818 (a message between modules; users see its `error`)
-    """The host ended, or was killed because it did not respond (`silent`). `error` is the message for the user."""
+    """The host ended, or was killed because it did not respond (`silent` is True). `error` is for the user."""
 
     def __init__(self, error: RankError, *, silent: bool) -> None:
         super().__init__(str(error))
@@ -42,11 +40,11 @@ class Abandoned(Exception):  # noqa: N818 (a message between modules, as above)
 
 
 class HostProcess:
-    """A host process. Its process group contains every rank, so that a single signal ends the host and all ranks.
+    """A host process. Its process group contains every rank, so a single signal ends the host and all ranks.
 
-    It starts at once and imports torch while the caller continues. Its temporary files, and those of all its
-    descendants, such as compilers, go into the folder `temporary`. If the host starts only some ranks of a run,
-    `starts` names these ranks and their machine, for errors: "rank 3 on node7".
+    The process starts when this object is made, and imports torch while the caller continues. Temporary files of the
+    host and of its descendants, such as compilers, go into the folder `temporary`. If the host starts only some ranks
+    of a run, `starts` names these ranks and their machine in errors, as in "rank 3 on node7".
     """
 
     def __init__(
@@ -70,10 +68,11 @@ class HostProcess:
         on_event: OnEvent,
         is_abandoned: Callable[[], bool] = lambda: False,
     ) -> A:
-        """Send a request and wait for its answer; events before the answer go to `on_event`.
+        """Send a request and return its answer; events before the answer go to `on_event`.
 
-        Raises the BitproofError that the host answers, and HostLost if the host dies or has not answered after
-        `timeout` seconds. `is_abandoned` is called regularly; once it returns True, Abandoned is raised.
+        Raises the BitproofError that the host sends as its answer, and HostLost if the host dies or sends no answer
+        within `timeout` seconds. `is_abandoned` is called regularly; once it returns True, the host is killed and
+        Abandoned raised.
         """
         deadline = time.monotonic() + timeout
         if is_abandoned():
@@ -99,12 +98,12 @@ class HostProcess:
                     return cast(A, answer)
 
     def end_if_idle(self) -> None:
-        """Begin to end this host if it is idle. Call it early: freeing torch's memory takes a while."""
+        """Ask this host to end if it is idle, without waiting. Call it early: freeing torch's memory takes a while."""
         if not self._is_busy:
             self._process.begin_to_end()
 
     def kill(self) -> None:
-        """End the host and every process below it, now. Harmless when done before."""
+        """End the host and all its descendants now. Does nothing if the host has ended."""
         if self._is_busy and self._process.status is None:  # the host can find processes that left its group
             self._process.hang_up()
             self._process.wait(_END_SECONDS)

@@ -1,6 +1,6 @@
 """Run cases: record both systems, compare, judge, and find the cause of a difference.
 
-The caller's process loads no torch. A host process does all work that needs it; see `harness.execute.host.main`.
+The caller's process does not load torch. A host process does all work that needs it; see `harness.execute.host.main`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def run_cases(
 ) -> Iterator[CaseResult]:
     """Run cases in order; yields each result as soon as its case is judged.
 
-    The call itself starts the host process, before the first result is requested. Closing the iterator, an interrupt
-    or SIGTERM ends every process that was started. With concurrent cases, results are in the order in which the cases
-    are judged. `on_event` is always called in the caller's thread. Under torchrun, rank 0 runs the cases on all ranks,
-    and the other ranks yield the results that rank 0 sends.
+    The host process starts at the call, not at the first `next()`. All processes end if the iterator is closed or at an
+    interrupt or SIGTERM. With concurrent cases, results are in the order in which the cases are judged. `on_event` is
+    always called in the caller's thread. Under torchrun, rank 0 runs the cases on all ranks, and the other ranks yield
+    the results that rank 0 sends.
 
     These errors are raised before any rank has started:
 
-    - UsageError for a fault that cannot fire, for a missing system or extra pass, and for several jobs if cases must
-      run one after another,
+    - UsageError for a fault that cannot fire, for a missing system or extra pass, and for concurrent cases if cases
+      must run one after another,
     - CaseError if the option `names` is given and a case's candidate is built in: a built-in candidate has the
       reference's names, so there is nothing to map,
     - CaseError for a case that does not fit the machine.
@@ -78,7 +78,8 @@ def run_cases(
 def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
     """Facts about this machine for the report, read without torch. Each case's result has its own device and backend.
 
-    `commit` is the variable GITHUB_SHA, which GitHub Actions sets, or else the commit of the working directory.
+    `commit` is the value of the variable GITHUB_SHA, which GitHub Actions sets; without it, the commit of the working
+    directory.
     """
     found = os.environ.get("GITHUB_SHA") or commit()
     return describe_machine() | {"device": device} | ({"commit": found} if found else {})

@@ -1,8 +1,8 @@
-"""Find the precompiled step that a system reads in place of tracing, and refuse unsuitable steps and options.
+"""Find the precompiled step that a system reads instead of tracing, and refuse unsuitable steps and options.
 
-A precompiled step is a folder with a training step's graph, which `bitproof precompile` writes. If a case runs the
-system `precompiled` and names no folder, the step is made at the start of the case's run, in a separate process that
-ends afterwards.
+A precompiled step is a folder with a training step's graph, written by `bitproof precompile`. If a case runs the system
+`precompiled` and names no such folder, the step is made at the start of the case's run, in a separate process that ends
+afterwards.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 HOST_MARGIN = 15.0
-"""Seconds that a host gets beyond the time of its forked process, whose own error for a late step says more."""
+"""Seconds that a host gets beyond the time limit of its forked process: that process reports more about a late step."""
 
 
 class PrecompiledStep:
-    """The precompiled step of a case's run. A step that was made for this run is removed when the run ends."""
+    """The precompiled step that a case's run reads. A step that was made for this run is removed when the run ends."""
 
     def __init__(self, case: Case, options: RunOptions, placement: Placement, client: Client) -> None:
         self._case = case
@@ -40,9 +40,10 @@ class PrecompiledStep:
         self._is_asked = threading.Lock()
 
     def check(self, timeout: float, on_event: OnEvent) -> None:
-        """Raise ArtifactError if the folder given by --precompiled has an unsuitable step, before any rank runs.
+        """Raise ArtifactError if the step in the folder given by --precompiled does not suit the case. Call this before
+        ranks run.
 
-        The check takes `timeout` seconds at most.
+        The check takes at most `timeout` seconds. Does nothing without --precompiled.
         """
         if self._options.precompiled is None:
             return
@@ -59,9 +60,9 @@ class PrecompiledStep:
         return StepFolder(folder.resolve(), self._options.trust_compiled)
 
     def folder_for(self, role: Role, timeout: float, on_event: OnEvent) -> StepFolder | None:
-        """The folder of the step that a role's system reads; None for a system that reads none.
+        """The folder of the step that a role's system reads; None for a system that reads no precompiled step.
 
-        If the step does not exist yet, it is precompiled now, within `timeout` seconds.
+        If the step is made for this run and does not exist yet, it is precompiled now, within `timeout` seconds.
         """
         system = getattr(self._case, role)
         if role == "candidate" and self._options.precompiled is not None:
@@ -83,14 +84,14 @@ class PrecompiledStep:
 
 
 def check_precompiled(case: Case, options: RunOptions) -> None:
-    """Refuse options that do not fit a precompiled step, before any process starts.
+    """Refuse a case and options that do not suit a precompiled step, before any process starts.
 
-    Raises UsageError or CaseError:
+    Raises CaseError or UsageError
 
     - for a candidate that runs no graph, or a graph that cannot be stored,
-    - for compiled code without permission to run it,
+    - for compiled code that the user has not permitted to run,
     - for extra passes or graph dumps,
-    - for the system `precompiled` without a folder under torchrun: a rank would have to make the step for all others.
+    - under torchrun, for the system `precompiled` without --precompiled: one rank would have to make the step for all.
     """
     # Without a folder, only the system `precompiled` reads a step, which the run makes itself. With a folder, any
     # candidate that runs a graph reads the step there.

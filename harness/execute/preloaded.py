@@ -1,15 +1,15 @@
 """Import the modules that a case names in `preload` once, in the process from which its ranks are forked.
 
-A framework may take ten seconds to import, and each of a case's four runs would repeat that. The host itself does not
-import it, but forks a process that does (`Preloader`). That process searches the same paths as the system's own code,
-and serves only runs that preload the same modules from the same folder. So two checkouts of a package need two
-processes, and a later case finds no module that it did not request.
+A framework may take ten seconds to import, and each of a case's four runs would repeat that. The host does not import
+it, but forks a process that does (`Preloader`). That process searches the same paths as the system's own code, and
+serves only runs that preload the same modules from the same folder. So two checkouts of a package need two processes,
+and a later case finds no module that it did not request.
 
-A system may still change the search path. From then on its imports could mean other files than the preloaded ones, so
-the rank is refused. Example: `sys.path.insert(0, "vendored")` with `vendored/pkg/`, while `pkg` was preloaded from
-elsewhere.
+A system may change the search path later. If an import would then find another file than the preloaded module's, the
+rank is refused. For example, `pkg` was preloaded, and then the system calls `sys.path.insert(0, "vendored")` with a
+folder `vendored/pkg/`.
 
-A module that starts threads, or touches a GPU, is refused: a process that is forked afterwards may hang.
+A module that starts threads or touches a GPU is refused: a process that is forked afterwards may hang.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _preloaded: Preloaded | None = None
 class Preloaded:
     """The preloaded modules of this process and its forks, each with its file.
 
-    Before an import in user code, each module must still be found in the same file. That is checked again whenever
-    `sys.path`, the finders of imports or the working directory have changed.
+    An import must still find each of these modules in the same file. This is checked before an import in user code if
+    `sys.path`, the import finders or the working directory have changed.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -50,7 +50,7 @@ class Preloaded:
     def check(self) -> None:
         """Raise UsageError if an import of a preloaded module would now find another file.
 
-        Each later call raises the same error again, since user code may have caught it.
+        After that, each call raises the same error: user code may have caught the first.
         """
         self._looked_in = _where_imports_look()
         if self._problem is None:
@@ -64,15 +64,18 @@ class Preloaded:
 
     @refusing()
     def check_again(self) -> None:
-        """Check again if the search path has changed since the last check. Called before each import in user code."""
+        """If the search path has changed since the last check, check that imports find the preloaded modules' files.
+
+        Called before imports in user code.
+        """
         if self._looked_in != _where_imports_look():
             self.check()
 
 
 def preload_watched(modules: Sequence[str], folder: Path | None = None) -> None:
-    """Preload modules, and check them at each import after a change of the search path, here and in forked processes.
+    """Preload modules, and from now on check at each import whether other files would be found, as in `Preloaded`.
 
-    Raises the errors of `preload`.
+    The checks also happen in processes that are forked from this one. Raises the errors of `preload`.
     """
     global _preloaded
     # Patch before the first import: a module may keep such a function, as `from importlib.util import find_spec` does.
@@ -117,7 +120,7 @@ def preload(modules: Sequence[str], folder: Path | None = None) -> Preloaded:
 
 
 def check_preloaded() -> None:
-    """Raise UsageError in a rank whose imports would now find other files than the preloaded modules'."""
+    """Raise UsageError if an import of a preloaded module would now find another file."""
     if _preloaded is not None:
         _preloaded.check()
 

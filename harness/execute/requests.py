@@ -1,7 +1,7 @@
-"""Requests to a host, a frozen dataclass each, and their answers. Imports no torch.
+"""The classes of requests to a host, which are frozen dataclasses, and of their answers. Imports no torch.
 
-A request's class names the class of its answer. `harness.execute.host.answerer` answers every class of request, and
-`harness.processes.framing` converts requests and answers to lines of JSON.
+The attribute `answer` of a request's class is the class of its answer. `harness.execute.host.answerer` answers every
+class of request, and `harness.processes.framing` converts requests and answers to lines of JSON.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ VALUES, ARCHIVE = ".safetensors", ".zip"
 
 
 class Request(Generic[A]):
-    """A request whose answer has the class `answer`, the type A.
+    """A request to a host. Its answer is an instance of the class `answer`, which is the type A.
 
-    `subject` describes the request in errors. Names in braces in it are replaced by fields: `precompiling {case.name}`.
+    `subject` describes the request in errors, with fields in braces: `precompiling {case.name}`.
     """
 
     answer: ClassVar[type[Any]]
@@ -45,13 +45,13 @@ class Request(Generic[A]):
 
     @property
     def about(self) -> str:
-        """The subject, with the values of its fields: "precompiling moe_tiny"."""
+        """The subject with the values of the request's fields, such as "precompiling moe_tiny"."""
         return self.subject.format_map(vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The facts about this machine that decide the placement of a case: the number of GPUs that torch can use."""
+    """The facts about a machine that decide on which devices a case runs: the number of GPUs that torch can use."""
 
     gpus: int
 
@@ -65,8 +65,10 @@ class MachineRequest(Request[Machine]):
 
 @dataclass(frozen=True, kw_only=True)
 class MadeOf:
-    """The software of this machine's ranks: versions and hashes of code by name (`harness.capture.made_of`); visible
-    GPUs.
+    """The software and GPUs of this machine's ranks.
+
+    `facts` maps the names of packages to versions and hashes of code (`harness.capture.made_of`). `gpus` has the
+    visible GPUs.
     """
 
     facts: dict[str, str]
@@ -75,9 +77,9 @@ class MadeOf:
 
 @dataclass(frozen=True)
 class MadeOfRequest(Request[MadeOf]):
-    """Report the versions and code of the host, and so of every rank that it forks.
+    """Report the versions and code of the host, which are also those of all ranks that it forks.
 
-    With `names_gpus`, also name the GPUs that the host sees.
+    With `names_gpus`, the answer also has the GPUs that the host sees.
     """
 
     answer = MadeOf
@@ -90,10 +92,10 @@ class RunAnswer:
     """The facts about a successful run.
 
     - `graph`: facts about the graph that the ranks ran, if any.
-    - `peak_mib`: the largest peak of device memory on a rank; None on a CPU.
-    - `kept`: the digest of the record that a replay had to keep.
-    - `switches_changed`: torch's determinism switches that the system changed.
-    - `races`: unordered uses of the same memory in the system's graphs.
+    - `peak_mib`: the largest peak of device memory on any rank, in MiB; None on a CPU.
+    - `kept`: the digest of the record whose value a replay was asked to keep.
+    - `switches_changed`: descriptions of torch's determinism switches that the system changed.
+    - `races`: descriptions of races in the system's graphs, that is uses of the same memory in no fixed order.
     - `narrow`: in a run in float64, the first call that read a value with fewer bits than float64 has.
     """
 
@@ -109,7 +111,7 @@ class RunAnswer:
 
 @dataclass(frozen=True)
 class StepFolder:
-    """The folder of a precompiled step; `trust_compiled` permits its compiled code to run."""
+    """The folder of a precompiled step. `trust_compiled`: whether its compiled code may run."""
 
     path: Path
     trust_compiled: bool = False
@@ -117,18 +119,18 @@ class StepFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest(Request[RunAnswer]):
-    """Run a system. Paths are of this machine.
+    """Run a system once. Paths are those of this machine.
 
     - `arm`: the purpose of the run, such as `first` or `control`; see `CaseRun`.
     - `out`: the folder of the recording, or of a replay's archives.
-    - `options`: the command's options, as far as this run follows them.
-    - `timeout`: the rest of `case_timeout`, in seconds.
-    - `later`: the next request. Its program may be made while the ranks of this run take their steps.
+    - `options`: the command's options, limited to those that this run follows.
+    - `timeout`: the time limit in seconds, which is the rest of `case_timeout`.
+    - `later`: the next request. Its graph may be made while the ranks of this run take their steps.
     - `profile`, `dump_dir`: folders for profiles and graphs.
-    - `precompiled`: the step to read; then nothing is traced.
-    - `watch`: also log a step's calls, in a run that is no replay.
-    - `across`: the settings of a run for a case with two layouts.
-    - `resume`: kill the run half-way, and resume it.
+    - `precompiled`: the step to read. With it, nothing is traced.
+    - `watch`: the step whose calls this run logs although it is no replay.
+    - `across`: the settings of a run for comparing two layouts.
+    - `resume`: kill the run half-way, and resume it from its saved state.
     """
 
     answer = RunAnswer
@@ -155,9 +157,9 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def values_to_keep(self) -> tuple[str, ...]:
-        """Patterns for the names of tensors whose values ranks keep.
+        """Patterns for the names of the tensors whose values, and not only digests, are written to files.
 
-        If the case states a bound, a first run keeps all.
+        If the case states a bound, a first run keeps all values.
         """
         if self.across is not None:
             return ALL if self.across.keeps_values else ()
@@ -167,7 +169,7 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def halves(self) -> tuple[RunRequest, ...]:
-        """The runs to make, in order: this one; or two, if the run is killed half-way and resumed.
+        """The runs that this request needs, in order: one, or two if the run is killed half-way and resumed.
 
         A replay of a step before the resume needs only the first of the two.
         """
@@ -183,12 +185,12 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def is_first(self) -> bool:
-        """Whether this is a first run, neither a control nor a replay."""
+        """Whether this is a first run of a system: neither a repetition nor a replay."""
         return self.arm == "first" and self.replay is None
 
     @property
     def fault(self) -> Fault | None:
-        """The deliberate defect of this run. Raises UsageError for an unknown fault."""
+        """The deliberate fault of this run; None if there is none. Raises UsageError for an unknown fault."""
         if not self.options.inject:
             return None
         from bitproof.harness.disturb.faults import parse_fault
@@ -197,29 +199,27 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def graph_options(self) -> GraphOptions:
-        """The settings of the graph pipeline that are not part of the case."""
+        """The options for making the graph that the case itself does not have."""
         return GraphOptions(extra_passes=self.options.extra_passes, dump_dir=self.dump_dir)
 
     @property
     def program(self) -> str:
-        """The settings that decide the graph which the ranks run, as a text. Requests with equal texts may share a
-        graph.
-        """
+        """A text of all settings that decide which graph the ranks run. Requests with equal texts may share a graph."""
         of_step = traced_part(self.case).to_dict(), self.system, self.options.extra_passes
         return json.dumps([*of_step, str(self.precompiled or "")], sort_keys=True)
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether a user's pass takes part in making the graph."""
+        """Whether a user's pass edits the graph."""
         return bool(self.options.extra_passes)
 
     @property
     def trace_log(self) -> Path:
-        """The log of tracing and of the passes."""
+        """The log of the trace and of the graph passes."""
         return self.logs / f"trace{self._suffix}.log"
 
     def log_of(self, rank: int) -> Path:
-        """The path of a rank's log. The names of second runs' logs have a suffix."""
+        """The path of a rank's log. All runs but first runs have their `arm` in it, as in `rank1.control.log`."""
         return self.logs / f"rank{rank}{self._suffix}.log"
 
     @property
@@ -229,12 +229,13 @@ class RunRequest(Request[RunAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlots:
-    """The ranks of a run that a host starts, the store in which ranks find each other, and files for their records.
+    """The ranks of a run that a host starts, the store in which ranks find each other, and the files for their records.
 
-    `part` is the template of a record file's path, with `{rank}`. Without `server`, `store` is the path of a file. With
-    `server`, the host and port of an existing store, `store` is a prefix of the keys in it. In that case a launcher
-    such as torchrun started the rank: `local_rank` and `local_world_size` are as in torchrun, and `gpu` is the index of
-    the rank's GPU.
+    `part` is a template for the paths of the ranks' files of records, with `{rank}` in it.
+
+    Without `server`, the host starts all ranks, and `store` is the path of a file. Otherwise a launcher such as
+    torchrun started the rank. Then `server` is the host and port of the launcher's store, `store` a prefix for the keys
+    in it, and `gpu` the index of the rank's GPU; `local_rank` and `local_world_size` are as in torchrun.
     """
 
     ranks: tuple[int, ...]
@@ -248,11 +249,11 @@ class RankSlots:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRunRequest(Request[End]):
-    """Run the ranks of `rank_slots` here. Other hosts may run the other ranks; the client joins all records.
+    """Run the ranks of `rank_slots` on this host. Other hosts may run the other ranks; the client joins all records.
 
-    With `is_prefetch`, a stage (a forked process, `host/stage.py`) only makes the run's graph, and sends no answer: a
-    later request for the run reports errors. `asked_at` is the time of the request on this machine's monotonic clock. A
-    stage may be busy at that time; waiting for it counts as time of the run.
+    `is_prefetch`: a stage (a forked process, `host/stage.py`) only makes the run's graph, and sends no answer. If this
+    fails, the later request for the run itself raises the error. `asked_at`: the time of the request, by
+    `time.monotonic()`. If the stage is busy at that time, waiting for it counts as time of the run.
     """
 
     answer = End
@@ -266,7 +267,10 @@ class LocalRunRequest(Request[End]):
 
 @dataclass(frozen=True, kw_only=True)
 class BitsRequest(Request[ComparedBits]):
-    """Compare two values bit by bit: those that both systems' archives have under `name`."""
+    """Compare two values bit by bit: the value called `name` in one archive, and that in another.
+
+    `reference` and `candidate` are the archives.
+    """
 
     answer = ComparedBits
     reference: Path
@@ -276,7 +280,7 @@ class BitsRequest(Request[ComparedBits]):
 
 @dataclass(frozen=True, kw_only=True)
 class ClosenessRequest(Request[Closeness]):
-    """Measure how close the values of two recordings are, in one step or in all steps (`step` is None)."""
+    """Measure how close the values of two recordings are, in step `step`, or in all steps if it is None."""
 
     answer = Closeness
     reference: Path
@@ -287,10 +291,10 @@ class ClosenessRequest(Request[Closeness]):
 
 @dataclass(frozen=True, kw_only=True)
 class BoundsRequest(Request[LayoutBounds]):
-    """Compare two recordings within bounds.
+    """Compare two recordings of different layouts, with an error bound for each tensor.
 
-    The bounds are the spread of `samples`, recordings of the reference with its sums reordered. `apart` has the step,
-    kind and name of each tensor whose replicas on several ranks differ.
+    `samples` are recordings of the reference with its sums in other orders: the spread of a tensor's values in them
+    sets the tensor's bound. `apart` has the step, kind and name of each tensor whose replicas on several ranks differ.
     """
 
     answer = LayoutBounds
@@ -302,7 +306,7 @@ class BoundsRequest(Request[LayoutBounds]):
 
 @dataclass(frozen=True, kw_only=True)
 class Float64Request(Request[InFloat64]):
-    """Compare two layouts by their runs in float64.
+    """Compare two layouts by recordings of runs in float64.
 
     `plain` is the request that compared the same layouts in the case's own precision.
     """
@@ -316,17 +320,17 @@ class Float64Request(Request[InFloat64]):
 
 @dataclass(frozen=True, kw_only=True)
 class CallAnswer:
-    """The result of a power's function, in JSON's types."""
+    """The result of the function that a CallRequest called: `values` has only JSON's types."""
 
     values: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallRequest(Request[CallAnswer]):
-    """Call a power's function, "MODULE:FUNCTION", with the case and `values`, in JSON's types.
+    """Call a function of `harness/powers`, "MODULE:FUNCTION", with the case and `values`, which have only JSON's types.
 
-    It is imported only in the process that is forked to answer. For example, `shrink` has its standalone files
-    written this way, so no other command loads what writes them.
+    The function is imported only in the process that is forked to answer. So for example, only a command that asks for
+    standalone files of a shrunk case loads the code that writes them.
     """
 
     answer = CallAnswer
@@ -338,7 +342,10 @@ class CallRequest(Request[CallAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class PrecompileAnswer:
-    """The artifact, and the seconds for tracing as the first and as the last rank, for passes, and for writing."""
+    """The artifact (facts about the precompiled step), and the seconds that it took to make it.
+
+    `trace_seconds` has two times: for tracing as the first rank, and as the last.
+    """
 
     artifact: Artifact
     trace_seconds: tuple[float, float]
@@ -348,8 +355,9 @@ class PrecompileAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecompileRequest(Request[PrecompileAnswer]):
-    """Make the step of a case's system and write it into a folder. With the fault `inject`, only compare two ranks'
-    steps.
+    """Make the step of a case's system and write it into the folder `out`.
+
+    With `inject`, the name of a fault, nothing is written: the steps of two ranks are compared.
     """
 
     answer = PrecompileAnswer
@@ -365,14 +373,14 @@ class PrecompileRequest(Request[PrecompileAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class StepAnswer:
-    """The precompiled step, which a run may read."""
+    """Facts about the precompiled step that was checked and can be read by a run."""
 
     artifact: Artifact
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRequest(Request[StepAnswer]):
-    """Check a precompiled step, by reading it as a run of the case's system would. Raises the errors of reading."""
+    """Check a precompiled step by reading it as a run of the case's system would. Raises the errors of such a run."""
 
     answer = StepAnswer
     subject = "the precompiled step for {case.name}"
@@ -386,7 +394,7 @@ class StepRequest(Request[StepAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceAnswer:
-    """The plan of a case's placements, and the report's facts about it."""
+    """A plan, which says how each of a case's tensors is sharded, and facts about it for the report."""
 
     plan: Plan
     placed: Placed
@@ -394,7 +402,10 @@ class PlaceAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceRequest(Request[PlaceAnswer]):
-    """Solve for a case's placements (which tensor is sharded how) within `timeout` seconds. Output goes to `logs`."""
+    """Find the best plan for a case, which says how each tensor is sharded, within `timeout` seconds.
+
+    The solver's output goes to the folder `logs`.
+    """
 
     answer = PlaceAnswer
     subject = "autoplace"

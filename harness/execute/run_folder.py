@@ -1,8 +1,8 @@
-"""Check a run folder's report against the recordings beside it, whenever a command reads it.
+"""Check a run folder's report against the recordings beside it, whenever a command reads the report.
 
-A report can be forged so that its own numbers agree with each other. The recordings of a case are in
-`recordings/<case>/<system>`. If both systems' recordings are present, compared and differing tensors are counted again.
-If not, the counts must be those of the case's model. The model is built without values for that; this needs torch.
+A report can be forged such that its numbers agree with each other. If the recordings of both systems are present, in
+`recordings/<case>/<system>`, the compared and the differing tensors are counted again. If not, the counts in the report
+must be those that the case's model has. To count them, the model is built on the meta device, which needs torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _JUDGED = (Verdict.EQUAL, Verdict.CLOSE, Verdict.DIFFERENT)
 
 
 def read_run(run_dir: Path) -> Report:
-    """A run folder's report. Raises RecordingError if it is damaged, or contradicts the recordings beside it."""
+    """A run folder's report. Raises RecordingError if it is damaged, or if the recordings beside it contradict it."""
     path = run_dir / report_json.FILE_NAME
     report = report_json.read(path)
     for index, result in enumerate(report.cases):
@@ -36,7 +36,7 @@ def read_run(run_dir: Path) -> Report:
 
 
 def _others(result: CaseResult, folder: Path) -> Iterator[tuple[str, object, str, object]]:
-    """Contradictions in a result: the field, its correct value, the source of that value, and the reported value.
+    """Yield the wrong values in a result: the field, its correct value, the source of that value, and the value found.
 
     Example: `("mismatched", 3, "the recordings in reports/latest/recordings/moe", 0)`.
     """
@@ -60,7 +60,11 @@ def _others(result: CaseResult, folder: Path) -> Iterator[tuple[str, object, str
 
 
 def _other_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object]]:
-    """The counts that contradict the case's model, as `_others` yields them. Nothing for a user's systems."""
+    """Yield the counts in a result that differ from those of the case's model.
+
+    As in `_others`, each comes with its field, its correct value, the source of that value, and the value found. Yields
+    nothing for a user's systems, whose counts are unknown.
+    """
     if not {result.case.reference, result.case.candidate} <= {*BUILT_IN}:
         return
     from bitproof.reference.step import recorded_a_step
@@ -78,7 +82,7 @@ def _other_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object
 
 
 def first_runs(folder: Path) -> Iterator[tuple[str, Path]]:
-    """The system and the folder of each recording of a first run. The manifests of other runs have another arm."""
+    """Yield the system and the folder of each recording of a first run: `arm` in its manifest is "first" or missing."""
     from bitproof.harness.capture.recording_files import MANIFEST, read_manifest
 
     for manifest in sorted(folder.glob(f"*/{MANIFEST}")):

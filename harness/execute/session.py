@@ -1,7 +1,7 @@
 """A session: a host process, which runs systems, and a temporary folder, which all cases of a command share.
 
-Cases that run concurrently have a session each. A session leaves no process and no file, also after an error or an
-interrupt.
+Cases that run concurrently have a session each. A session leaves no process and no file behind, even after an error or
+an interrupt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ A = TypeVar("A")
 
 
 class Client(Protocol):
-    """Runs the requests of a case: a session on this machine, or torchrun's rank 0. `transport.open_client` chooses."""
+    """Runs the requests of a case: a session on this machine, or torchrun's rank 0. Made by `transport.open_client`."""
 
     run_dir: Path
     work: Path
@@ -40,7 +40,8 @@ class Client(Protocol):
         ...
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """A request's answer within `timeout` seconds. Raises BitproofError."""
+        """Send a request and return its answer. Raises BitproofError if it fails or takes longer than `timeout`
+        seconds."""
         ...
 
     def announce(self, result: CaseResult) -> None:
@@ -49,16 +50,16 @@ class Client(Protocol):
 
 
 class Session:
-    """A host process and a temporary folder that a command's cases share, and further sessions for concurrent cases.
+    """A host process and a temporary folder, shared by a command's cases; also opens the sessions for concurrent cases.
 
-    After a host has crashed, every case that begins later fails, in any session, as the machine or the installation is
-    to blame; running cases continue. A host that was killed because a case exceeded its time is replaced.
+    If a host crashes, the machine or the installation is to blame. So every case that begins later fails, in all
+    sessions, while running cases continue. But a host that was killed because a case exceeded its time is replaced.
     """
 
     def __init__(
         self, run_dir: Path, options: RunOptions, log: str = "host.log", crashes: list[RankError] | None = None
     ) -> None:
-        """`crashes` lists the crashes of all hosts of the command; sessions share it and append to it."""
+        """`crashes` lists the crashes of all hosts of the command: its sessions share this list and append to it."""
         self.run_dir = run_dir
         self.options = options
         self.work = make_work_folder()
@@ -71,16 +72,19 @@ class Session:
         self.host: HostProcess | None = self._start()
 
     def another(self) -> Session:
-        """Open a further session, with a host of its own. It is closed together with this session. For the main thread
-        only.
-        """
+        """Open a further session, with its own host. Closing this session closes it, too. Call it in the main thread
+        only."""
         with interrupts.held():  # as in `open_session`
             made = Session(self.run_dir, self.options, f"host{len(self._others) + 2}.log", self._crashes)
             self._others.append(made)
         return made
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """Send a request to the host. After a crash, raises the same error each time; after `end`, Abandoned."""
+        """Send a request to the host and return its answer.
+
+        Raises the request's error. If the host has crashed, each call raises that crash's error; after `end`,
+        Abandoned.
+        """
         if self._has_ended.is_set():
             raise Abandoned
         if self._crash is not None:
@@ -100,11 +104,11 @@ class Session:
             raise lost.error from lost
 
     def begin_case(self) -> None:
-        """Make each request of the next case fail if any host of this command has crashed."""
+        """Begin a case. If any host of this command has crashed, each of its requests raises that crash's error."""
         self._crash = next(iter(self._crashes), None)
 
     def end(self) -> None:
-        """End the request that another thread waits for, and refuse further requests."""
+        """Make the request that another thread waits for raise Abandoned, and refuse further requests."""
         self._has_ended.set()
 
     def place(self, case: Case) -> Placement:
@@ -117,7 +121,7 @@ class Session:
         return place(options.device, ranks, num_gpus, options.collectives, share_gpus=options.share_gpus)
 
     def announce(self, result: CaseResult) -> None:
-        """Nothing to send: there are no other ranks."""
+        """Do nothing, because a session has no other ranks to which to send the result."""
 
     def close(self) -> None:
         """End the host and remove the temporary folder, with all files of the host and its stages."""
@@ -140,7 +144,7 @@ class Session:
 
 @contextlib.contextmanager
 def open_session(run_dir: Path, options: RunOptions) -> Iterator[Session]:
-    """Open a session, and close it at the end of the block, also after an error, an interrupt or SIGTERM."""
+    """Context with an open session, which is closed at the end, even after an error, an interrupt or SIGTERM."""
     session = None
     with _sigterm_raises():
         try:
@@ -155,7 +159,7 @@ def open_session(run_dir: Path, options: RunOptions) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Raise SystemExit on SIGTERM within the block, so that descendants are ended as after an interrupt."""
+    """Context in which SIGTERM raises SystemExit, so that the descendants are ended as after an interrupt."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not on_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield  # a caller that handles SIGTERM unwinds by itself

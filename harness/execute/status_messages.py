@@ -1,4 +1,4 @@
-"""Messages that a rank's process sends to its host during a run, and the message about a run's end. Loads no torch."""
+"""Messages that a rank sends to its host during a run, and the host's message about the run's end. Loads no torch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedGraph:
-    """Facts for the manifest and the report about a graph that passes have transformed, and a backend's generated code.
+    """Facts about a graph after all passes, and about the code that a backend generated, for the manifest and the
+    report.
 
-    `is_kept`: an earlier run traced the graph. `artifact` is the precompiled step, if the graph was read from a folder.
-    `races` are pairs of calls that use the same memory without an order. `calls` is the number of the graph's calls;
-    `calls_uncompared` is the number of calls whose values no record contains.
+    - `is_kept`: an earlier run traced the graph.
+    - `artifact`: the precompiled step, if the graph was read from a folder.
+    - `races`: descriptions of pairs of calls that use the same memory in no fixed order.
+    - `calls`: the number of the graph's calls.
+    - `calls_uncompared`: the number of calls whose values are in no record.
     """
 
     code_hash: str
@@ -38,14 +41,15 @@ class PreparedGraph:
 
     @property
     def was_kept(self) -> bool | None:
-        """`is_kept` as the report has it: None if the graph was read from a precompiled step."""
+        """`is_kept` in the form of the report: None if the graph was read from a precompiled step."""
         return None if self.artifact else self.is_kept
 
     @property
     def compiled(self) -> list[str]:
-        """How much of the graph a backend compiled, such as "inductor compiled 3 regions, 120 nodes in all".
+        """Texts that say how much of the graph a backend compiled, such as "inductor compiled 3 regions, 120 nodes in
+        all".
 
-        There is a text for the graph or, if it is partitioned, for each half: "forward, ..." and "backward, ...".
+        There is one text for the graph; for a partitioned graph, one for each half: "forward, ..." and "backward, ...".
         """
         facts = next((entry.facts for entry in self.passes if entry.name == "backend"), {})
         halves = {f"{half}, ": facts[half] for half in ("forward", "backward") if half in facts} or {"": facts}
@@ -77,7 +81,7 @@ class PreparedGraph:
 
     @staticmethod
     def captured(capture: Capture | None) -> PreparedGraph | None:
-        """The facts about graphs that torch.compile captured while steps ran; None if no graph was captured."""
+        """The facts about all graphs that torch.compile captured while steps ran; None if `capture` is None."""
         if capture is None:
             return None
         return PreparedGraph(
@@ -101,14 +105,14 @@ def _tell_compiled(found: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A rank has its graph; `graph` is None if the system runs none."""
+    """A rank has the graph that it will run; `graph` is None if the system runs no graph."""
 
     graph: PreparedGraph | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """A rank has joined its process groups."""
+    """A rank has joined its process groups, and begins to make the system."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,24 +129,46 @@ class StepsEnded:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """A rank's report of a successful end.
+    """A rank's report after it has ended successfully.
 
-    - Times: `step_seconds` has each step's time without recording; `flops` are the FLOPs of the first step, if they
-      were counted.
-    - Memory: `peak_mib` is the peak on the rank's device, None on a CPU; `process_mib` is the peak of its process.
-    - Environment: `determinism` has the determinism switches that were set; `switches` has the switches that were read
-      at the start, after the system was made, and after the steps. `system` is the system's description of itself;
-      `gpu` has the versions of CUDA and its libraries, and `gpu_environment` the environment variables that these
-      libraries read. Both are empty on a CPU.
-    - Checks: `chunked` counts the calls per step of each chunked module; `unused_names` are declared names that never
-      appeared; `is_alone`: the rank ran no collective with another rank, and its system does not declare that ranks are
-      independent; `compiled` describes the use of torch.compile; `races` are those of the graph that a user's system
-      shows; `turns` are the launches and waits of that graph's collectives, in order; `unshown` is state that steps
-      changed and no record contains; `shows_every_buffer` and `meetings` (sums over ranks) are copied into the
-      manifest.
-    - Replays: `kept` is the digest of the record that a replay had to keep; `narrow` is the first call that read fewer
-      bits than float64 has, in a run in float64.
-    - Graphs: `graph` describes graphs that were captured while steps ran, if the system does that.
+    Times:
+
+    - `step_seconds`: each step's time without recording.
+    - `flops`: the FLOPs of the first step; None if they were not counted.
+
+    Memory:
+
+    - `peak_mib`: the peak on the rank's device; None on a CPU.
+    - `process_mib`: the peak of the rank's process.
+
+    Environment:
+
+    - `determinism`: the determinism switches that were set.
+    - `switches`: the switches that were read at the start, after the system was made, and after the steps.
+    - `system`: the system's description of itself.
+    - `gpu`: the versions of CUDA and its libraries. `gpu_environment`: the environment variables that these libraries
+      read. Both are empty on a CPU.
+
+    Checks:
+
+    - `chunked`: the number of calls per step of each chunked module.
+    - `unused_names`: names that the system declares, but that no tensor had.
+    - `is_alone`: the rank ran no collective with another rank, and its system does not declare that ranks are
+      independent.
+    - `compiled`: the uses of torch.compile.
+    - `races`, `turns`: if a user's system shows its graph, the races in it, and the launches and waits of its
+      collectives in order.
+    - `unshown`: state that steps changed, but that is in no record.
+    - `shows_every_buffer`, `meetings` (the sums over ranks): copied into the manifest.
+
+    Replays:
+
+    - `kept`: the digest of the record whose value the replay was asked to keep.
+    - `narrow`: in a run in float64, the first call that read a value with fewer bits than float64 has.
+
+    Graphs:
+
+    - `graph`: facts about the graphs that torch.compile captured while steps ran.
     """
 
     seconds: float = 0.0
@@ -172,7 +198,7 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSeconds:
-    """The seconds of a run's parts."""
+    """The seconds that the parts of a run took."""
 
     prepare: float = 0.0
     start_ranks: float = 0.0
@@ -188,11 +214,13 @@ STATUS_MESSAGES: tuple[type[Account], ...] = (Prepared, Ready, StepBegan, StepsE
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The end of a run on the ranks of one host.
+    """How a run ended on the ranks of one host.
 
-    After success, `done` has each rank's last message, in rank order, and `graph` describes the graph of all ranks.
-    After a failure, `failure` is that of the rank to blame, with the rank's `place` and `log`. After a hang,
-    `unfinished` maps each late rank to its place in words, such as "at step 3", and `stacks` has stacks of such ranks.
+    - After success, `done` has each rank's last message, in rank order, and `graph` has facts about the graph of all
+      ranks.
+    - After a failure, `failure` is that of the rank to blame, `place` says how far the rank was, as in "at step 3", and
+      `log` is its log.
+    - After a hang, `unfinished` maps each late rank to such a text, and `stacks` has stacks of late ranks.
     """
 
     done: list[Done] = field(default_factory=list)
@@ -206,7 +234,7 @@ class End:
     stacks: str = ""
 
     def error(self, system: str, timeout: float) -> RankError | None:
-        """The error that names the rank to blame; None after success. `timeout` is the case's limit in seconds."""
+        """The error that names the rank to blame; None after success. `timeout` is the case's time limit in seconds."""
         if self.failure is not None:
             return error_of_failure(self.failure, system, self.place, self.log)
         return error_of_hang(system, timeout, self.unfinished, self.stacks) if self.unfinished else None

@@ -1,7 +1,8 @@
-"""Choose the receiver of requests: a host of this machine, or the ranks that torchrun started. No other file chooses.
+"""Choose the receiver of a case's requests: a host of this machine, or the ranks that torchrun started.
 
-Under torchrun the same command runs in every process. Rank 0 leads: it does the same as without torchrun, but its
-client sends requests to all ranks. The other ranks follow until rank 0 is done; they print nothing and write nothing.
+Only this file makes this choice. Under torchrun the same command runs in every process. Rank 0 leads: it runs as
+without torchrun, but its client sends the requests to all ranks. The other ranks follow until rank 0 is done; they
+print nothing and write nothing.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ def follows() -> bool:
 
 
 def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> AbstractContextManager[Client]:
-    """Open the client for these cases, and close it at the end of the block. A process that follows rank 0 has none.
+    """Context with the open client for these cases. It is closed at the end. Not for ranks of torchrun other than 0.
 
     Raises CaseError if a case has another world size than torchrun, and UsageError if a launcher started several copies
-    of the command without variables that connect the copies.
+    of the command without the variables that connect copies.
     """
     refuse_copies()
     if is_torchrun():
@@ -55,7 +56,8 @@ def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Ab
 def follow(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
     """Run this rank's part of rank 0's requests until rank 0 is done; yields the results that rank 0 sends.
 
-    Raises CaseError at once if a case has another world size than torchrun, and later the error that ended rank 0.
+    Raises CaseError at the call if a case has another world size than torchrun; while iterating, the error that ended
+    rank 0.
     """
     coordinator = power_module(_COORDINATOR)
     coordinator.check_world_size(cases)
@@ -64,7 +66,7 @@ def follow(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Iterato
 
 
 def refuse_torchrun(command: str, reason: str) -> None:
-    """Raise UsageError under torchrun, for a command that cannot use torchrun's ranks."""
+    """Raise UsageError under torchrun: `command` cannot use torchrun's ranks, for the given `reason`."""
     if is_torchrun():
         raise UsageError(
             f"{command} {reason}",
@@ -74,12 +76,13 @@ def refuse_torchrun(command: str, reason: str) -> None:
 
 
 def refuse_copies() -> None:
-    """Raise UsageError if a launcher started several unconnected copies of this command: each would run everything."""
+    """Raise UsageError if a launcher started several unconnected copies of this command: each would run all cases."""
     found = launched.copies()
     if found is None:
         return
     launcher, number, count, many = found
     line = "torchrun --nnodes N --nproc-per-node M --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m bitproof ..."
+    # With srun, bash expands the variables in each task: the shell that submits the job does not have them yet.
     if launcher == "srun":
         line = (
             'srun --ntasks-per-node=1 bash -c "torchrun --nnodes \\$SLURM_NNODES --nproc-per-node M'

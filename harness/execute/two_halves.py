@@ -1,9 +1,9 @@
-"""Run a system in two halves, to test its checkpoints: ranks are killed after it has saved, and new processes resume.
+"""Run a system in two halves, to test its checkpoints: its ranks save and are killed, and new processes resume.
 
-The system of a case with `resume_at` has two methods, which are called on every rank: `save(folder)` after that many
-steps, and `load(folder)` in a new process, after the factory made a new system there. As soon as all ranks have saved,
-all are killed (SIGKILL), so unsaved state is lost: in the new process, generators are seeded with the case's seed, and
-loaders start with their first batch.
+The case has `resume_at`, a number of steps. Its system has two methods, which every rank calls: `save(folder)` after
+that many steps, and `load(folder)` in a new process, after the factory has made a new system there. As soon as all
+ranks have saved, all are killed (SIGKILL), so unsaved state is lost: in the new process, generators are seeded with the
+case's seed, and loaders start with their first batch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from bitproof.harness.user_code.user_frames import user_code
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """The first or second half of a run that is killed and resumed.
+    """A half of a run that is killed and resumed: the first half, or with `goes_on` the second.
 
-    First half: after `at` steps the system saves into `folder`, and the run ends. With `goes_on`, the second half: the
-    system loads `folder`, and takes the remaining steps.
+    In the first half, the system takes `at` steps and saves into `folder`. In the second half, a new system loads
+    `folder`, and takes the remaining steps.
     """
 
     at: int
@@ -30,13 +30,13 @@ class Resume:
     goes_on: bool = False
 
     def begin(self, system: Any) -> None:
-        """Load the saved state, if this is the second half."""
+        """In the second half, let the system load its saved state."""
         if self.goes_on:
             with user_code("load(folder)"):
                 _method(system, "load")(Path(self.folder))
 
     def end(self, system: Any) -> None:
-        """If this is the first half, create the folder if necessary, and let the system save into it."""
+        """In the first half, let the system save its state into the folder, which is created if necessary."""
         if not self.goes_on:
             Path(self.folder).mkdir(parents=True, exist_ok=True)  # each rank does so, as any rank may be first
             with user_code("save(folder)"):
@@ -55,15 +55,15 @@ def _method(system: Any, name: str) -> Any:
 
 
 def first_half(case: Case, system: str) -> tuple[Case, str]:
-    """The case and the system of the first half: those given or, if the candidate loads the reference's save, the
-    reference's.
-    """
+    """The case and the system to run in the first half: the given ones or, if the candidate must load the state that
+    the reference saved, the reference's."""
     return (case.of("reference"), case.reference) if case.resumes_reference else (case, system)
 
 
 def join_halves(first: Path, second: Path) -> None:
-    """Join a rank's records of both halves into the file of the second half; its kept values too, if both halves have
-    some.
+    """Add a rank's records of the first half to the file of the second half.
+
+    `first` and `second` are the files. The rank's kept values are joined, too, if both halves have some.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

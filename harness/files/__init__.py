@@ -1,1 +1,1 @@
-"""Make safe file names of arbitrary names, and read files that a user names safely."""
+"""Convert any name to a safe file name, and read files that a user names safely."""

@@ -1,11 +1,11 @@
 """Convert names to names of files and folders, without collisions on any file system.
 
 A short name of lowercase letters, digits and underscores stays unchanged. Any other name becomes its last 60
-characters, with `-` for unsafe ones, and a digest of the whole name: `sub/t.py:make` becomes
-`sub-t.py-make-06e9681bfb5f`, and `sub-t.py:make` has another digest. So names may have any length, and two names may
+characters, with `-` for unsafe characters, and a digest of the whole name. For example, `sub/t.py:make` becomes
+`sub-t.py-make-06e9681bfb5f`, and `sub-t.py:make` gets another digest. So names may have any length, and two names may
 differ only in case.
 
-No result ends in a dot and a word, so `.control` may follow any of them.
+No result ends in a dot and a word, so an ending such as `.control` can be added to any of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.]+")
 
 
 def file_name(name: str) -> str:
-    """A safe name of a file or folder for any name, as the top of this file describes."""
+    """A safe name of a file or folder for any name, in the form that the top of this file describes."""
     if _PLAIN.fullmatch(name):
         return name
     readable = _UNSAFE.sub("-", name)[-_MOST:].strip("-.")
@@ -27,7 +27,7 @@ def file_name(name: str) -> str:
 
 
 def longer_name(name: str, ending: str, most: int) -> str:
-    """A name with an ending. If it exceeds `most` characters, its end is cut away and replaced by a digest."""
+    """A name with an ending. If it has more than `most` characters, the rest is cut off and replaced by a digest."""
     whole = name + ending
     return whole if len(whole) <= most else f"{whole[: most - 13]}_{_digest(whole)}"
 

@@ -1,8 +1,8 @@
-"""Read files that a user names: regular files only, and at most a given number of bytes.
+"""Read files that a user names: only regular files, with at most a given number of bytes.
 
 A pipe would block until another process writes, a terminal until a key is pressed, and a device such as /dev/zero never
-ends; some files of /proc report size 0 and go on for terabytes. All of these are refused with OSError, whose `strerror`
-says which kind of file the path is. Example: `--case <(make_case)` is a pipe; write the case into a file.
+ends; some files of /proc report size 0 and have terabytes. All of these are refused with OSError, whose `strerror` says
+which kind of file the path is. Example: `--case <(make_case)` is a pipe; write the case into a file.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _BLOCK = 1 << 20
 
 
 def read_plain(path: Path | str, most: int = SOURCE) -> bytes:
-    """The content of a regular file of at most this many bytes. Raises OSError for anything else."""
+    """The content of a regular file. Raises OSError for any other file, and for one of more than `most` bytes."""
     check_plain(path, most)
+    # O_NONBLOCK: if a pipe has taken the file's place, opening it must not wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         _check(os.fstat(descriptor), path, most)  # the file may have been replaced since the first check
@@ -50,15 +51,18 @@ def read_plain(path: Path | str, most: int = SOURCE) -> bytes:
 
 
 def most_unpacked(packed: int) -> int:
-    """The largest unpacked size allowed for so many packed bytes, since a small file could fill the memory. For
-    example, 260 KB of zlib unpack to 256 MiB of `[],[],[],`, and to far more as JSON."""
+    """The largest allowed size of unpacked content, given the size of the packed content.
+
+    Without a limit, a small file could fill the memory. For example, 260 KB of zlib unpack to 256 MiB of `[],[],[],`,
+    and as Python's lists these need far more.
+    """
     return max(UNPACKED, _MOST_TIMES * packed)
 
 
 def check_plain(path: Path | str, most: int | None = None) -> None:
-    """Raise OSError unless there is a regular file; used before another program or library reads it.
+    """Raise OSError if a path is no regular file. Called before another program or library reads the file.
 
-    Does not open it, as opening a device can have effects.
+    The file is not opened, because opening a device can have effects.
     """
     try:
         _check(os.stat(path), path, most)

@@ -1,7 +1,7 @@
 """Computes how many runs fit on the machine at once, by cores and memory. Loads no torch.
 
-With too few cores concurrent runs take longer; with too little memory they crash the machine. So runs are concurrent
-only if each rank has a core of its own and memory for its known needs.
+With too few cores, concurrent runs take longer; with too little memory, they crash the machine. So runs are concurrent
+only if each rank has a core of its own and the memory that it is known to need.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def cores_for_runs() -> int:
-    """Return how many cores the runs of this process may use, within its affinity and its container's quota.
+    """The number of cores that the runs of this process may use, limited by its affinity and its container's quota.
 
-    Workers of pytest-xdist share them equally.
+    Workers of pytest-xdist share the cores equally.
     """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     with suppress(OSError, ValueError):
@@ -34,7 +34,7 @@ def cores_for_runs() -> int:
 
 
 def free_memory() -> int | None:
-    """Return the available bytes for runs: the machine's, limited by its container; None if unknown."""
+    """The bytes of memory that runs may use: those available on the machine or in its container; None if unknown."""
     found = []
     with suppress(OSError, ValueError, KeyError):
         told = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -48,11 +48,11 @@ def free_memory() -> int | None:
 
 
 def num_at_once(num_ranks: int, cores: int, memory: int | None) -> int:
-    """Return how many runs, each a host and `num_ranks` ranks, have enough cores and memory; at least 1."""
+    """The number of runs, each a host and `num_ranks` ranks, that have enough cores and memory; at least 1."""
     return num_in_memory(num_ranks, memory, most=cores // num_ranks)
 
 
 def num_in_memory(num_ranks: int, memory: int | None, most: int) -> int:
-    """Return the number of such runs, up to `most`, that fit into memory; at least 1. Cores are not considered."""
+    """The number of runs, each a host and `num_ranks` ranks, that fit into memory: at least 1, at most `most`."""
     fit = most if memory is None else min(most, memory // (HOST_BYTES + num_ranks * RANK_BYTES))
     return max(1, fit)

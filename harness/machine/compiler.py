@@ -1,4 +1,4 @@
-"""Checks that there is a C++ compiler that works: Inductor needs it on a CPU. Loads no torch."""
+"""Checks that a C++ compiler works, which Inductor needs on a CPU. Loads no torch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _SECONDS = 60
 
 
 def compiler() -> str:
-    """Return the compiler that Inductor calls: CXX if set, else g++."""
+    """The compiler that Inductor calls: the variable CXX if set, else g++."""
     return os.environ.get("CXX", "g++")
 
 
 def compiled_for() -> list[str]:
-    """Return the facts besides torch that decide code compiled here: compiler, its version, the processor's
-    instructions.
+    """The facts that decide the code that Inductor compiles here, besides torch.
 
-    Inductor lets the compiler use all of the processor's instructions, whether torch itself uses them or not.
+    These are the compiler, its version, and the processor's instructions: Inductor lets the compiler use all of them,
+    even those that torch itself does not use.
     """
     try:
         version = run_command([compiler(), "--version"], _SECONDS).out.partition("\n")[0]
@@ -41,7 +41,7 @@ def _instructions() -> str:
 
 
 def compiler_problem() -> str | None:
-    """Return why a one-line program cannot be compiled, in words; None if it can."""
+    """Compile a one-line program. If that fails, return the reason in words; else None."""
     command = compiler()
     if shutil.which(command) is None:
         return f"no program {command} is found"

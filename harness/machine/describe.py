@@ -1,4 +1,4 @@
-"""Describes this machine: versions and hardware, as far as they can be read without torch."""
+"""Describes this machine: its versions and hardware, if these can be read without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "numpy", "triton", "xxhash", "pyarrow")
 
 
 def describe_machine() -> MachineFacts:
-    """Return the facts about the machine in the report and every manifest. GPU names come from the driver's list."""
+    """Facts about the machine, for the report and every manifest. The names of GPUs come from the driver's list."""
     return {
         "bitproof": __version__,
         "python": platform.python_version(),
@@ -51,7 +51,7 @@ def _cpu_model() -> str:
 
 
 def gpu_models() -> list[str]:
-    """Return the names of the GPUs, by the driver's own list."""
+    """The names of the GPUs, from the driver's list."""
     folder = Path("/proc/driver/nvidia/gpus")
     models = []
     for path in sorted(folder.glob("*/information")):
@@ -64,7 +64,7 @@ def gpu_models() -> list[str]:
 
 
 def commit() -> str | None:
-    """Return the commit of the working directory, with "-dirty" if a file has changed since. None outside of git."""
+    """The git commit of the working directory, with "-dirty" if a file has changed since; None outside of git."""
     # Excluding all tags leaves the commit. Without optional locks this does not disturb a git command that runs now.
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}

@@ -1,4 +1,4 @@
-"""The switches that make a rank's run reproducible, bit for bit: sets, reads and restores them."""
+"""The switches that make a rank's run reproducible, bit for bit: set, read and restored here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENVIRONMENT = {
 def set_determinism(seed: int, *, fill_uninitialized: bool = True, num_threads: int = 1) -> dict[str, Switch]:
     """Make this process deterministic, and return the switches that were set, for the manifest.
 
-    `fill_uninitialized` writes NaN into fresh memory, so that a read of uninitialized memory shows immediately.
+    With `fill_uninitialized`, torch writes NaN into fresh memory, so that a read of uninitialized memory shows.
     """
     import numpy
     import torch
@@ -56,10 +56,10 @@ def set_determinism(seed: int, *, fill_uninitialized: bool = True, num_threads: 
 
 
 def settle_attention(device: torch.device) -> None:
-    """Run torch's first attention call on a GPU now, and undo its change of switches.
+    """Run torch's first attention call on a GPU now, and undo the change of switches that it makes.
 
-    On GPUs such as an H100 that call puts cuDNN's kernels first, whatever was set before; later calls leave the order
-    unchanged.
+    On GPUs such as an H100, the first call puts cuDNN's kernels first in the order of choice, whatever was set before.
+    Later calls leave the order unchanged.
     """
     import torch
 
@@ -71,7 +71,7 @@ def settle_attention(device: torch.device) -> None:
 
 
 def read_determinism() -> dict[str, Switch]:
-    """Return the current values of the switches for determinism."""
+    """The current values of the switches for determinism, by name."""
     import torch
 
     with warnings.catch_warnings():
@@ -100,7 +100,7 @@ def _matmul_precision() -> str:
 
 
 def read_switches() -> dict[str, Switch]:
-    """Return the current values of all switches with which a system may change bits or make them vary."""
+    """The current values of all switches that can change bits, or let them vary from run to run, by name."""
     import torch
 
     from bitproof.harness import torch_compat
@@ -138,7 +138,7 @@ def read_switches() -> dict[str, Switch]:
 
 
 def _setters() -> dict[str, Callable[[Any], object]]:
-    """A function that sets the switch, for each switch of `read_switches` that a process can restore."""
+    """For each switch of `read_switches` that a process can restore, the function that sets it."""
     import torch
 
     from bitproof.harness import torch_compat
@@ -188,14 +188,14 @@ def _setters() -> dict[str, Callable[[Any], object]]:
 
 @dataclass(frozen=True)
 class Switches:
-    """State of this process that can change a bit: switches, users' kernels and modes, random generators."""
+    """State of this process that can change a bit: switches, users' kernels and dispatch modes, random generators."""
 
     switches: dict[str, Switch]
     generators: dict[str, Any]
 
     @classmethod
     def now(cls) -> Switches:
-        """Return the current state."""
+        """The current state of this process."""
         import numpy
         import torch
 
@@ -215,7 +215,7 @@ class Switches:
         return cls(read_switches() | replaced, generators)
 
     def changes(self) -> list[str]:
-        """Return each change since this state was taken, such as `mkldnn_enabled True -> False`."""
+        """A line for each change since this state was read, such as `mkldnn_enabled True -> False`."""
         now = Switches.now()
         told = [
             f"{name} {was} -> {now.switches[name]}" for name, was in self.switches.items() if now.switches[name] != was
@@ -224,7 +224,7 @@ class Switches:
         return [*told, *(f"the state of {name}'s random number generator" for name in drawn)]
 
     def restore(self) -> None:
-        """Restore this state, as far as that is possible within a process."""
+        """Restore this state, except for changes that cannot be undone within a process."""
         import numpy
         import torch
 
@@ -243,7 +243,7 @@ class Switches:
 
 @contextmanager
 def keeping_switches(who: str) -> Iterator[None]:
-    """Context that raises PassError if its block changes switches or random number generators, and undoes the changes.
+    """Context that must not change switches or random generators: raises PassError if it did, and undoes the changes.
 
     The error names `who` and the changes.
     """
@@ -271,7 +271,7 @@ Readings = Mapping[str, Mapping[str, Switch]]
 
 
 def tell_changes(readings: Readings) -> Iterator[str]:
-    """Yield each switch that a system changed, and when: `mkldnn_enabled True -> False by its factory`."""
+    """Yield each change of a switch by a system, with its time: `mkldnn_enabled True -> False by its factory`."""
     pairs = ((SET, AFTER_FACTORY, "by its factory"), (AFTER_FACTORY, AFTER_STEPS, "in its steps"))
     for before, after, where in pairs:
         for name, was in readings.get(before, {}).items():
@@ -280,5 +280,5 @@ def tell_changes(readings: Readings) -> Iterator[str]:
 
 
 def first_changed(by_rank: list[Readings]) -> Readings:
-    """Return the readings of the lowest rank whose system changed a switch; of rank 0 if none did."""
+    """The readings of the lowest rank whose system changed a switch; if none did, those of rank 0."""
     return next((readings for readings in by_rank if any(tell_changes(readings))), by_rank[0])

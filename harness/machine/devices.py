@@ -1,4 +1,4 @@
-"""Chooses the devices of a case's ranks, and locks GPUs so that no two runs use the same. Loads no torch."""
+"""Chooses the devices of a case's ranks, and locks GPUs so that no two runs use the same GPU. Loads no torch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from bitproof.harness.shared_memory import is_supported
 
 @dataclass(frozen=True)
 class Placement:
-    """A case's device and torch.distributed's backend. With `shared` GPUs, rank r runs on GPU r % num_gpus.
+    """The type of device of a case's ranks, and the backend of torch.distributed.
 
-    With `in_memory` the ranks of named groups communicate through shared memory, else through the backend. This changes
-    no bit: on gloo, on NCCL and in shared memory every sum has the same parts, in the order of ranks. With `native`
-    NCCL itself adds, in an order that is pinned and not documented.
+    - `shared`: ranks share GPUs: rank r runs on GPU r % num_gpus.
+    - `in_memory`: the ranks of named groups communicate through shared memory, else through the backend. This changes
+      no bit: on gloo, on NCCL and in shared memory each sum has the same parts, in the order of ranks.
+    - `native`: NCCL itself adds, in an order that is fixed but not documented.
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -39,11 +40,11 @@ class Placement:
 
     @property
     def collectives(self) -> Literal["shared", "gloo", "nccl", "native"]:
-        """The ranks' transport, as in reports: "native" if NCCL adds in an order of its own."""
+        """The transport between ranks, in the words of reports: "native" if NCCL adds in an order of its own."""
         return "shared" if self.in_memory else "native" if self.native else self.backend
 
     def device_of(self, rank: int) -> str:
-        """Return a rank's device, in torch's notation: `cpu`, `cuda:3`."""
+        """A rank's device in torch's notation, such as `cpu` or `cuda:3`."""
         return "cpu" if self.device == "cpu" else f"cuda:{rank % self.num_gpus}"
 
 
@@ -55,14 +56,14 @@ def place(
     *,
     share_gpus: bool = False,
 ) -> Placement:
-    """Return the placement of a case whose ranks are all on this machine. `collectives` is the requested transport.
+    """Choose the devices and the transport of a case whose ranks are all on this machine.
+
+    `request` is "auto", "cpu" or "cuda", and `collectives` the requested transport. "auto" uses GPUs only if each rank
+    gets its own. "cuda" with fewer GPUs than ranks is refused, because a run without NCCL would look like a run with
+    NCCL. But with `share_gpus`, ranks share GPUs and use gloo, which copies through host memory. NCCL refuses two ranks
+    on one GPU, unless each is configured as a separate host (BITPROOF_SHARED_NCCL=1 tries that).
 
     Raises CaseError if `request` is "cuda" and there are too few GPUs, and for unavailable collectives.
-
-    `auto` uses GPUs only if every rank has its own. `cuda` with fewer GPUs than ranks is refused, as a run without NCCL
-    would look like a run with NCCL, unless `share_gpus` requests that: then ranks share them over gloo, which copies
-    through host memory. NCCL refuses two ranks on one GPU, unless each is configured as a separate host
-    (BITPROOF_SHARED_NCCL=1 tries that).
     """
     if request not in ("auto", "cpu", "cuda"):
         raise CaseError("unknown device", expected="auto, cpu or cuda", found=repr(request))
@@ -122,7 +123,7 @@ def _over_nccl(placement: Placement, request: CollectivesRequest | None) -> Plac
 
 
 def unmet_requirement(case: Case, request: str) -> str | None:
-    """Return why this machine cannot judge a case, in words; None if it can, as far as is known without torch."""
+    """The reason why this machine cannot judge a case, in words; None if none is found without the help of torch."""
     if case.requires is None:
         return None
     if case.requires == "scipy":
@@ -139,10 +140,10 @@ def unmet_requirement(case: Case, request: str) -> str | None:
 
 @contextlib.contextmanager
 def lease_gpus(placement: Placement, world_size: int, folder: Path | None = None) -> Iterator[None]:
-    """Context in which the GPUs of a case's ranks are locked; waits for GPUs that another run has locked.
+    """Context in which the GPUs of a case's ranks are locked. First waits for GPUs that another run has locked.
 
-    Locks are taken in ascending order, so two runs cannot deadlock. The lock files stay in the user's temporary folder:
-    removing a file while another run waits for it would assign a GPU twice.
+    GPUs are locked in ascending order, so two runs cannot deadlock. The lock files stay in the user's temporary folder:
+    if a file were removed while another run waits for it, two runs could get the same GPU.
     """
     with contextlib.ExitStack() as held:
         if placement.device == "cuda":

@@ -1,7 +1,7 @@
 """Counts and names GPUs without starting CUDA in this process. Imports no torch before use.
 
-A host must never start CUDA, as no rank forked from it could use a GPU. So the driver's library counts devices, or, if
-that fails, another process does; each rank's own process names its libraries.
+A host must never start CUDA: no rank that is forked from it afterwards could use a GPU. So the driver's library counts
+GPUs; if that fails, another process does. The facts about CUDA's libraries are read in the ranks themselves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OF_ONE_RUN = ("NCCL_HOSTID",)
 
 
 def num_gpus() -> int:
-    """Return the number of GPUs that torch can use, without starting CUDA: ranks are forked from this process."""
+    """The number of GPUs that torch can use. CUDA is not started, because ranks are forked from this process."""
     import torch
 
     from bitproof.harness.torch_compat import count_gpus_by_driver
@@ -41,10 +41,10 @@ def num_gpus() -> int:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Return names of the GPUs that torch can use, in torch's order, equal in all processes of the machine.
+    """Names of the GPUs that torch can use, in torch's order. A GPU has the same name in all processes of the machine.
 
-    Example: ("GPU-5f1c...",) in a rank of `srun --gpus-per-task=1`, whose index is 0 in each rank. Like `num_gpus`,
-    this touches no GPU.
+    Example: ("GPU-5f1c...",) in a rank of `srun --gpus-per-task=1`, while its index is 0 in each rank. Like `num_gpus`,
+    this does not start CUDA.
     """
     from bitproof.harness.torch_compat import name_visible_gpus
 
@@ -62,10 +62,10 @@ def _count_elsewhere() -> int:
 
 
 def has_started_driver() -> bool:
-    """Return whether any code started CUDA's driver in this process: then nothing forked from it can use a GPU.
+    """Whether any code has started CUDA's driver in this process. If so, no process forked from it can use a GPU.
 
-    torch starts it even for questions about its build, while `torch.cuda.is_initialized` stays False. This check starts
-    nothing.
+    torch starts the driver even for questions about its build, while `torch.cuda.is_initialized` stays False. This
+    check does not start it.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -78,9 +78,9 @@ def has_started_driver() -> bool:
 
 
 def read_gpu_facts(device: torch.device) -> MachineFacts | None:
-    """Return facts about CUDA that can change a bit and that only this process knows, by name; None on another device.
+    """Facts by name that can change a bit and that only a process with CUDA can read; None if `device` is no GPU.
 
-    The topology of GPUs is read on a machine's rank 0, with device cuda:0: it is the same for all.
+    The topology of GPUs is the same for all ranks of a machine, so only the rank with device cuda:0 reads it.
     """
     import torch
 
@@ -100,7 +100,7 @@ def read_gpu_facts(device: torch.device) -> MachineFacts | None:
 
 
 def read_gpu_of_keys(device: torch.device) -> MachineFacts:
-    """Return facts about a rank's GPU, by name, that choose torch's operators or appear in the trace."""
+    """Facts by name about a rank's GPU that decide torch's choice of operators, or that appear in the trace."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)
@@ -115,16 +115,16 @@ def read_gpu_of_keys(device: torch.device) -> MachineFacts:
 
 
 def read_gpu_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that CUDA's libraries read, sorted by name.
+    """The environment variables that CUDA's libraries read, sorted by name.
 
-    `environment` is that of a process that has loaded these libraries.
+    `environment` is the environment of a process that has loaded these libraries.
     """
     named = {name: value for name, value in sorted(environment.items()) if name.startswith(_CUDA_VARIABLES)}
     return {name: value for name, value in named.items() if name not in _OF_ONE_RUN}
 
 
 def agreed_facts(by_rank: Sequence[Mapping[str, str | int | list[str] | None] | None]) -> MachineFacts:
-    """Merge the ranks' facts by name: the common value if all present values are equal, else each rank's value.
+    """Merge the facts of ranks: a fact has a single value if all ranks that have it agree, else a list of all values.
 
     For example, "driver" is "550.54.15", or ["rank 0: 550.54.15", "rank 1: 535.86.10"].
     """
@@ -140,7 +140,7 @@ def agreed_facts(by_rank: Sequence[Mapping[str, str | int | list[str] | None] | 
 
 
 def driver_version(file: Path) -> str | None:
-    """Return the kernel driver's version, 550.54.15, from its own file; None if there is none."""
+    """The version of the kernel driver, such as 550.54.15, from the driver's own file; None if there is none."""
     try:
         found = re.search(r"\b\d+\.\d+(\.\d+)?\b", file.read_text(encoding="utf-8"))
     except OSError:
@@ -149,7 +149,7 @@ def driver_version(file: Path) -> str | None:
 
 
 def read_nccl_conf(environment: Mapping[str, str], etc: Path, home: Path) -> list[str]:
-    """Return the settings that NCCL reads from files, as `NAME=VALUE`, in its order: the system's, then the user's.
+    """The settings that NCCL reads from files, as `NAME=VALUE`: first those of the system, then those of the user.
 
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
@@ -176,7 +176,7 @@ def _cublas_version(maps: Path) -> int | None:
 
 
 def gpu_topology() -> list[str] | None:
-    """Return the links between GPUs: the rows of `nvidia-smi topo -m`, up to its legend."""
+    """The links between GPUs: the rows of `nvidia-smi topo -m` up to its legend; None if the command fails."""
     command = ["nvidia-smi", "topo", "-m"]
     try:
         done = run_command(command, _TOPOLOGY_SECONDS)

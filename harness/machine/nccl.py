@@ -1,6 +1,6 @@
-"""Sets NCCL's variables before it starts, for a fixed order of a rank's sums and launches. Imports no torch.
+"""Sets NCCL's environment variables before it starts, for a fixed order of sums and launches. Imports no torch.
 
-Variables that are already set stay; manifests have the values of the rank's process.
+Variables that are already set stay as they are; manifests have the values in the rank's process.
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
 """
 
@@ -18,11 +18,11 @@ repeatable."""
 
 
 def allow_shared_gpu(environment: MutableMapping[str, str], rank: int) -> None:
-    """Allow this rank's NCCL to share a GPU: NCCL refuses two ranks of the same host, so each rank gets a host id."""
+    """Let NCCL run two ranks on one GPU. It refuses this for ranks of one host, so each rank gets its own host id."""
     environment["NCCL_HOSTID"] = f"bitproof-rank{rank}"
 
 
 def pin_nccl(environment: MutableMapping[str, str], *, native: bool) -> None:
-    """Set the variables that NCCL reads when it starts; with `native` also those for its own sums."""
+    """Set the variables that NCCL reads when it starts; with `native` also those that fix the order of its own sums."""
     for name, value in (LAUNCH_ORDER | (OWN_SUMS if native else {})).items():
         environment.setdefault(name, value)

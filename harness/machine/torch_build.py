@@ -1,4 +1,4 @@
-"""Reads how torch was built, without preventing later forks of ranks."""
+"""Reads how torch was built, in such a way that ranks can still be forked afterwards."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _SECONDS = 120.0
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """The full version, the commit of the build, and its settings."""
+    """How torch was built: its full version, the commit, and the settings of the build."""
 
     version: str
     commit: str
     settings: str
 
     def parts(self) -> tuple[str, str, str]:
-        """Return all three, for a key or a digest."""
+        """The version, the commit and the settings, for a key or a digest."""
         return self.version, self.commit, self.settings
 
 
 def torch_build() -> TorchBuild:
-    """Return how this process's torch was built. Raises MachineError if a build for CUDA does not describe itself.
+    """How this process's torch was built. Raises MachineError if a build for CUDA does not describe itself.
 
-    Reading such a build starts CUDA's driver, and no rank forked from a process that has started it can use a GPU. So a
-    process that has not yet used a GPU lets a fork of itself read.
+    Reading a build for CUDA starts CUDA's driver, and then no forked rank could use a GPU. So a process that has not
+    used a GPU yet forks another process for reading.
     """
     import torch
 
@@ -39,7 +39,7 @@ def torch_build() -> TorchBuild:
 
 
 def read_here() -> TorchBuild:
-    """Return the build as read in this process. This may start CUDA's driver."""
+    """Read in this process how torch was built. This may start CUDA's driver."""
     from bitproof.harness.torch_compat import build
 
     return TorchBuild(*build())
@@ -47,7 +47,7 @@ def read_here() -> TorchBuild:
 
 @functools.cache
 def read_elsewhere() -> TorchBuild:
-    """Return the build as read in a fork of this process."""
+    """Read how torch was built, in a fork of this process."""
 
     def ask(send: Send) -> None:
         send(read_here())

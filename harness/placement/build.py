@@ -1,19 +1,20 @@
-"""Build the placement problem of a traced step: which layers are split, which parameters sharded, at which cost.
+"""Build the placement problem of a traced step: which layers are split, which parameters sharded, and at which cost.
 
 The mesh has two axes. On the data axis every rank reads its own batch, so activations have no choice there; a parameter
-is sharded or replicated. On the tensor axis a layer is whole on each rank or split, and each operator in a split layer
-has DTensor's strategies. Layers of the same kind are traced once, count as often as the model has them, and get the
-same placement.
+is sharded or replicated. On the tensor axis a layer is either whole on each rank or split, and each operator in a split
+layer has DTensor's strategies. Layers of the same kind are traced once, count as often as the model has them, and get
+the same placement.
 
-1. A node for each layer: whole, or split.
+1. A node for each layer, with the choices whole and split.
 2. A node for each parameter: sharded or replicated on the data axis, placed like its layer on the tensor axis. It costs
    its all-gather and the sum of its gradient. A rank stores its value, gradient and AdamW's two states in float32, and
    a copy in the compute dtype, kept for backward.
-3. A node for each operator, with its strategies. Strategies that share work require a split layer; sums of gradients
-   between layers follow their summands. A node costs its FLOPs and the bytes it moves. A rank stores its result if it
-   runs in forward and is not a view: all such results count as saved for backward.
+3. A node for each operator, with its strategies. Strategies that share work between ranks require a split layer. A sum
+   of gradients from several layers, which is in no layer, has the placement of its summands. A node costs its FLOPs and
+   the bytes it moves. A rank stores the operator's result if the operator runs in forward and is not a view: all such
+   results count as saved for backward.
 4. An edge for each tensor that a node passes to another, with DTensor's redistribute costs. A tensor with two readers
-   counts twice. A parameter is read in its own placement, and its gradient is converted to it.
+   counts twice. A parameter is read in its own placement, and its gradient is converted to this placement.
 
 Costs that no choice changes are left out: the exchange of tokens between experts, and the sums of expert outputs.
 Experts are split whenever the tensor axis has several ranks, and their operators count as evenly shared.
@@ -62,7 +63,11 @@ SHARDED = "S0"
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedLayer:
-    """A layer and its possible placements on the tensor axis; `is_opaque` if its operators have no choice."""
+    """A layer, and its possible placements on the tensor axis (`may_be`): whole or split.
+
+    `is_opaque`: the layer has experts. Its operators have no strategies to choose from; their work counts as evenly
+    shared between ranks.
+    """
 
     name: str
     may_be: tuple[str, ...]
@@ -71,10 +76,10 @@ class PlacedLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedParameter:
-    """A parameter: its whole shape, and the layer that decides its placement on the tensor axis, if any.
+    """A parameter: its whole shape, and the layer that decides its placement on the tensor axis; None if no layer does.
 
-    `split_dim` is the dim that a split layer splits, None for a parameter that stays whole. Expert parallelism divides
-    dim 0 into `parts`; the rows of a part may be sharded over `data_ranks`.
+    `split_dim` is the dim along which a split layer splits the parameter; None if it stays whole. Expert parallelism
+    divides dim 0 into `parts`; the rows of a part may be sharded over `data_ranks`.
     """
 
     name: str
@@ -87,10 +92,10 @@ class PlacedParameter:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementInputs:
-    """Facts that a traced step lacks: layers and parameters, the tensor axis, the number of each kind of layer.
+    """Facts that a traced step does not have: layers and parameters, the tensor axis, and how often each layer counts.
 
-    `times` has the number of each kind of layer by the first two components of its name, such as layers.0. A module
-    outside all of them occurs once.
+    `times` maps the first two components of a traced layer's name, such as layers.0, to the number of the model's
+    layers for which it stands. A module outside of these layers counts once.
     """
 
     layers: Sequence[PlacedLayer]
@@ -101,17 +106,20 @@ class PlacementInputs:
     reduce: torch.dtype
 
     def times_of(self, module: str | None) -> int:
-        """The number of the model's modules that a name in the traced step represents."""
+        """The number of the model's modules for which a module of the traced step stands."""
         return self.times.get(".".join((module or "").split(".")[:2]), 1)
 
     def layer_of(self, module: str | None) -> PlacedLayer | None:
-        """The layer that is or contains a module; None if there is none."""
+        """The layer that contains a module, or is the module; None if there is none."""
         name = f"{module}."
         return next((layer for layer in self.layers if name.startswith(f"{layer.name}.")), None)
 
 
 class _Source(NamedTuple):
-    """The source of a tensor: a node, the index of its output, and whether it is an unconverted parameter."""
+    """The source of a tensor: a node of the problem, the index of the node's output, and whether it is a parameter.
+
+    A tensor made only of parameters, such as a weight's cast, counts as a parameter: it cannot be converted.
+    """
 
     node: str
     output: int
@@ -119,9 +127,11 @@ class _Source(NamedTuple):
 
 
 def build(step: StepGraph, scene: PlacementInputs) -> PlacementProblem:
-    """The placement problem of a step that was traced with whole parameters, in the compute dtype, on one
-    rank's batch.
+    """Build the placement problem of a step.
+
+    The step was traced with whole parameters, in the compute dtype, with one rank's batch.
     """
+    # An edge needs both of its nodes, so nodes are added in the order in which they are read.
     builder = _Builder(scene)
     for layer in scene.layers:
         builder.program.add_node(layer.name, [Choice(kind) for kind in layer.may_be])
@@ -150,7 +160,7 @@ class _Builder:
         """For each node and choice, the placements of its outputs on the tensor axis."""
 
     def add_parameter(self, parameter: PlacedParameter, node: Node) -> None:
-        """Add a node for a parameter: step 2."""
+        """Add a node for a parameter, and an edge to its layer: step 2 at the file's top."""
         times = self._scene.times_of(parameter.name)
         layer = next((x for x in self._scene.layers if x.name == parameter.layer), None)
         tensor = [REPLICATED] * (layer is None or WHOLE in layer.may_be or parameter.split_dim is None)
@@ -185,13 +195,13 @@ class _Builder:
         return Choice(f"{on_data} {on_tensor}", (cost if ranks > 1 else 0.0) * times, held * times)
 
     def add_input(self, node: Node) -> None:
-        """Add a node for a buffer or an input of the step: whole on each rank of the tensor axis."""
+        """Add a node for a buffer or an input of the step, which is whole on each rank of the tensor axis."""
         self.program.add_node(node.name, [Choice(REPLICATED)])
         self._placements[node.name] = [(REPLICATED,)]
         self._sources[node] = {0: _Source(node.name, 0, False)}
 
     def add_operator(self, node: Node) -> None:
-        """Add a node for an operator (step 3), and the edges of step 4 that lead to it."""
+        """Add a node for an operator, and an edge for each tensor that it reads: steps 3 and 4 at the file's top."""
         result = node.meta.get("val")
         if getattr(node.target, "__name__", "") == "getitem":
             source = self._sources.get(cast(Node, node.args[0]), {}).get(cast(int, node.args[1]))
@@ -239,8 +249,11 @@ class _Builder:
             self.program.add_edge(layer.name, node.name, np.array(fits))
 
     def add_gradient(self, parameter: PlacedParameter, gradient: Node) -> None:
-        """Add the conversion of a gradient, in the reduce dtype, to its parameter's placement on the tensor axis. For a
-        whole parameter this may be a sum over the axis."""
+        """Add an edge for a gradient, in the reduce dtype, that is converted to its parameter's placement on the tensor
+        axis.
+
+        If the parameter is whole, the conversion may be a sum over the tensor axis.
+        """
         layer = self._scene.layer_of(parameter.layer)
         if layer is not None and layer.is_opaque:
             return
@@ -255,7 +268,8 @@ class _Builder:
         return whole / self._size if placement not in (REPLICATED, PARTIAL) else whole
 
     def _costs(self, source: _Source, x: Tensor, wanted: Sequence[str]) -> Matrix:
-        """Costs of converting a tensor from each of its possible placements to each of the wanted placements."""
+        """The cost of converting a tensor from each placement that it may have (rows) to each of the wanted ones
+        (columns)."""
         shape = tuple(x.shape)
 
         def cost(before: str, after: str) -> float:
@@ -276,7 +290,7 @@ def _value(node: Node) -> Any:
 
 
 def _tensor_arguments(node: Node) -> list[Node]:
-    """The nodes of a call's tensor arguments, in order, each as often as it is an argument."""
+    """The nodes of a call's tensor arguments, in order. A node that is several arguments is listed several times."""
     found: list[Node] = []
 
     def note(argument: Node) -> Node:
@@ -289,7 +303,7 @@ def _tensor_arguments(node: Node) -> list[Node]:
 
 
 def _microseconds(node: Node, args: Any, kwargs: Any, result: Any, given: Sequence[Node]) -> float:
-    """The time of a call on whole tensors: its FLOPs, plus the bytes that it reads and returns."""
+    """The estimated time of a call on whole tensors: for its FLOPs, and for the bytes that it reads and returns."""
     if is_view(node.target):
         return 0.0
     moved = sum(x.numel() * x.element_size() for x in (*tensors_of(result), *(n.meta["val"] for n in given)))

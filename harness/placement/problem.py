@@ -1,11 +1,11 @@
-"""State a placement problem: choose an option for each node, so that pairs are compatible and memory is bounded.
+"""State a placement problem: choose an option for each node, such that pairs are compatible and memory is bounded.
 
     node   has choices, each with a cost and the bytes that a rank stores for it
     edge   connects two nodes: a cost for each pair of their choices, infinite for incompatible pairs
     bound  on the total bytes
 
-Parameters, operators and layers (split or whole) are all nodes. For example, an edge of zeros and infinities makes a
-parameter's placement follow its layer's. Costs are microseconds of a rank's step.
+Parameters, operators and layers (split or whole) are all nodes. For example, an edge whose costs are 0 and infinity
+makes a parameter's placement follow that of its layer. Costs are microseconds of a rank's step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Matrix = np.ndarray
 
 @dataclass(frozen=True)
 class Choice:
-    """An option of a node: its name, cost, and bytes that a rank stores for it."""
+    """A choice of a node: its name, its cost, and the bytes that a rank stores for it."""
 
     name: str
     cost: float = 0.0
@@ -30,7 +30,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Taken:
-    """The chosen option of each node, by index; their total cost and bytes."""
+    """A choice for each node: `choices` has its index by the node's name; `cost` and `bytes` are the totals."""
 
     choices: Mapping[str, int]
     cost: float
@@ -39,7 +39,10 @@ class Taken:
 
 @dataclass
 class PlacementProblem:
-    """Nodes by name, in a fixed order, and edges by their two nodes; edges between the same nodes add up."""
+    """Nodes by name, in a fixed order, and edges by the names of their two nodes.
+
+    The costs of several edges between the same nodes are added.
+    """
 
     nodes: dict[str, tuple[Choice, ...]] = field(default_factory=dict)
     edges: dict[tuple[str, str], Matrix] = field(default_factory=dict)
@@ -50,20 +53,21 @@ class PlacementProblem:
         self.nodes[name] = tuple(choices)
 
     def add_edge(self, first: str, second: str, costs: Matrix) -> None:
-        """Add an edge between existing nodes."""
+        """Add an edge between existing nodes. `costs` has a row per choice of `first`, and a column per choice of
+        `second`."""
         assert costs.shape == (len(self.nodes[first]), len(self.nodes[second]))
         known = self.edges.get((first, second))
         self.edges[first, second] = costs if known is None else known + costs
 
     def take(self, choices: Mapping[str, int]) -> Taken:
-        """The cost and bytes of these choices. Sums run in the order of nodes, then of edges."""
+        """Compute the cost and bytes of a choice for each node. Sums run in the order of nodes, then of edges."""
         taken = [self.nodes[name][choices[name]] for name in self.nodes]
         cost = sum(choice.cost for choice in taken)
         cost += sum(float(costs[choices[a], choices[b]]) for (a, b), costs in self.edges.items())
         return Taken(dict(choices), cost, sum(choice.bytes for choice in taken))
 
     def fixed(self, choices: Mapping[str, int]) -> PlacementProblem:
-        """The same problem, with only the given choice for some nodes."""
+        """The same problem, but each node in `choices` has only the choice with the given index."""
         kept = {name: [choices[name]] if name in choices else range(len(all_)) for name, all_ in self.nodes.items()}
         nodes = {name: tuple(self.nodes[name][index] for index in kept[name]) for name in self.nodes}
         return PlacementProblem(

@@ -3,11 +3,12 @@
 Needs:    a problem with at least one feasible choice; scipy, the extra `placement`.
 Promises: the choices are optimal: the solver proved a gap of zero, within its tolerance of 1e-6 of the cost. Among
           equally expensive choices the first is preferred, so the optimum does not depend on the solver's internals.
-Refuses:  an infeasible bound, naming the minimum that is feasible; a machine without scipy (MachineError).
+Refuses:  a bound on memory that no choices meet, naming the least bound; a machine without scipy (MachineError).
 
 1. Fix nodes with a single choice: their edges become costs of the other node, and incompatible choices are removed.
 2. Make a binary variable for each remaining choice. The variables of a node add up to 1.
-3. Make a variable for each compatible pair of an edge. The pairs with a choice add up to that choice's variable.
+3. Make a variable for each compatible pair of an edge. For each choice, the variables of its pairs add up to its own
+   variable.
 4. Minimize the sum of costs, with the bytes within the bound.
 """
 
@@ -33,7 +34,8 @@ MIB = 2.0**20
 
 @dataclass(frozen=True, kw_only=True)
 class Optimum:
-    """The optimal choices, the size of the integer program that was solved, and the solver's proved optimality gap."""
+    """The optimal choices, the size of the integer program that was solved, and the optimality gap that the solver
+    proved."""
 
     taken: Taken
     num_variables: int
@@ -42,7 +44,10 @@ class Optimum:
 
 
 def solve(program: PlacementProblem, bound: float = math.inf) -> Optimum:
-    """The cheapest choices that take at most `bound` bytes per rank. Raises PlacementError and MachineError."""
+    """The cheapest choices that need at most `bound` bytes per rank.
+
+    Raises PlacementError if no choices meet the bound, and MachineError without scipy.
+    """
     found = _solve(program, bound, [[choice.cost for choice in choices] for choices in program.nodes.values()])
     if found is None:
         least = math.ceil(least_bytes(program) / MIB * 1000) / 1000
@@ -56,7 +61,7 @@ def solve(program: PlacementProblem, bound: float = math.inf) -> Optimum:
 
 
 def least_bytes(program: PlacementProblem) -> float:
-    """The fewest bytes per rank that any valid choices need."""
+    """The least number of bytes per rank for which there are compatible choices."""
     free = PlacementProblem(
         program.nodes, {key: np.where(np.isfinite(costs), 0.0, np.inf) for key, costs in program.edges.items()}
     )
@@ -66,7 +71,7 @@ def least_bytes(program: PlacementProblem) -> float:
 
 
 def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) -> Optimum | None:
-    """Minimize `costs` plus the edges' costs; None if the bound is infeasible."""
+    """The choices with the least sum of `costs` and the edges' costs; None if no choices meet the bound."""
     forced, kept, base = _reduced(program, costs)
     choices = {name: kept[name] for name in program.nodes if name not in forced}
     lines = _written(program, choices, base)
@@ -89,8 +94,12 @@ def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) ->
 
 @dataclass
 class _Lines:
-    """The linear program: columns are variables; each row is a weighted sum of columns, equal to its entry of `equals`.
-    Columns of choices are first (those of a node start at `first`), then columns of pairs."""
+    """The linear program. Its columns are variables. Each row is an equation: a weighted sum of columns is an entry of
+    `equals`.
+
+    The first columns are the variables of choices: `first` has, for each node, the column of its first choice. The
+    other columns are the variables of pairs.
+    """
 
     first: dict[str, int]
     num_choices: int
@@ -101,7 +110,8 @@ class _Lines:
     equals: list[float] = field(default_factory=list)
 
     def constrain(self, terms: list[tuple[int, float]], right: float) -> None:
-        """Add a row: the sum of columns times their factors equals `right`."""
+        """Add a row. `terms` has pairs of a column and its factor: the sum of the columns times their factors is
+        `right`."""
         for column, value in terms:
             self.rows.append(len(self.equals))
             self.columns.append(column)
@@ -110,7 +120,7 @@ class _Lines:
 
 
 def _written(program: PlacementProblem, choices: dict[str, list[int]], base: dict[str, list[float]]) -> _Lines:
-    """Steps 2 and 3, for the remaining `choices` and their own costs."""
+    """The linear program for the remaining `choices` and their own costs: steps 2 and 3 at the top of this file."""
     first: dict[str, int] = {}
     count = 0
     for name, left in choices.items():
@@ -136,7 +146,10 @@ def _written(program: PlacementProblem, choices: dict[str, list[int]], base: dic
 
 
 def _minimized(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndarray, float] | None:
-    """Step 4: the values of all variables, and the gap; None if no choices keep the bound. `sizes` are in MiB."""
+    """The values of all variables at the optimum, and the gap; None if no choices meet the bound.
+
+    Step 4 at the top of this file. `sizes` and `bound` are in MiB.
+    """
     optimize, sparse = _scipy()
     num_variables, equals = len(lines.objective), lines.equals
     table = sparse.csr_array((lines.values, (lines.rows, lines.columns)), (len(equals), num_variables))
@@ -162,7 +175,11 @@ def _minimized(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndar
 def _reduced(
     program: PlacementProblem, costs: list[list[float]]
 ) -> tuple[dict[str, int], dict[str, list[int]], dict[str, list[float]]]:
-    """Step 1: fixed nodes, the remaining choices of all others, and their costs including edges to fixed nodes."""
+    """Fix nodes with a single choice: step 1 at the top of this file.
+
+    Returns the choice of each fixed node, the remaining choices of each node, and the costs of each node's choices.
+    These include the costs of edges to fixed nodes.
+    """
     kept = {name: list(range(len(choices))) for name, choices in program.nodes.items()}
     base = dict(zip(program.nodes, [list(row) for row in costs], strict=True))
     edges_of: dict[str, list[tuple[str, np.ndarray]]] = {name: [] for name in program.nodes}

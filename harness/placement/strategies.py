@@ -1,10 +1,11 @@
 """List each operator's sharding strategies on a line of ranks, from DTensor's sharding propagator.
 
-A placement is a text: "R" replicated, "S0" sharded evenly along dim 0, "P" a partial sum on each rank.
+A placement is a text: "R" is replicated, "S0" is sharded evenly along dim 0, "P" is a partial sum on each rank.
 
 Needs:    an operator, and fake tensors for its arguments and results.
-Promises: unique strategies, starting with full replication, then in the propagator's order. An operator without a
-          DTensor rule is replicated, except for the CPU's attention, which is split by heads like other devices'.
+Promises: unique strategies, first full replication, then the others in the propagator's order. An operator without a
+          DTensor rule is replicated, except for the CPU's attention, which is split by heads like that of other
+          devices.
 Refuses:  nothing. Uneven shards, and reductions other than sums, are left out.
 """
 
@@ -34,26 +35,26 @@ _ATTENTION = (
 
 
 class Strategy(NamedTuple):
-    """Placements of an operator's outputs, given those of its inputs; one per tensor, in the order of arguments."""
+    """The placements of an operator's outputs if its inputs have certain placements: one per tensor, in order."""
 
     outputs: tuple[str, ...]
     inputs: tuple[str, ...]
 
     @property
     def is_shared(self) -> bool:
-        """Whether ranks share the work: a tensor is sharded, or the result is a partial sum."""
+        """Whether ranks share the work: some tensor is sharded or a partial sum."""
         return any(placement != REPLICATED for placement in (*self.outputs, *self.inputs))
 
 
 def tensors_of(values: Any) -> list[Tensor]:
-    """The tensors among arguments or results, in order."""
+    """All tensors in a call's arguments or results, in order."""
     return [x for x in tree_leaves(values) if isinstance(x, Tensor)]
 
 
 def strategies_of(
     operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, size: int
 ) -> list[Strategy]:
-    """An operator's strategies on `size` ranks; `args`, `kwargs` and `result` have fakes of the whole tensors."""
+    """An operator's strategies on `size` ranks. `args`, `kwargs` and `result` have fakes of the whole tensors."""
     inputs, outputs = tensors_of((args, kwargs)), tensors_of(result)
     whole = Strategy((REPLICATED,) * len(outputs), (REPLICATED,) * len(inputs))
     if operator in _ATTENTION:
@@ -72,13 +73,17 @@ def strategies_of(
         and _fits(strategy.outputs, outputs, size)
         and _fits(strategy.inputs, inputs, size)
     )
+    # The order matters: among equally expensive choices, the solver prefers the first.
     return list(dict.fromkeys([whole, *fitting]))
 
 
 @functools.cache
 def redistribute_cost(shape: tuple[int, ...], dtype: torch.dtype, size: int, before: str, after: str) -> float:
-    """DTensor's cost in microseconds of converting a tensor of this whole shape between placements. Infinite if
-    impossible. Unlike DTensor, this never converts a whole tensor to partial sums."""
+    """DTensor's cost of converting a tensor from placement `before` to `after`, in microseconds; infinite if
+    impossible.
+
+    `shape` is the shape of the whole tensor. Unlike in DTensor, a whole tensor is never converted to partial sums.
+    """
     if before == after:
         return 0.0
     # Each rank already has the part that it keeps, so nothing is sent.
@@ -89,7 +94,7 @@ def redistribute_cost(shape: tuple[int, ...], dtype: torch.dtype, size: int, bef
 
 
 def is_sharded_evenly(x: Tensor, placement: str, size: int) -> bool:
-    """Whether `size` ranks get equal parts of a tensor; True for placements that do not shard it."""
+    """Whether all of `size` ranks get equal parts of a tensor. True if the placement does not shard it."""
     if placement in (REPLICATED, PARTIAL):
         return True
     dim = int(placement[1:])
@@ -115,7 +120,7 @@ def _spec(meta: Any, placement: str, size: int) -> Any:
 
 
 def _tell(placement: Any) -> str:
-    """A placement as text (also of placeholders for shards); "?" for unsupported placements."""
+    """The text of a placement, or of a placeholder for a shard; "?" for an unsupported placement."""
     if type(placement) is Replicate:
         return REPLICATED
     if type(placement) is Partial:
@@ -129,7 +134,7 @@ def _tell_spec(spec: Any) -> str:
 
 
 def _of_one_dim(rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], count: int) -> list[Strategy]:
-    """Strategies from a rule that lists them for a line of ranks: placements of outputs, then of inputs."""
+    """The strategies that a rule lists for a line of ranks. Each has placements of `count` outputs, then of inputs."""
     metas, named = tree_map_only(Tensor, _meta, (tuple(args), kwargs))
     rows = [[_tell(placement) for placement in row] for row in rule.func(operator, metas, named)]
     return [Strategy(tuple(row[:count]), tuple(row[count:])) for row in rows]
@@ -138,8 +143,11 @@ def _of_one_dim(rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[s
 def _followed(
     rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[Tensor], size: int
 ) -> list[Strategy]:
-    """Strategies from a rule that depends on the inputs' placements: calls it for each common placement of the inputs.
-    An input that cannot have the placement is replicated. The rule raises for unsupported placements."""
+    """The strategies of a rule that derives an output's placement from placements of the inputs.
+
+    The rule is called with all inputs replicated, with all sharded along a dim, and with all as partial sums. An input
+    that cannot be sharded that way is replicated. If the rule raises an error, the placement is not supported.
+    """
     dims = range(max((x.dim() for x in inputs), default=0))
     found = []
     for placement in (REPLICATED, *(f"S{dim}" for dim in dims), PARTIAL):
@@ -166,7 +174,8 @@ def _followed(
 
 
 def _strategies(answer: Any) -> list[Strategy]:
-    """A rule's answer as strategies; for several outputs it may be a tuple with the strategies of each."""
+    """Convert a rule's answer to strategies. For several outputs, the answer may be a tuple with strategies for each
+    output."""
     if isinstance(answer, _rules().TupleStrategy):
         rows = list(zip(*(child.strategies for child in answer.children), strict=True))
         return [

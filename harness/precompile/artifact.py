@@ -1,13 +1,13 @@
 """Precompiles a step in a process without ranks. A run reads it on each rank, or in one process for all its ranks.
 
-1. Replace the file by a note, so that an old step is gone whatever happens.
-2. Trace the step of the first and the last rank, whose coordinates differ on every axis. Both must have the same code:
-   a rank's coordinates may be in its state, e.g. a buffer, but not in its code.
+1. Replace the file by a note, so that no old step stays, whatever happens.
+2. Trace the step of the first and the last rank, whose coordinates in the mesh differ on every axis. Both must have the
+   same code: a rank's coordinates may be in its state, e.g. a buffer, but not in its code.
 3. Run the passes on the first rank's graph.
-4. Write it, with its fingerprint, as data: it may only call listed operators (`graph.backend.allowed`). If Inductor
-   compiles the step, its generated files are stored next to it (`harness.precompile.compiled`).
+4. Write the graph, with its fingerprint, as data: it may only call listed operators (`graph.backend.allowed`). If
+   Inductor compiles the step, its generated files are stored beside it (`harness.precompile.compiled`).
 
-Reading checks that the file is complete, that its fingerprint equals this run's field by field, that each operator is
+Reading checks that the file is complete, that its fingerprint equals this run's in each field, that each operator is
 allowed, and that the resulting code has the stored hash. Nothing is traced or compiled, and no pass runs; compiled code
 runs only with permission.
 """
@@ -41,7 +41,7 @@ Enter = Callable[[str], None]
 
 
 class Precompiled(NamedTuple):
-    """A step's precompiled file, and the seconds for both traces, the passes, and writing."""
+    """Facts about a step's precompiled file, and the seconds that the two traces, the passes, and writing took."""
 
     artifact: Artifact
     trace_seconds: tuple[float, float]
@@ -57,14 +57,14 @@ def precompile(
     fault: str | None = None,
     enter: Enter = lambda place: None,
 ) -> Precompiled:
-    """Trace and compile a case's step and write it into a folder. Determinism switches must be set.
+    """Trace and compile a case's step and write it into a folder. Determinism switches must be set before this call.
 
-    A `fault` of the catalogue tests the comparison of ranks: it is put into the traced step of each rank, as it would
-    be on that rank, before the two are compared. Nothing is written then.
+    `fault` is the name of a fault of the catalogue, for testing the comparison of ranks: before the steps of the two
+    ranks are compared, it is put into each, as a run would do on this rank. Nothing is written then.
 
-    Raises CaseError for a case whose steps cannot be precompiled; ArtifactError for a step that differs between ranks
-    or cannot be written as data; UsageError for a fault that both ranks have alike; and the errors of `prepare`. The
-    note in place of the file contains the error.
+    Raises CaseError for a case whose steps cannot be precompiled, ArtifactError for a step that differs between ranks
+    or cannot be written as data, UsageError for a fault that changes both ranks alike, and the errors of `prepare`. The
+    note that replaces the file has the error's text.
     """
     refuse_unwritten(case)
     compiled.refuse_device(case, device)
@@ -111,7 +111,7 @@ def _precompile(
 
 
 def write_program(program: GraphProgram, case: Case, system: str, made_of: Fields, folder: Path) -> Artifact:
-    """Write a program with its fingerprint `made_of`. Raises ArtifactError if it cannot be written as data."""
+    """Write a program and its fingerprint, `made_of`. Raises ArtifactError if the program cannot be written as data."""
     try:
         told = written(program)
         refuse_operators(told["graph"], ALLOWED)
@@ -132,9 +132,9 @@ def write_program(program: GraphProgram, case: Case, system: str, made_of: Field
 def read_program(
     folder: Path, case: Case, system: str, device: torch.device, trust_compiled: bool = False
 ) -> GraphProgram:
-    """Read the program in a folder, for a run of a case. Determinism switches must be set.
+    """Read the program in a folder for a run of a case. Determinism switches must be set before this call.
 
-    Its compiled code runs only with `trust_compiled`. Raises ArtifactError, with the replay command, for a file that is
+    Compiled code runs only with `trust_compiled`. Raises ArtifactError, with the replay command, for a file that is
     missing, unfinished, foreign, damaged, without a program, or made for something else.
     """
     began = time.perf_counter()
@@ -194,7 +194,7 @@ def _describe(value: Any, read: file.Read, program: GraphProgram) -> Artifact:
 
 
 class _Code(NamedTuple):
-    """A rank's traced step as code, and its hash including nested graphs."""
+    """The code of a rank's traced step, and its hash, which includes nested graphs."""
 
     text: str
     hash: str

@@ -1,12 +1,13 @@
-"""The files that Inductor generated for a step, stored next to it: Python code and C++ kernels.
+"""The files that Inductor generated for a step, stored beside the step: Python code and C++ kernels.
 
     DIR/compiled.bitproof    {"parts": [{"main": path, "files": {path: base64}}], "read_again": [...] or null}
 
-A single part is the whole step; two parts are its halves, with the indices of the inputs that backward reads again.
+A single part is the whole step. Two parts are its forward and its backward half; then `read_again` has the indices of
+the inputs that backward reads again.
 
-Needs:    the sha256 of the file, which is stored in the step's file, and permission to run code. Promises: exactly the
-stored files run, and nothing is compiled: a kernel that is not among them is refused. Refuses:  to run anything without
-permission. A hash shows that code is unmodified, but not that it is harmless.
+Needs:    the sha256 of the file, which is stored in the step's file, and permission to run code.
+Promises: exactly the stored files run, and nothing is compiled: a kernel that is not among them is refused.
+Refuses:  to run anything without permission. A hash shows that code is unmodified, but not that it is harmless.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _PATH = re.compile(r"[a-z0-9]{2}/[\w.]+\.(py|so)")
 
 
 def refuse_device(case: Case, device: torch.device) -> None:
-    """Raise CaseError if a case would be compiled for a GPU: storing such code is not supported."""
+    """Raise CaseError if a case would be compiled for a GPU, because storing such code is not supported."""
     if case.pipeline.compiles and device.type != "cpu":
         raise CaseError(
             f"the step of case {case.name} is compiled for {device.type}, and such code is not precompiled",
@@ -43,7 +44,10 @@ def refuse_device(case: Case, device: torch.device) -> None:
 
 
 def write(run: Any, folder: Path) -> str:
-    """Write a backend's compiled code into a folder; return its sha256. Raises ArtifactError for other code."""
+    """Write the code `run`, which a backend compiled, into a folder, and return the file's sha256.
+
+    Raises ArtifactError if the code needs more than its inputs, since files cannot store that.
+    """
     parts = [run.forward, run.backward] if isinstance(run, CompiledHalves) else [run]
     value = {
         "parts": [_part(part) for part in parts],
@@ -68,9 +72,9 @@ def _part(part: Compiled) -> dict[str, object]:
 
 
 def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compiled: bool) -> Compiled | CompiledHalves:
-    """Load the compiled step with the sha256 `content`; `passes` have its facts.
+    """Load the compiled step whose file has the sha256 `content`. `passes` are the reports of the step's passes.
 
-    Raises ArtifactError without `trust_compiled`, before reading the file. Raises it as well if the file is missing,
+    Raises ArtifactError without `trust_compiled`, before the file is read. Also raises it if the file is missing,
     damaged or of another step, or if its code does not load or would have to be compiled.
     """
     where = str(folder / file.COMPILED)

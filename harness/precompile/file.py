@@ -41,7 +41,7 @@ Json = Any
 
 
 class Read(NamedTuple):
-    """The content of a file that was read: its value, the sha256 of its body, and its size in bytes."""
+    """The content of a file that was read: its JSON value, the sha256 of its body, and its size in bytes."""
 
     value: Json
     content: str
@@ -49,11 +49,10 @@ class Read(NamedTuple):
 
 
 def begin(folder: Path, what: str) -> None:
-    """Create the folder, and write a note in place of the step.
+    """Create the folder, and write a note in place of the step, so that no old step stays if precompiling is stopped.
 
-    If precompiling is stopped, no old step is left behind. A step and compiled code that are already there are deleted.
-    `what` names the case. Raises ArtifactError if the folder cannot be written, or if a file called `step.bitproof` or
-    `compiled.bitproof` is of another kind; then both files stay.
+    An old step and its compiled code are deleted. `what` names the case. Raises ArtifactError if the folder cannot be
+    written, or if a file called `step.bitproof` or `compiled.bitproof` is not one of bitproof's; then both files stay.
     """
     file = folder / NAME
     try:
@@ -74,7 +73,7 @@ def begin(folder: Path, what: str) -> None:
 
 
 def note_unfinished(folder: Path, what: str, why: str) -> None:
-    """Write a note in place of the step, with the reason why there is none."""
+    """Write a note in place of the step. It says why there is no step."""
     _put(folder / NAME, _UNFINISHED + json.dumps([what, why[:_MAX_WHY]]).encode())
 
 
@@ -91,7 +90,10 @@ def write(folder: Path, value: Json, name: str = NAME) -> Read:
 
 
 def read(folder: Path, name: str = NAME) -> Read:
-    """Return a file's content. Raises ArtifactError for a missing, unfinished, foreign or damaged file."""
+    """Read a file, and check its header and sha256.
+
+    Raises ArtifactError for a missing, unfinished, foreign or damaged file.
+    """
     file, called = folder / name, _CALLED[name]
     try:
         packed = _content(file)

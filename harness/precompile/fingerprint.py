@@ -1,4 +1,4 @@
-"""A fingerprint: everything that affects a precompiled step or whether it can be read. Errors name the field.
+"""A fingerprint: everything that decides a precompiled step, or whether it can be read. Errors name its fields.
 
     form          version of the file's content            passes        names, settings, sha256 of each source
     system        graph or joint                           sources       sha256 of bitproof's own files
@@ -13,7 +13,7 @@
     compiler      and processor, of compiled code          costs         sha256 of an overlap schedule's cost model
     start_up      sha256 of code run at Python's start
 
-Names, steps, data, the optimizer and the verdict do not affect the graph: they may differ.
+Names, steps, data, the optimizer and the verdict do not affect the graph, so they may differ.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ _OF_STRESS = ("fill_uninitialized_memory", "num_threads")
 
 
 def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
-    """Return the fingerprint fields of a case's step in this process. Determinism switches must be set."""
+    """The fingerprint of a case's step in this process, field by field. Determinism switches must be set before this
+    call."""
     decided = {
         _CALLED.get(name, name): value for name, value in traced_part(case).to_dict().items() if name not in UNDECIDED
     }
@@ -90,17 +91,20 @@ def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
 
 
 def digest_of(fields: Fields) -> str:
-    """Return the sha256 of a fingerprint, for messages."""
+    """The sha256 of a fingerprint, for messages."""
     return hashlib.sha256(_text(fields).encode()).hexdigest()
 
 
 def _text(value: Any) -> str:
-    """A JSON value as text that differs for different values; in Python, true == 1."""
+    """A JSON value as text. Different values have different texts, while in Python, for example, True == 1."""
     return json.dumps(value, sort_keys=True)
 
 
 def refuse_other(made: Fields, here: Fields, where: str) -> None:
-    """Raise ArtifactError, naming the first different field, if a step's fingerprint differs from this run's."""
+    """Raise ArtifactError if a step's fingerprint, `made`, differs from that of this run, `here`.
+
+    The error names the first field that differs.
+    """
     for name in (*here, *(name for name in made if name not in here)):
         left, right = made.get(name), here.get(name)
         if _text(left) == _text(right) and name in made and name in here:

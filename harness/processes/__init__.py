@@ -1,1 +1,1 @@
-"""The only package that forks or starts processes: their channels, watchers, logs and end."""
+"""The only package that forks or starts processes: their channels, watchers, logs and ends."""

@@ -1,7 +1,7 @@
 """Runs work in a separate process, so that the command line's own process need not import torch.
 
-The separate process reads its task from standard input, and writes each answer as a line into a pipe; its output goes
-to a log. If it dies or is late, the caller continues, and the remaining answers are reported as lost.
+The separate process reads its task from standard input, and writes each answer as a line into a pipe. Its output goes
+to a log. If it dies or exceeds the time limit, the caller continues, and the remaining answers are reported as lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class Lost:
-    """An answer that never came; `reason` says why."""
+    """Stands for an answer that never came; `reason` says why."""
 
     reason: str
 
@@ -29,10 +29,10 @@ class Lost:
 def answers_apart(
     module: str, task: Any, answer: type[A], count: int, log: Path, timeout: float
 ) -> Generator[A | Lost]:
-    """Start a module with a task, and yield `count` answers.
+    """Start a module with a task in a separate process, and yield `count` answers.
 
-    An answer that takes longer than `timeout` seconds is `Lost`. After a time-out, later answers are lost, too. Closing
-    the iterator ends the process.
+    If an answer takes longer than `timeout` seconds, or the process ends, a `Lost` is yielded for this and each later
+    answer. Closing the iterator ends the process.
     """
     process = Started(module, (), log=log)
     lost = None
@@ -41,6 +41,7 @@ def answers_apart(
             process.tell(task)
         except OSError:
             lost = "its process ended"
+        # There is a single task: the process ends after its answers.
         process.hang_up()
         for _ in range(count):
             line = None
@@ -57,7 +58,10 @@ def answers_apart(
 
 
 def answer_all(task_type: type[A], answers: Callable[[A], Iterator[Any]]) -> None:
-    """Run as the `main` of such a module, `MODULE PIPE`: read the task, and write each answer into the pipe at once."""
+    """The `main` of a module that `answers_apart` starts as `MODULE PIPE`.
+
+    Reads the task from standard input, and writes each of its answers into the pipe at once.
+    """
     task: A = framing.read(sys.stdin.buffer.readline(), task_type)
     for found in answers(task):
         send(int(sys.argv[1]), found)

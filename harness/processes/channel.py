@@ -1,4 +1,4 @@
-"""A pipe between our own processes: each message is a line in the format of `framing`."""
+"""A pipe between processes of bitproof. Each message is a line in the format of `framing`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PART = 1 << 16
 
 
 class Inlet:
-    """The receiving end of a pipe. `is_over`: all writers are closed, and everything is read."""
+    """The receiving end of a pipe. `is_over`: whether all writers have closed the pipe and all data were read."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -31,7 +31,7 @@ class Inlet:
         return self.fd
 
     def read(self) -> None:
-        """Read all data received so far."""
+        """Read all data that have arrived, without waiting."""
         with contextlib.suppress(BlockingIOError):
             while content := os.read(self.fd, _PART):
                 *ends, rest = content.split(b"\n")
@@ -42,7 +42,7 @@ class Inlet:
             self.is_over = True
 
     def wait(self, seconds: float | None) -> bytes | None:
-        """Return the next message's line, received within `seconds`; None after a time-out, or at the end."""
+        """The line of the next message, if it arrives within `seconds`; None if none does, or at the pipe's end."""
         limit = None if seconds is None else time.monotonic() + seconds
         while not self.lines and not self.is_over:
             left = None if limit is None else max(0.0, limit - time.monotonic())
@@ -59,7 +59,7 @@ class Inlet:
 
 
 def send(fd: int, message: Any) -> None:
-    """Write a whole message into a pipe. Raises BrokenPipeError if the reading end is closed."""
+    """Write a whole message into a pipe. Raises BrokenPipeError if the pipe has no reader."""
     content = memoryview(framing.write(message))
     while content:
         content = content[os.write(fd, content) :]

@@ -1,4 +1,4 @@
-"""Runs a program that is not ours to its end, with a time limit: compilers, git, Python in a process of its own."""
+"""Runs a program that is not part of bitproof, with a time limit: compilers, git, Python in a separate process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Ran(NamedTuple):
 
 
 class CommandError(Exception):
-    """A program could not be started, or did not finish in time; the text says which."""
+    """A program could not be started, or did not finish in time; the error's text says which."""
 
 
 def run_command(
@@ -29,9 +29,10 @@ def run_command(
     is_joined: bool = False,
     given: str | None = None,
 ) -> Ran:
-    """Run a program, without input unless a text is `given`; `is_joined` adds its standard error to its output.
+    """Run a program and return its status and output.
 
-    Raises CommandError if it cannot be started, or does not finish within `seconds`.
+    The text `given` is its standard input, which is empty by default. With `is_joined`, its standard error is part of
+    its output. Raises CommandError if it cannot be started, or does not finish within `seconds`.
     """
     stdin = {"stdin": subprocess.DEVNULL} if given is None else {"input": given}
     try:

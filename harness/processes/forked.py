@@ -1,4 +1,4 @@
-"""Forks a process of ours: its first and last steps, and its handle in the parent."""
+"""Forks a process of bitproof. This file has the process's first and last steps, and its handle in the parent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STACK_SECONDS = 0.5
 
 
 class Child:
-    """A forked process, as its parent sees it. `status` is its exit status once it was reaped."""
+    """A forked process, as seen by its parent. `status` is its exit status once it was reaped; None before."""
 
     def __init__(self, pid: int, inlet: Inlet, log: Path | None, requests: int | None) -> None:
         self.pid = pid
@@ -37,18 +37,18 @@ class Child:
         self._requests = requests
 
     def tell(self, request: Any) -> None:
-        """Send the child a request without waiting for the answer."""
+        """Send the child a request, without waiting for an answer."""
         assert self._requests is not None, "it is asked"
         with contextlib.suppress(BrokenPipeError):
             send(self._requests, request)
 
     def hang_up(self) -> None:
-        """Close the pipe of requests, so that the child ends."""
+        """Close the pipe of requests, at whose end the child ends."""
         if self._requests is not None:
             close_kept(self._requests)
 
     def has_ended(self) -> bool:
-        """Return whether the child has ended; if so, it is reaped."""
+        """Whether the child has ended. If so, it is reaped."""
         if self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.status = os.waitstatus_to_exitcode(status) if pid else None
@@ -61,7 +61,7 @@ class Child:
             time.sleep(0.005)
 
     def begin_to_end(self) -> None:
-        """Kill the child without waiting."""
+        """Kill the child, without waiting for its end."""
         if not self.has_ended():
             os.kill(self.pid, signal.SIGKILL)
 
@@ -76,21 +76,22 @@ class Child:
 
 
 def fork(body: Body | Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
-    """Fork a process that runs `body` and ends. Its output goes to `log`, appended if `adds`.
+    """Fork a process that runs `body` and then ends. Its output goes to the file `log`, which `adds` does not empty
+    first.
 
-    The child never returns into its parent's frames. It ends with its parent, and writes its stack into its log on
+    The child never returns into its parent's frames. It ends when its parent ends, and writes its stack into its log on
     request.
     """
     return _fork(body, log, adds, is_asked=False)
 
 
 def fork_asked(body: Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
-    """Fork as `fork` does, for a child that receives requests: `body` also takes the descriptor to read them from."""
+    """Like `fork`, for a child that receives requests: `body` also gets the descriptor from which to read them."""
     return _fork(body, log, adds, is_asked=True)
 
 
 def ask_for_stacks(processes: list[int]) -> None:
-    """Have processes of ours write their stacks into their logs, and wait a moment for that."""
+    """Ask processes of bitproof to write their stacks into their logs, and wait a moment until they have."""
     for pid in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)

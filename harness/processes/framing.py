@@ -1,11 +1,10 @@
-"""The format of messages between our own processes: a frozen dataclass per line of JSON.
+"""The format of messages between processes of bitproof: each message is a frozen dataclass, as a line of JSON.
 
 For example, a line is `{"kind": "StepBegan", "step": 3}`.
 
-Both ends are this very code, so a message was written here, unless a user's code found the pipe; users' files are
-validated more strictly elsewhere.
-
-A file's name and an error's text may be invalid UTF-8. Python's JSON carries it, while stricter parsers refuse it.
+The same code writes and reads messages, so they are valid, unless a user's code has written into the pipe. Users' files
+are validated more strictly elsewhere. A file's name and an error's text may be invalid UTF-8: Python's JSON passes it
+on, while stricter parsers refuse it.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _read(hint: Any, value: Any) -> Any:
-    """A JSON value as the declared type. Only types unknown to JSON are converted."""
+    """Convert a JSON value to its declared type. A value of one of JSON's own types is returned unchanged."""
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         inner = [option for option in options if option is not types.NoneType]

@@ -19,28 +19,28 @@ _private: set[int] = set()
 
 
 def keep_private(fd: int) -> None:
-    """Mark a descriptor as private to this process, until `close_kept`."""
+    """Mark a descriptor as private to this process: forked processes close it. This ends with `close_kept`."""
     _private.add(fd)
 
 
 def close_kept(fd: int) -> None:
-    """Close a private descriptor, but only once: its number may soon belong to another file."""
+    """Close a private descriptor. A second call does nothing: its number may belong to another file by then."""
     if fd in _private:
         _private.discard(fd)
         os.close(fd)
 
 
 def close_private() -> None:
-    """In a newly forked process: close the parent's private descriptors, so that nothing here can write into them."""
+    """Close the parent's private descriptors in a newly forked process, so that nothing in it can write into them."""
     for fd in list(_private):
         close_kept(fd)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Ask Linux to send this process a signal when the thread that started it ends; elsewhere nothing happens.
+    """Ask Linux to send this process the signal `number` when the thread that started it ends. Elsewhere nothing
+    happens.
 
-    `parent` is the parent's process id. If the parent ended before this request, this function raises the signal
-    itself.
+    `parent` is the parent's process id. If the parent has ended before, this function itself raises the signal.
     """
     if sys.platform != "linux":
         return
@@ -56,7 +56,7 @@ def adopt_orphans() -> None:
 
 
 def children() -> set[int]:
-    """Return the process ids of this process's children; none if the system does not show them."""
+    """The process ids of this process's children; an empty set if the system does not show them."""
     try:
         return {
             int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
@@ -66,9 +66,9 @@ def children() -> set[int]:
 
 
 def cpu_of_descendants() -> float:
-    """Return the CPU seconds of all descendants, and of their children that have ended; 0 if unknown.
+    """The CPU seconds that all descendants have used, including ended children of theirs; 0 if unknown.
 
-    The time of a process whose parent was killed before it waited is lost, so measure differences early.
+    If a process is killed before it has waited for its children, their time is lost. So measure before processes end.
     """
     parents, used = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -87,7 +87,7 @@ def cpu_of_descendants() -> float:
 
 
 def end_children(*, but: set[int]) -> None:
-    """End every child except `but`, and then their orphans, which this process adopts."""
+    """End all children except `but`, and then their orphans, which become children of this process."""
     # Children of a killed child become this process's own, so look again until none is left.
     while found := children() - but:
         for pid in found:
@@ -98,12 +98,12 @@ def end_children(*, but: set[int]) -> None:
 
 
 def num_cores() -> int:
-    """Return how many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def keep_to_one_core(rank: int, num_ranks: int) -> None:
-    """Pin each rank to a core, if ranks outnumber cores.
+    """Pin this rank to one core, if there are more ranks than cores.
 
     Ranks wait for each other hundreds of times in a step, and would move to another core at every wait. Pinned, eight
     ranks on two cores need a sixth less time for a step.
@@ -116,12 +116,13 @@ def keep_to_one_core(rank: int, num_ranks: int) -> None:
 
 
 def redirect_output(log: Path, *, adds: bool = False) -> None:
-    """Send standard output and error of this process, C libraries included, to a log; input is empty from now on.
+    """Redirect this process's standard output and error, including C libraries, to a log. Standard input becomes empty.
 
-    With `adds` the log's present content stays: several processes may append to it.
+    With `adds` the log's content stays: several processes may append to it.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     _point(1, log, adds)
+    # A single open file for both streams keeps the order of their lines.
     os.dup2(1, 2)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -129,9 +130,9 @@ def redirect_output(log: Path, *, adds: bool = False) -> None:
 
 
 def keep_short(log: Path) -> None:
-    """Remove the middle of a log that has grown beyond MAX_LOG_BYTES, while it is written.
+    """Remove the middle of a log that is larger than MAX_LOG_BYTES. Processes may be writing to it.
 
-    Every writer appends, so that its next output follows the end that was kept.
+    All writers append, so their next output follows the end that was kept.
     """
     try:
         size = log.stat().st_size

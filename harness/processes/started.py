@@ -1,8 +1,8 @@
-"""Starts a module of ours as a separate process, which loads torch in place of the caller, or can be killed on its own.
+"""Starts a module of bitproof as a separate process, which loads torch instead of the caller, or can be killed alone.
 
-It answers through a channel, so that a stray print of a library cannot damage an answer, and reads requests from its
-standard input. Its output goes to a log. It has a session of its own: an interrupt reaches only its parent, which ends
-it.
+The process answers through a pipe, so that a stray print of a library cannot damage an answer, and reads requests from
+its standard input. Its output goes to a log. It has a session of its own, so an interrupt only reaches its parent,
+which ends it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ START = str(Path(__file__).parents[1] / "runtime" / "start.py")
 
 
 class Started:
-    """A process that runs `MODULE FD ARGUMENTS...` and answers through the descriptor FD, with all its descendants."""
+    """A process that runs `MODULE FD ARGUMENTS...` and answers through the descriptor FD; and all its descendants."""
 
     def __init__(
         self, module: str, arguments: Sequence[str], *, log: Path, environment: dict[str, str] | None = None
     ) -> None:
-        """Start the process, with extra environment variables. It is ended at the latest when this process ends."""
+        """Start the process, with additional environment variables. It ends at the latest when this process ends."""
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         reader, writer = os.pipe()
@@ -56,23 +56,23 @@ class Started:
 
     @property
     def status(self) -> int | None:
-        """The exit status of the process once it was reaped."""
+        """The exit status of the process once it was reaped; None before."""
         return self._process.returncode
 
     def tell(self, message: Any) -> None:
-        """Send a message. Raises OSError if the process no longer reads."""
+        """Send a message to the process. Raises OSError if the process no longer reads."""
         assert self._process.stdin is not None, "it has a pipe for one"
         self._process.stdin.write(framing.write(message))
         self._process.stdin.flush()
 
     def hang_up(self) -> None:
-        """Close the process's standard input: no more requests follow."""
+        """Close the standard input of the process: it gets no further requests."""
         assert self._process.stdin is not None, "it has a pipe for one"
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
     def has_ended(self) -> bool:
-        """Return whether the process has ended; it is not reaped, so that its pid and its group's are not reused."""
+        """Whether the process has ended. It is not reaped, so that its process id, also its group's, is not reused."""
         if self._process.returncode is not None:
             return True
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -85,11 +85,11 @@ class Started:
 
     @property
     def pid(self) -> int:
-        """The id of the process, and of the process group of its descendants."""
+        """The id of the process, which is also the id of its process group."""
         return self._process.pid
 
     def begin_to_end(self) -> None:
-        """Kill the process and its group without waiting: a large process takes a while to free its memory."""
+        """Kill the process and its group without waiting: freeing the memory of a large process takes a while."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

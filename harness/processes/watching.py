@@ -1,4 +1,4 @@
-"""Watches forked processes: reads their messages, keeps logs short, reaps them, notices if the caller is gone."""
+"""Watches forked processes: reads their messages, keeps logs short, reaps them, and notices if the client is gone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXIT_SECONDS = 0.002
 
 
 class Watch:
-    """Watches processes. It never blocks on a process that may hang: it reads messages, and checks time limits.
+    """Watches processes. Never waits for a process that may hang: reads the messages that have arrived, and the clock.
 
     `hangup` is a descriptor that hangs up when the client stops waiting.
     """
@@ -39,10 +39,10 @@ class Watch:
         return all(child.status is not None for child in self._children)
 
     def look(self, seconds: float) -> Iterator[tuple[Child, bytes]]:
-        """Wait for messages for at most `seconds`; yields each message with its sender.
+        """Wait at most `seconds` for messages, and yield each with its sender.
 
-        If a process has a status after this call, it had ended before its messages were read, so all of them were
-        returned. Raises SystemExit when the client has stopped waiting.
+        If a process has a status afterwards, all its messages were yielded: they are read after it has ended. Raises
+        SystemExit if the client has stopped waiting.
         """
         children = self._children
         leaving = [child for child in children if child.inlet.is_over and child.status is None]

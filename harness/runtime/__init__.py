@@ -1,1 +1,1 @@
-"""Rules for our own processes: imported packages, interrupts, and output."""
+"""Rules for bitproof's own processes: imported packages, interrupts, output, caches and temporary folders."""

@@ -1,12 +1,12 @@
-"""A cache of results on disk under a key of all their inputs; an entry is used only if it is intact.
+"""A cache of results on disk under a key of all their inputs. An entry is used only if it is intact.
 
-A file consists of a sha256 and the content that it covers: the key's whole text and the value, as JSON. It is used if
-the hash is right and the key equals the requested key. Nothing read from it is executed. The folder and each file in it
-must belong to the user and be writable only by the user; otherwise nothing is read or kept. So a result can be forged
-only by those who could also change the code that computes it.
+A file begins with a sha256. The rest is the key's whole text and the value, as JSON. The file is used if the sha256 is
+that of the rest, and the key is the requested key. Nothing read from it is executed. The folder and each file in it
+must belong to the user and be writable only by the user; otherwise nothing is read or kept. So an attacker who can
+forge a result could also change the code that computes it.
 
-A file appears complete or not at all. The folder stays small: least recently used files are removed first. Other names
-and other kinds of files are never removed, as the folder may be a folder of the user's.
+A file appears as a whole or not at all. The folder stays small: least recently used files are removed first. Files with
+other names are never removed, as the folder may also have files of the user.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ _KINDS = {
 
 
 def default_folder() -> Path | None:
-    """Return the default folder of results: $BITPROOF_CACHE, else bitproof in the user's cache; None without a home."""
+    """The default folder for results: $BITPROOF_CACHE, or else `bitproof` in $XDG_CACHE_HOME or in the home's `.cache`.
+
+    None if neither variable is set and the user has no home.
+    """
     if chosen := os.environ.get(ENVIRONMENT_VARIABLE):
         return Path(chosen).absolute()
     if caches := os.environ.get("XDG_CACHE_HOME"):
@@ -58,7 +61,7 @@ def default_folder() -> Path | None:
 
 
 def read_cached(folder: Path, kind: str, key: str) -> Any:
-    """Return the kept value of this kind under `key`; None if there is none, or it is not intact."""
+    """The value of this kind that was kept under `key`; None if there is none, or if its file is not intact."""
     file = _file(folder, kind, key)
     try:
         if not _is_own(folder):
@@ -90,7 +93,7 @@ def read_cached(folder: Path, kind: str, key: str) -> Any:
 
 
 def keep(folder: Path, kind: str, key: str, value: Any) -> bool:
-    """Keep a value that JSON can represent; returns whether it was kept. If not, a later call computes it again."""
+    """Keep a value that JSON can represent, under `key`. Returns whether it was kept."""
     file = _file(folder, kind, key)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -131,12 +134,12 @@ def _refuse_strange(facts: os.stat_result) -> None:
 
 
 def _open_plain(file: str, flags: int) -> int:
-    """Open without following a link, and without waiting for a pipe's writer."""
+    """Open a file. Fails for a symbolic link, and does not wait for the writer of a pipe."""
     return os.open(file, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _unpacked(packed: bytes) -> bytes:
-    """Decompress, up to the size limit: a few bytes can expand to more than the machine's memory."""
+    """Decompress, up to a size limit: a few bytes could expand to more than the machine's memory."""
     unpacking = zlib.decompressobj()
     content = unpacking.decompress(packed, MAX_CONTENT)
     if unpacking.unconsumed_tail or not unpacking.eof:
@@ -158,7 +161,7 @@ def _is_closed(told: os.stat_result) -> bool:
 
 
 def _make_room(folder: Path) -> None:
-    """Remove our least recently used files, including partial files of killed writers."""
+    """Remove the cache's least recently used files beyond its limits, including partial files of killed writers."""
     files: list[tuple[os.stat_result, str]] = []
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -1,6 +1,6 @@
 """Exchanges two folders atomically: at every moment each path has one of them, even if the process is killed.
 
-Linux has renameat2 for that, macOS renamex_np. File systems without support, such as NFS, raise OSError.
+Linux has renameat2 for this, macOS renamex_np. File systems that support neither, such as NFS, raise OSError.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errn
 
 
 def exchange(left: Path, right: Path) -> None:
-    """Exchange the folders at two paths. Raises OSError, with a number in `UNSUPPORTED` if the system cannot."""
+    """Exchange the folders at two paths. Raises OSError.
+
+    If the system cannot exchange folders, the error's number is in `UNSUPPORTED`.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     paths = os.fsencode(left), os.fsencode(right)
     try:

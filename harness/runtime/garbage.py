@@ -1,4 +1,4 @@
-"""Sets how often Python collects garbage in our processes."""
+"""Sets how often Python collects garbage in bitproof's own processes."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ time on that, and a search for a cause more: both keep many objects until their 
 
 
 def look_seldom() -> None:
-    """Collect garbage rarely from now on, in this process and its forks."""
+    """Make Python collect garbage rarely from now on, in this process and its forks."""
     gc.set_threshold(_NEW_OBJECTS)

@@ -3,11 +3,12 @@
 All four are handled alike, with exit status 3:
 
 - during imports nothing has to be cleaned up: the process ends immediately (`end_at_once`);
-- while a command runs (`raising`), it raises Interrupt, which ends all started processes;
-- in a block that must complete (`held`), it waits until the block's end;
-- once a command writes its result (`too_late`), it is ignored.
+- while a command runs (`raising`), an interrupt raises Interrupt, which ends all started processes;
+- in a block that must complete (`held`), an interrupt waits until the block's end;
+- once a command writes its result (`too_late`), an interrupt is ignored.
 
-A signal that the caller made the process ignore, as `nohup` does, stays ignored. This module imports almost nothing.
+If the caller made the process ignore a signal, as `nohup` does, the signal stays ignored. This module imports almost
+nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ GRACE_SECONDS = 10.0
 
 
 class Interrupt(BaseException):
-    """An interrupt. It is no KeyboardInterrupt, which the command-line library would turn into status 130."""
+    """An interrupt. It is no KeyboardInterrupt, because the command-line library would turn that into status 130."""
 
 
 STOPS = (Interrupt, KeyboardInterrupt, SystemExit)
@@ -39,7 +40,8 @@ STOPS = (Interrupt, KeyboardInterrupt, SystemExit)
 
 
 class _Phase(enum.Enum):
-    """How a signal is handled."""
+    """The effect of an interrupt: it ends the process (STARTING), raises Interrupt (OPEN), waits (HELD), or has none
+    (OVER)."""
 
     STARTING = enum.auto()
     OPEN = enum.auto()
@@ -48,7 +50,7 @@ class _Phase(enum.Enum):
 
 
 class _Watch:
-    """The process's phase, whether an interrupt is pending, whether any came, and when the last was raised."""
+    """This process's state: its phase, whether an interrupt waits, whether any came, and when one was last raised."""
 
     phase = _Phase.STARTING
     is_waiting = False
@@ -65,7 +67,7 @@ def end_at_once() -> None:
 
 
 def ignore() -> None:
-    """Ignore interrupts from now on: the process ends soon, with its own status."""
+    """Ignore interrupts from now on, because the process ends soon, with its own status."""
     _watch.phase = _Phase.OVER
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # unlike our handler, this lasts until the process has ended
@@ -93,7 +95,7 @@ def raising() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Context that defers interrupts, and raises Interrupt at its end if one came."""
+    """Context in which interrupts wait. If one came, Interrupt is raised at the end."""
     before, _watch.phase = _watch.phase, _held(_watch.phase)
     try:
         yield
@@ -104,7 +106,7 @@ def held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def let_in() -> Iterator[None]:
-    """Context that allows interrupts within a block that defers them; a pending interrupt is raised first."""
+    """Context inside `held` in which interrupts do not wait. Begins by raising Interrupt if one was waiting."""
     before = _watch.phase
     if before is _Phase.HELD:
         _watch.phase = _Phase.OPEN
@@ -116,13 +118,13 @@ def let_in() -> Iterator[None]:
 
 
 def too_late() -> None:
-    """Ignore interrupts until the command ends: its work is done, and its status must match the report."""
+    """Ignore interrupts until the command ends, because its work is done, and its status must match the report."""
     if _watch.phase in (_Phase.OPEN, _Phase.HELD):
         _watch.phase = _Phase.OVER
 
 
 def wait(seconds: float) -> None:
-    """Sleep until time is up or an interrupt comes, even if it comes too late to change anything."""
+    """Sleep for some seconds, or until an interrupt comes, even if the interrupt is ignored."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit and not _watch.has_come:
         time.sleep(0.1)

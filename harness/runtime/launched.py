@@ -1,7 +1,7 @@
 """Detects whether a launcher, such as torchrun, started this process as a rank.
 
-Launched ranks are recognized by the variables that `init_process_group("env://")` reads, set by torchrun, or by `srun`
-with a script. Ranks that bitproof forks have the same variables, and in addition `FORKED`.
+Launched ranks are recognized by the variables that `init_process_group("env://")` reads. torchrun sets these; with
+`srun` a script does. Ranks that bitproof forks have the same variables, and in addition `FORKED`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LAUNCHERS = (
 
 
 def is_rank(environment: Mapping[str, str] | None = None) -> bool:
-    """Return whether torchrun, or another launcher with the same variables, started this process as a rank of many."""
+    """Whether torchrun, or another launcher with the same variables, started this process as a rank."""
     environment = os.environ if environment is None else environment
     if FORKED in environment:
         return False
@@ -38,7 +38,7 @@ def is_rank(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def is_first(environment: Mapping[str, str] | None = None) -> bool:
-    """Return whether this process reports for all processes started with it: rank 0, or a single process."""
+    """Whether this process reports for all processes that were started with it: it is rank 0, or the only process."""
     environment = os.environ if environment is None else environment
     if is_rank(environment):
         return environment["RANK"] == "0"
@@ -47,10 +47,10 @@ def is_first(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str, int] | None:
-    """Return the launcher that started several copies of this command without variables that connect them, or None.
+    """The launcher that started several copies of this command without variables that connect them; None if none did.
 
-    The result is its name, the variables for a process's number and for the total, and the total: ("mpirun",
-    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", 8).
+    The result is the launcher's name, the variables with a process's number and with the number of processes, and that
+    number: ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", 8).
     """
     environment = os.environ if environment is None else environment
     if FORKED in environment or is_rank(environment):
@@ -67,13 +67,13 @@ def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str,
 
 
 def do_not_wait_for_rank_0() -> None:
-    """Record that rank 0 is gone or cannot be reached: a failed rank then ends without waiting for rank 0's report."""
+    """Note that rank 0 is gone or cannot be reached. If this rank fails, it will not wait for rank 0's report."""
     global _rank_0_is_gone
     _rank_0_is_gone = True
 
 
 def speaks_for_its_machine(environment: Mapping[str, str] | None = None) -> bool:
-    """Return whether this following rank reports an error in place of rank 0: a single rank does on every machine."""
+    """Whether this rank reports an error if rank 0 cannot: one rank of each machine does, which is never rank 0."""
     environment = os.environ if environment is None else environment
     # On rank 0's machine local rank 0 is rank 0 itself, so local rank 1 reports; on any other machine local rank 0
     # does.
@@ -82,14 +82,14 @@ def speaks_for_its_machine(environment: Mapping[str, str] | None = None) -> bool
 
 
 def reports_for_rank_0() -> bool:
-    """Return whether this rank must write the report, as rank 0 is gone."""
+    """Whether this rank must write the report, because rank 0 is gone."""
     return _rank_0_is_gone and speaks_for_its_machine()
 
 
 def let_rank_0_tell() -> None:
-    """On a failed following rank: wait until rank 0 ends this rank, since rank 0 reports the reason.
+    """If this failed process is a rank other than 0, wait until rank 0 ends it, since rank 0 reports the reason.
 
-    Only for ranks of rank 0's torchrun: another torchrun ends only its own ranks.
+    Only ranks on rank 0's machine wait: on another machine, torchrun ends only its own ranks.
     """
     is_beside_rank_0 = os.environ.get("GROUP_RANK", "0") == "0"
     if is_rank() and os.environ["RANK"] != "0" and is_beside_rank_0 and not _rank_0_is_gone:

@@ -1,11 +1,11 @@
 """Standard output and standard error that cannot end a command, and never contain terminal or CI commands.
 
-A pipe's reader may end, and a disk may be full: a run's results must not depend on that. After the first failure the
-rest is dropped, and at its end the command reports the effect on its exit status.
+A pipe's reader may end, and a disk may be full: a run's results must not depend on that. After the first failure, the
+rest of the output is dropped. At its end the command reports the failure, which may change its exit status.
 
 All output of a command goes through `SafeStream.write`, so that no foreign text moves a terminal's cursor or acts as a
 command to the CI system that stores the log: GitHub runs lines that begin with `::`, Azure Pipelines and TeamCity text
-after `##vso[` or `##teamcity[`. Only our own escape sequences, for a table's colours, go through `styled`.
+after `##vso[` or `##teamcity[`. Only bitproof's own escape sequences, for a table's colours, go through `styled`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _BRACKETED_COMMAND = re.compile(r"##(?=\w*\[)")
 
 
 def shown(text: str) -> str:
-    r"""Return a text made safe for a terminal and the log of a CI system: `::error` becomes `\x3a:error`.
+    r"""Make a text safe for a terminal and for the log of a CI system: `::error` becomes `\x3a:error`.
 
-    JSON keeps its meaning.
+    A JSON text keeps its meaning.
     """
     return _BRACKETED_COMMAND.sub(r"#\\u0023", _LEADING_COMMAND.sub(r"\1\\x3a", printable(text)))
 
 
 class SafeStream:
-    """A text stream whose `write` and `flush` never fail. `lost` is the first failure, or None.
+    """A text stream whose `write` and `flush` never fail. `lost` is the first failure; None if there was none.
 
-    Characters that the stream's encoding lacks are escaped, and so are terminal and CI commands. A reader that ended is
-    no failure.
+    A reader that has ended does not count as a failure. Characters that the stream's encoding lacks are escaped, and so
+    are terminal and CI commands.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -44,12 +44,12 @@ class SafeStream:
         self.lost = OSError(errno.EBADF, "it is closed") if stream is None else None
 
     def write(self, text: str) -> int:
-        """Write a text, made safe by `shown`; returns its length."""
+        """Write a text after `shown` has made it safe; returns its length."""
         self.write_as_it_is(shown(text))
         return len(text)
 
     def write_as_it_is(self, text: str) -> int:
-        """Write our own text with escape sequences for colours; returns its length."""
+        """Write a text unchanged, with its escape sequences for colours; returns its length."""
         try:
             return self._stream.write(text)
         except UnicodeEncodeError as error:
@@ -74,7 +74,8 @@ class SafeStream:
         return getattr(self._stream, name)
 
     def _lose(self, error: OSError) -> None:
-        """Remember the failure, and redirect the descriptor to /dev/null: the rest of the buffer goes there."""
+        """Store the failure, and redirect the stream's descriptor to /dev/null, into which the rest of the buffer then
+        goes."""
         if error.errno != errno.EPIPE:
             self.lost = self.lost or error
         with contextlib.suppress(OSError, ValueError):
@@ -85,7 +86,7 @@ class SafeStream:
 
 
 class _Styled:
-    """A stream that passes escape sequences, over a stream that escapes them."""
+    """A SafeStream whose `write` passes escape sequences."""
 
     def __init__(self, stream: SafeStream) -> None:
         self._stream = stream
@@ -96,13 +97,16 @@ class _Styled:
 
 
 def styled(stream: TextIO) -> TextIO:
-    """Return the stream to write colours to. The writer must escape foreign text in it."""
+    """A stream like `stream` that passes colours. So its user must escape foreign text."""
     return cast(TextIO, _Styled(stream)) if isinstance(stream, SafeStream) else stream
 
 
 @contextlib.contextmanager
 def safe_output() -> Iterator[SafeStream]:
-    """Context in which standard output, which it yields, and error are safe; both are flushed at the end."""
+    """Context in which standard output and standard error are SafeStreams, which are flushed at the end.
+
+    Yields standard output.
+    """
     streams = sys.stdout, sys.stderr
     out, err = (SafeStream(stream) for stream in streams)
     sys.stdout, sys.stderr = cast(TextIO, out), cast(TextIO, err)
@@ -115,7 +119,8 @@ def safe_output() -> Iterator[SafeStream]:
 
 
 def fill_closed_descriptors() -> None:
-    """Open /dev/null at closed descriptors among 0 to 2: else a log or a pipe would get their number."""
+    """Open /dev/null at those of the descriptors 0 to 2 that are closed. Otherwise a log or pipe would get their
+    number."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""The search path on which our processes find a user's modules."""
+"""The search path on which bitproof's own processes find a user's modules."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import sys
 
 
 def search_path() -> list[str]:
-    """Return the search path of the host and its ranks: the working directory first, unless in Python's safe mode."""
+    """The search path of the host and its ranks: the working directory first, except in Python's safe mode."""
     here = [] if sys.flags.safe_path else [""]
     return list(dict.fromkeys(folder or os.getcwd() for folder in (*here, *sys.path)))

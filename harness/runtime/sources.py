@@ -1,7 +1,7 @@
 """The files that decide a traced graph, as they were when this process started.
 
-`note` is called before any module of ours, or of torch, is imported. A file that is still unchanged when a graph is
-finished is then the imported file, however long the import took, even if files are edited meanwhile.
+`note` is called before any module of bitproof, or of torch, is imported. If a file is still unchanged when a graph is
+finished, then it is the file that was imported, however long the import took.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ Stat = tuple[str, int, int, int, int]
 
 @dataclass(frozen=True)
 class Sources:
-    """The files of our packages and of torch, as digests and facts.
+    """The files of bitproof's packages and of torch, as digests and facts.
 
-    `digest` covers every byte of our packages, and torch's files by path, size and time, as those are 60 MB. `own`
-    covers only our packages, in any folder: it is equal on machines with the same release.
+    `digest` covers every byte of bitproof's packages. It covers torch's files, which are 60 MB, only by path, size and
+    time. `own` covers only bitproof's packages, in any folder, so it is equal on machines with the same release.
     """
 
     digest: str
@@ -54,7 +54,7 @@ class Sources:
     own: str = ""
 
     def are_untouched(self) -> bool:
-        """Return whether every file is unchanged, by its content (ours), size and times (all)."""
+        """Whether all files still have the same size and times, and bitproof's files the same content."""
         return read_sources() == self
 
 
@@ -64,10 +64,10 @@ Absent = tuple[str]
 
 @dataclass(frozen=True)
 class Later:
-    """The modules that a process loaded after its key was made.
+    """The modules that a process loaded after it had made its key for a cache.
 
-    `files` are as in `Sources`; `code` has the sha256 of the code of each module that was compiled from its text;
-    `found` maps searched packages to their path, None for missing packages.
+    `files` are as in `Sources`. `code` has, for each module that was compiled from its text, the sha256 of its code.
+    `found` maps packages that were searched for to their path; None if a package was missing.
     """
 
     files: tuple[Stat | Absent, ...] = ()
@@ -76,11 +76,11 @@ class Later:
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Later:
-        """Read the modules from JSON values. Raises KeyError, TypeError or ValueError if they have another form."""
+        """Make this object from JSON values. Raises KeyError, TypeError or ValueError if they have another form."""
         return cls(tuple(cast(Stat, tuple(file)) for file in told["files"]), dict(told["code"]), dict(told["found"]))
 
     def would_load_again(self) -> bool:
-        """Return whether this process would load exactly the same modules."""
+        """Whether this process would load exactly the same code for these modules."""
         return (
             all(_stat(told[0]) == told for told in self.files)
             and all(os.path.isfile(file) and TextLoader("", file).digest() == told for file, told in self.code.items())
@@ -90,9 +90,10 @@ class Later:
 
 @dataclass(frozen=True)
 class Installation:
-    """The code of this process. `others` is a hash of our code that ran, and of all other loaded files.
+    """The code of this process. `others` is a hash of bitproof's code that ran, and of all other loaded files.
 
-    A module that was not compiled from its text is covered by its file and its compiled code, which together decide it.
+    If this process did not compile a module from its text, `others` covers the source file and the compiled file: the
+    import used one of them.
     """
 
     sources: Sources
@@ -101,7 +102,8 @@ class Installation:
     """The files covered by `others`."""
 
     def later(self) -> Later | None:
-        """Return the modules loaded after these sources; None if files changed meanwhile, so that they are unknown."""
+        """The modules that were loaded after this object was made; None if files have changed since, so that they are
+        unknown."""
         if at_start is None or not self.sources.are_untouched():
             return None
         files = _loaded_files() - self.loaded - {stat[0] for stat in self.sources.stats}
@@ -116,13 +118,14 @@ class Installation:
 at_start: tuple[float, Sources] | None = None
 
 loaded_at_start: frozenset[str] = frozenset()
-"""Modules that a process had before it imported any of ours: Python's, and those of its startup."""
+"""Modules that a process had loaded before it imported any of bitproof: Python's, and those of its startup."""
 
 
 def note(loaded: Iterable[str] | None = None) -> None:
     """Read the sources, once, before any of them is imported. This takes 50 ms.
 
-    If the modules `loaded` before include any of them, as in a process that patched a module, no sources are valid.
+    `loaded` are the modules that were loaded before. If some of them are sources, as in a process that has patched a
+    module, nothing is noted, and this process's code stays unknown.
     """
     global at_start, loaded_at_start
     known = ("bitproof.harness", "bitproof.harness.runtime", *(f"bitproof.harness.runtime.{name}" for name in _FIRST))
@@ -135,9 +138,9 @@ def note(loaded: Iterable[str] | None = None) -> None:
 
 
 def installation() -> Installation | None:
-    """Return the code of this process, with all modules loaded so far; None if it is unknown.
+    """The code of this process, including all modules loaded so far; None if it is unknown.
 
-    It is unknown if `note` was not called before the first import, or a loaded file has changed since.
+    It is unknown if `note` was not called before the first import, or if a loaded file has changed since.
     """
     if at_start is None:
         return None
@@ -152,7 +155,7 @@ def installation() -> Installation | None:
 
 
 def read_sources() -> Sources:
-    """Return the files as they are now."""
+    """The files of bitproof's packages and of torch, as they are now."""
     told, stats = hashlib.sha256(), []
     for package in OWN:
         for stat in sorted(_files(str(ROOT / package))):
@@ -168,16 +171,16 @@ def read_sources() -> Sources:
 
 
 def own_digest() -> str:
-    """Return the sha256 of our packages' content as this process imported it; without `note`, as it is now."""
+    """The sha256 of the content of bitproof's packages, as `note` read it; if `note` was not called, as it is now."""
     return at_start[1].own if at_start is not None else read_sources().own
 
 
 @functools.cache
 def torch_digest() -> str:
-    """Return the sha256 of torch's installation: text of Python files, sizes of libraries and headers. 0.2 s.
+    """The sha256 of torch's installation: the text of Python files, and the sizes of libraries. Takes 0.2 s.
 
-    Libraries are gigabytes, so only their sizes count. Equal on machines with the same installation. Compiled Python
-    files (.pyc) are not checked.
+    Only the sizes of libraries count, because these are gigabytes. Compiled Python files (.pyc) do not count. The
+    result is the same on machines with the same installation.
     """
     told, found = hashlib.sha256(), importlib.util.find_spec("torch")
     folder = os.path.dirname(found.origin) if found and found.origin else ""
@@ -189,10 +192,11 @@ def torch_digest() -> str:
 
 
 def start_up_code() -> dict[str, str]:
-    """Return the sha256 of code that Python runs at startup, by name: it may patch torch's or our functions.
+    """The sha256 of code that Python runs at startup, by name. Such code may patch functions of torch or bitproof.
 
-    This covers all code that is loaded before this process imports any of ours, and the lines of code in .pth files.
-    Editable installations list their paths in such files; they are covered by the content of their modules instead.
+    This covers all modules that were loaded before any of bitproof, and the lines of code in .pth files. The .pth files
+    of editable installations, which list paths, are left out: the modules at these paths are covered when they are
+    loaded.
     """
     names = {"sitecustomize", "usercustomize", *loaded_at_start} - sys.stdlib_module_names
     loaded = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
@@ -216,13 +220,13 @@ def start_up_code() -> dict[str, str]:
 
 
 def digest_of_loaded(file: str) -> str | None:
-    """Return the sha256 of the text that ran as a module; for any other file, of its content or of its archive."""
+    """The sha256 of the text that ran as a module; for any other file, the result of `digest_of_file`."""
     return text_loader.text_digests.get(file) or digest_of_file(file)
 
 
 @functools.cache
 def digest_of_file(file: str) -> str | None:
-    """Return the sha256 of a file's content, read once, or of the archive that contains it; None if there is none."""
+    """The sha256 of a file's content, or of the archive that contains it, read once; None if it cannot be read."""
     try:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()
     except NotADirectoryError:
@@ -232,13 +236,13 @@ def digest_of_file(file: str) -> str | None:
 
 
 def stat_of(file: str) -> Stat:
-    """Return a file's identity: if two readings are equal, the file was not changed between them."""
+    """A file's path, inode, size and times. If two readings are equal, the file was not changed between them."""
     told = os.stat(file)
     return file, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns
 
 
 def runs_its_text() -> bool:
-    """Return whether our code that this process ran is the code that its files compile to. Takes 1 s."""
+    """Whether the code of bitproof that this process ran equals the code that its files compile to. Takes 1 s."""
     own = tuple(os.path.join(ROOT, package, "") for package in OWN)
     return all(TextLoader("", file).ran_text() for file in text_loader.code_digests if file.startswith(own))
 
@@ -256,7 +260,7 @@ def _loaded_files() -> set[str]:
 
 
 def mapped_files() -> set[str]:
-    """Return the files whose code is in this process's memory, Python itself and libraries. Only on Linux."""
+    """The files whose code is in this process's memory: Python itself and libraries. Empty except on Linux."""
     files = set()
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         mapped = (line.split(maxsplit=5) for line in maps)
@@ -273,7 +277,8 @@ def _origin(module: ModuleType) -> str | None:
 
 
 def _stats_since(files: Iterable[str], began: float) -> tuple[Stat | Absent, ...] | None:
-    """Facts that show that files are unchanged; None if a file is newer than the start of the process."""
+    """Facts about files that reveal later changes; None if a file is newer than `began`, the time at which the process
+    began."""
     stats = tuple(map(_stat, sorted(files)))
     return None if any(max(stat[3:], default=0) >= began * 1e9 for stat in stats) else stats
 
@@ -289,7 +294,7 @@ def _stat(file: str) -> Stat | Absent:
 
 
 def place_of(name: str) -> str | None:
-    """Return the path at which an import finds a module, or found it if it is loaded; None if there is none."""
+    """The path at which an import finds a module, or has found it if it is loaded; None if there is none."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):  # ValueError: a module without a spec
@@ -298,7 +303,7 @@ def place_of(name: str) -> str | None:
 
 
 def _files(folder: str, endings: tuple[str, ...] = ("",), but: str = "") -> list[Stat]:
-    """Every file with one of these endings below a folder. Compiled Python and folders named `but` are left out."""
+    """All files below a folder that have one of the endings, except compiled Python and folders called `but`."""
     found, folders = [], [folder]
     while folders:
         with os.scandir(folders.pop()) as entries:

@@ -1,11 +1,12 @@
 """Import hook: validates cached bytecode by the source's hash (PEP 552), never by mtime and size.
 
-Python accepts compiled code if its source file has the same size and the same time in whole seconds. After an edit
+Python itself accepts bytecode if the source file has the same size and the same time in whole seconds. So after an edit
 within a second, or an edit whose time was restored, as `cp -p`, rsync and tar do, it runs the old code.
 
-Here bytecode needs the hash of the exact text (PEP 552). The hash is checked whatever the flags of the bytecode say,
-and new bytecode is written with it. Python's installation is loaded as usual, except for our own package: before a
-result is kept, the compiled files of the rest are checked too (harness/runtime/sources.py).
+With this hook, bytecode must have the hash of the exact text (PEP 552). The hash is checked even if the flags of the
+bytecode say otherwise, and new bytecode is written with it. The hook leaves modules of Python's installation to Python,
+except bitproof's own. The compiled files of modules that it leaves to Python are checked before a result is kept
+(harness/runtime/sources.py).
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ not_found: set[str] = set()
 
 
 class TextLoader(SourceFileLoader):
-    """Runs the text of a file, compiled now or earlier."""
+    """Loads a module by running the code that its file's text compiles to, from valid bytecode if there is any."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return the code of the file's text; its digest is in `code_digests` from now on."""
+        """The code of the file's text. Also adds its digest to `code_digests`, and the text's to `text_digests`."""
         path = self.get_filename(fullname)
         text = self.get_data(path)
         code, compiled = self._compiled(path, text)
@@ -54,11 +55,12 @@ class TextLoader(SourceFileLoader):
         return code
 
     def digest(self) -> str:
-        """Return the sha256 of the code that would run now, for a module that need not be loaded."""
+        """The sha256 of the code that would run now. The module need not be loaded."""
         return hashlib.sha256(self._compiled(self.path, self.get_data(self.path))[1]).hexdigest()
 
     def ran_text(self) -> bool:
-        """Return whether the code that ran equals the compiled text: forged bytecode may have the right hash."""
+        """Whether the code that ran equals the code that the text compiles to. Forged bytecode may have the right
+        hash."""
         code = _canonical(self.source_to_code(self.get_data(self.path), self.path))
         digests = {hashlib.sha256(code).hexdigest()}
         if (read := self._read(self.get_data(self.path))[0]) is not None and _canonical(read[0]) == code:
@@ -77,7 +79,7 @@ class TextLoader(SourceFileLoader):
         return code, compiled
 
     def _read(self, text: bytes) -> tuple[tuple[CodeType, bytes] | None, str | None]:
-        """The compiled code of the text, if valid, and the path of its cache file."""
+        """The cached code of `text` with its bytes, None if there is no valid one; and the path of the cache file."""
         cached, header = None, _header(text)
         with contextlib.suppress(OSError, NotImplementedError, ValueError, EOFError, TypeError):
             cached = importlib.util.cache_from_source(self.path)
@@ -92,13 +94,13 @@ class TextLoader(SourceFileLoader):
 
 
 class TextFinder:
-    """A finder for sys.meta_path that finds the same modules as Python's own, with a loader that runs the text."""
+    """A finder for sys.meta_path. It finds the same modules as Python's own finder, but loads them by a TextLoader."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the module's spec; None if it is not found. A module of Python's installation keeps its loader.
+        """A module's spec; None if it is not found. A module of Python's installation keeps its usual loader.
 
-        Its spec is returned all the same: Python's own finder, asked next, would search for it again.
+        Its spec is returned, too: otherwise Python's own finder would search for it again.
         """
         spec = PathFinder.find_spec(name, path, target)
         if spec is None and path is None:
@@ -108,14 +110,14 @@ class TextFinder:
 
 
 def by_text(spec: ModuleSpec | None) -> ModuleSpec | None:
-    """Return the same spec, with a loader that runs the text if the module is Python source."""
+    """Give the spec a TextLoader if the module is Python source; returns the spec."""
     if spec is not None and type(spec.loader) is SourceFileLoader and spec.origin is not None:
         spec.loader = TextLoader(spec.name, spec.origin)
     return spec
 
 
 def claim() -> None:
-    """From now on, run the text of all imports outside Python's installation."""
+    """From now on, load all modules outside of Python's installation by a TextLoader."""
     if TextFinder not in sys.meta_path:
         _installed()  # this imports: from 3.13 on, a call during that import would see half of it
         place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
@@ -139,9 +141,9 @@ def _without_flags(header: bytes) -> tuple[bytes, bytes]:
 def _canonical(code: CodeType) -> bytes:
     """Code as bytes that do not depend on other objects in the process.
 
-    Later formats of marshal mark each object that has other references, so their bytes may differ for equal code. This
-    format has no slices, which are constants from Python 3.14 on: each becomes a tuple that begins with StopIteration,
-    which marshal supports and no source text contains as a constant.
+    Later formats of marshal mark each object that has other references, so their bytes may differ for equal code. The
+    early format does not, but it has no slices, which are constants from Python 3.14 on: each becomes a tuple that
+    begins with StopIteration, which marshal supports and no source text contains as a constant.
     """
     return marshal.dumps(_without_slices(code) if _MAY_LACK_A_FORM else code, _EARLY_FORM)
 

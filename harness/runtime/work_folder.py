@@ -1,11 +1,11 @@
 """A command's temporary folder. A killed command leaves its folder behind, and the next command removes it.
 
-Only a folder with our marker is removed. The process that makes the folder writes the marker. The marker states the
-folder's name and inode, and the machine and boot in which it was made. So a copy of a marker is invalid, and so is a
-marker that another machine left in a shared folder, since its lock may be unknown here. The marker is also the lock
-that shows whether the maker lives: the system releases a lock when a process ends, however it ended.
+Only a folder with a valid marker is removed. A marker is a file that is written and locked by the process that makes
+the folder. It states the folder's name and inode, and the machine and boot in which it was made. So a copy of a marker
+is invalid. So is a marker that another machine left in a shared folder, because its lock may be unknown on this
+machine. The lock shows whether the maker is alive: the system releases a lock when a process ends for any reason.
 
-Example: `$TMPDIR/bitproof-testvenv/.lock`, left by `uv`, is no marker, whatever its content.
+Example: `$TMPDIR/bitproof-testvenv/.lock`, left by `uv`, is never a marker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _locks: dict[Path, int] = {}
 
 
 def make_work_folder() -> Path:
-    """Make a temporary folder, until `remove_work_folder`. Folders left behind by dead commands are removed now."""
+    """Make a temporary folder, which lasts until `remove_work_folder`. Also removes the folders of commands that were
+    killed."""
     _remove_left_behind(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     unnamed = folder / f"{_MARKER}-yet"
@@ -46,7 +47,7 @@ def make_work_folder() -> Path:
 
 
 def remove_work_folder(folder: Path) -> None:
-    """Remove a folder from `make_work_folder`, with its content."""
+    """Remove a folder that `make_work_folder` made, with its content."""
     shutil.rmtree(folder, ignore_errors=True)
     if (lock := _locks.pop(folder, None)) is not None:
         os.close(lock)
@@ -80,7 +81,7 @@ def _remove_if_dead(entry: os.DirEntry[str]) -> None:
 
 
 def _marker(name: str, folder: os.stat_result) -> dict[str, object] | None:
-    """The content of a marker made during this boot of this machine; None if the machine does not identify its boot."""
+    """The content of a marker that is made now; None if this machine does not identify its boot."""
     try:
         boot = BOOT.read_text(encoding="ascii").strip()
     except (OSError, ValueError):

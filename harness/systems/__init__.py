@@ -1,1 +1,1 @@
-"""Systems: objects that run training steps and show their tensors. Some are built in, others are a user's own."""
+"""Systems: objects that run training steps and show their tensors. Some are built in, others are written by users."""

@@ -1,11 +1,12 @@
 """Find the placements of a case's parameters: trace its model with whole parameters, and solve a linear program.
 
-This module joins the reference, whose layers and parameters are placed, and the linear program, which knows neither.
+This module connects the reference, which has the layers and parameters, to the linear program, which has neither.
 
-1. Find the kinds of layers, and keep one layer of each kind: the others get the same placement.
-2. Trace the step of that smaller model on a rank's batch, on fake tensors, with whole parameters in the compute dtype.
-3. Build the linear program, and solve it under the case's bound. Report its plan next to plans written by hand.
-4. Give every layer of a kind the placement of the traced layer.
+1. Group the layers into kinds, and keep one layer of each kind: all layers of a kind get the same placement.
+2. Trace the step of this smaller model with one rank's batch, on fake tensors, with whole parameters in the compute
+   dtype.
+3. Build the linear program, and solve it under the case's memory bound. Report its plan beside plans written by hand.
+4. Give all layers of a kind the placement of the traced layer.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from bitproof.reference.step import mean_loss
 
 @dataclass(frozen=True)
 class Traced:
-    """A case's linear program, and the layers and parameters that it places (`scene`), with a single layer per kind.
+    """A case's linear program, and the layers and parameters that it places (`scene`).
 
-    `kinds` maps the number of each traced layer to the numbers of all layers of its kind in the model: `{"0": ["0",
-    "1"]}`.
+    Only one layer of each kind is traced: `kinds` maps its number to the numbers of the model's layers of this kind, as
+    in `{"0": ["0", "1"]}`.
     """
 
     program: PlacementProblem
@@ -48,8 +49,11 @@ class Traced:
     kinds: Mapping[str, list[str]]
 
     def names(self, name: str) -> list[str]:
-        """The names in the model for a name in the traced model. For example, if layers 0 and 1 are of the same kind,
-        `layers.0.attention.wq` has the names `layers.0.attention.wq` and `layers.1.attention.wq`."""
+        """The names in the model for a name in the traced model, in which one layer stands for all layers of its kind.
+
+        For example, if layers 0 and 1 are of the same kind, the result for `layers.0.attention.wq` is
+        `layers.0.attention.wq` and `layers.1.attention.wq`.
+        """
         if not name.startswith("layers."):
             return [name]
         _, index, rest = name.split(".", 2)
@@ -57,10 +61,11 @@ class Traced:
 
 
 def place(case: Case) -> tuple[Plan, Placed]:
-    """Solve for a case's placements. The result depends only on the case, and on the versions of torch and scipy.
+    """Find the best placements for a case; returns the plan, and facts about it for the report.
 
-    Raises PlacementError if no plan meets the memory bound, CaseError for a layer without any possible placement,
-    MachineError without scipy, and TraceError.
+    The result depends only on the case and on the versions of torch and scipy. Raises PlacementError if no plan meets
+    the memory bound, CaseError for a layer that cannot be placed, MachineError without scipy, and TraceError if tracing
+    fails.
     """
     assert case.autoplace is not None, "only a case that asks for placements gets some"
     began = time.perf_counter()
@@ -102,15 +107,15 @@ def place(case: Case) -> tuple[Plan, Placed]:
 
 
 def plan_hash(plan: Plan) -> str:
-    """The SHA-256 of a plan's JSON, which must be equal on all ranks."""
+    """The SHA-256 of a plan as JSON. All ranks must have the same."""
     return hashlib.sha256(json.dumps(asdict(plan), sort_keys=True).encode()).hexdigest()
 
 
 def by_hand(traced: Traced) -> dict[str, Taken]:
-    """Cost and bytes of two plans written by hand, regardless of the memory bound.
+    """The costs and bytes of two plans written by hand, regardless of the memory bound, by the plans' names.
 
-    `fsdp` shards all parameters over data ranks; `fsdp and tp` also splits every layer over tensor ranks that can be
-    split.
+    `fsdp` shards all parameters over data-parallel ranks. `fsdp and tp` also splits layers over tensor-parallel ranks:
+    all layers that can be split.
     """
     program, scene = traced.program, traced.scene
     found = {}
@@ -132,7 +137,7 @@ def by_hand(traced: Traced) -> dict[str, Taken]:
 
 
 def trace_placements(case: Case) -> Traced:
-    """A case's linear program, built from a trace with a single layer per kind."""
+    """A case's linear program, built from a trace of its model with one layer of each kind."""
     mesh, size = Mesh(0, case.parallelism), case.parallelism.tp
     with torch.device("meta"):
         model = build_model(case.model)
@@ -165,8 +170,10 @@ def trace_placements(case: Case) -> Traced:
 
 
 def _keep_one_of_a_kind(model: nn.Module) -> dict[str, list[str]]:
-    """Keep only the first layer of each kind. Returns the numbers of each kind's layers, by the kept layer's number.
-    Layers are of the same kind if their parameters have the same names and shapes."""
+    """Keep only the first layer of each kind: layers are of one kind if their parameters have equal names and shapes.
+
+    Returns the numbers of the model's layers of each kind, by the number of the kept layer in the smaller model.
+    """
     kinds: dict[tuple[tuple[str, torch.Size], ...], list[str]] = {}
     blocks = dict(model.get_submodule("layers").named_children())
     for index, block in blocks.items():

@@ -1,8 +1,8 @@
 """Name a model's parameters and buffers as if no wrapper were around its modules. No two tensors get the same name.
 
-torch.compile, FSDP1 and checkpoint wrappers store the wrapped module as a child with a known name. That name is left
-out if no name within the wrapped module collides with a name beside it in the wrapper. So `_orig_mod.weight` is
-`weight`, unless the module with the child `_orig_mod` has a `weight` of its own.
+torch.compile, FSDP1 and checkpoint wrappers store the wrapped module as a child with a fixed name, such as `_orig_mod`.
+This name is left out if no name in the wrapped module equals another name in the wrapper. So `_orig_mod.weight` is
+called `weight`, unless the wrapper has a `weight` of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 def bare_tensors(model: nn.Module, kind: Literal["parameters", "buffers"]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the bare name and the tensor of each parameter or buffer of a model, each once, in the model's order."""
+    """Yield each parameter or buffer of a model with its bare name: its name without the names that wrappers add.
+
+    Each tensor is yielded once, in the model's order.
+    """
     left_out: dict[int, set[str]] = {}
     _names_of(model, left_out)
     bare = {"": ""}
@@ -34,8 +37,11 @@ def bare_tensors(model: nn.Module, kind: Literal["parameters", "buffers"]) -> It
 
 
 def _names_of(module: nn.Module, left_out: dict[int, set[str]]) -> set[str]:
-    """The names of a module's tensors and children. A wrapped child is replaced by its own names if none collides.
-    `left_out` gets, by id of each module, the names of the children that were replaced."""
+    """The names of a module's tensors and children. A wrapped child is replaced by its own names if none of them
+    collides.
+
+    `left_out` gets, for each module's id, the names of its children that were replaced.
+    """
     left_out[id(module)] = set()
     tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
     children = dict(module.named_children())

@@ -1,12 +1,13 @@
 """Keep a traced graph on disk from one run for the next, in the graph cache of its case.
 
 Needs:    a graph cache, whose key covers everything that decides the graph.
-Promises: a program with exactly the traced code: its hash is compared with the kept hash. Its hazards are kept with it,
-          because they depend on the devices of values, which a kept graph does not have.
+Promises: a program with exactly the traced code: its hash is compared with the kept hash. Its hazards (possible races
+          and deadlocks) are kept with it, because they depend on the devices of values, which a kept graph does not
+          have.
 Refuses:  to keep graphs that cannot be written as plain data, and graphs made while their source files were edited.
 
-Never kept are graphs that a user's pass modified, since it may do anything, compiled code of a backend, and graphs that
-depend on a user's own cost model.
+Never kept are graphs that a user's pass has modified (it may have other effects), compiled code of a backend, and
+graphs that depend on a user's own cost model.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @collector_paused()
 def read_program(graph_cache: GraphCache) -> GraphProgram | None:
-    """The program in a graph cache; None if there is none or it is invalid."""
+    """The program in a graph cache; None if there is none, or if it is invalid."""
     began = time.perf_counter()
     kept = graph_cache.read(GRAPH)
     if kept is None:
@@ -45,7 +46,7 @@ def read_program(graph_cache: GraphCache) -> GraphProgram | None:
 
 
 def keep_program(graph_cache: GraphCache, program: GraphProgram, case: Case) -> bool:
-    """Put a case's program into its graph cache. Returns whether it was kept."""
+    """Put a case's program into its graph cache; returns whether that was possible."""
     try:
         value = written(program) | {"hazards": program.hazards(case)}
     except BitproofError as error:
@@ -67,10 +68,10 @@ def written(program: GraphProgram) -> dict[str, object]:
 
 
 def program_of(kept: Json, began: float, allowed: Container[str] | None = None) -> GraphProgram:
-    """The program in the values that `written` returned. `began` is the time at which reading began.
+    """The program for the JSON values that `written` returned for it. `began` is the time at which reading began.
 
-    Operators must be among `allowed`; by default all are. Raises UnkeptError and ValueError, and for values of another
-    form KeyError, TypeError or AttributeError.
+    `allowed`: the operators that the graph may use; None for all. Raises UnkeptError or ValueError for invalid values,
+    and KeyError, TypeError or AttributeError for values of another form.
     """
     module = graph_of(kept["graph"], allowed)
     if (found := code_hash(module)) != kept["code_hash"]:

@@ -70,11 +70,11 @@ def decompose(module: GraphModule, context: PassContext) -> GraphModule:
 
 
 class KernelGraph(NamedTuple):
-    """A graph that Inductor compiled to kernels. No log can observe its calls, only its inputs and outputs.
+    """A graph that Inductor compiled to kernels. A log can observe its inputs and outputs, but not its calls.
 
-    `label` is the name of its dump. `module` is the innermost module that contains all of its calls. `outputs` names,
-    for each output, the call that computes it. The first `num_visible` outputs are for the model's code, the others are
-    saved for backward.
+    `label` is the name of its dump. `module` is the innermost module that contains all of its calls. `outputs` has, for
+    each output, the name of the call that computes it. The model's code gets the first `num_visible` outputs; the
+    others are saved for backward.
     """
 
     label: str
@@ -85,10 +85,10 @@ class KernelGraph(NamedTuple):
 
 
 class Capture:
-    """Compiles a rank's models with torch.compile while steps run, and stores facts about each captured graph.
+    """Lets torch.compile compile a rank's models when they are called, and stores facts about each captured graph.
 
-    `run` makes a function from a graph of operators, and `call` calls a graph that Inductor compiled. A log may replace
-    both, to observe calls.
+    `run` makes a function from a graph of operators. `call` calls a graph that Inductor compiled. A log replaces both
+    to observe calls.
     """
 
     def __init__(self, case: Case, models: Sequence[nn.Module], options: GraphOptions, work: Path) -> None:
@@ -117,10 +117,7 @@ class Capture:
             compile_calls(model, bitproof)
 
     def _backend(self, module: GraphModule, inputs: Sequence[Any]) -> Run:
-        """Make the function to run for a piece of code that Dynamo captured.
-
-        torch.compile calls this as its backend.
-        """
+        """The backend that torch.compile calls: returns the function to run for code that Dynamo captured."""
         self._write("captured", module.print_readable(print_output=False))
         if not self.passes:
             self.codes.append(module.code)
@@ -133,7 +130,7 @@ class Capture:
 
     @contextmanager
     def run_by(self, runner: Callable[[GraphModule], Run], call: Call) -> Iterator[None]:
-        """Use `runner` and `call` in place of `self.run` and `self.call` within the block."""
+        """Context in which `runner` and `call` replace `self.run` and `self.call`."""
         own, self.run, self.call = (self.run, self.call), runner, call
         try:
             yield
@@ -142,7 +139,7 @@ class Capture:
 
     @property
     def code_hash(self) -> str:
-        """The sha256 of all graphs' code, in the order in which they were captured."""
+        """The sha256 of the code of all graphs, in the order in which they were captured."""
         return hashlib.sha256("\0".join(self.codes).encode()).hexdigest()
 
     @property
@@ -155,7 +152,7 @@ class Capture:
         return lambda *inputs: self.run(finished)(*inputs)
 
     def _finished(self, module: GraphModule, direction: str) -> GraphModule:
-        """Run the passes over a graph of operators, and note its code, hazards and number of calls."""
+        """Run the passes over a graph of operators, and store its code, races and number of calls."""
         label = f"{len(self.codes):03d}-{direction}"
         for node in module.graph.nodes:
             if node.op == "call_function":
@@ -220,9 +217,9 @@ class Capture:
 
 
 def _module_named(path: str, names: set[str]) -> str | None:
-    """The module's name for a path of Dynamo: `blocks.0` for `L['fn'].__self__.blocks.0`, and "" for the model itself.
+    """The name of the module for a path of Dynamo: "blocks.0" for "L['fn'].__self__.blocks.0", "" for the model itself.
 
-    It is the longest suffix of the path among `names`; None if there is none.
+    This is the longest end of the path that is among `names`; None if there is none.
     """
     parts = path.split(".")[1:]
     if parts in ([], ["__self__"]):
@@ -231,7 +228,7 @@ def _module_named(path: str, names: set[str]) -> str | None:
 
 
 def kernel_graph_of(module: GraphModule, label: str, direction: str) -> KernelGraph:
-    """Describe a graph before Inductor compiles it."""
+    """Facts about a graph, read before Inductor compiles it."""
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     paths = [(origin_of(node).module or "").split(".") for node in calls]
     alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
@@ -244,9 +241,9 @@ def kernel_graph_of(module: GraphModule, label: str, direction: str) -> KernelGr
 
 
 def compile_models(made: Any, case: Case, options: GraphOptions, work: Path) -> Capture:
-    """Have torch.compile compile the models of the system `made` whenever they are called.
+    """Let torch.compile compile the models of the system `made` when they are called.
 
-    `work` is a folder for generated code. Raises UsageError if the system has no model.
+    `work` is a folder for generated code. Raises UsageError if the system shows no model.
     """
     models = getattr(made, "models", None) or [getattr(made, "model", None)]
     if not all(isinstance(model, nn.Module) for model in models):

@@ -2,14 +2,14 @@
 
 The group exists before the factory is called, and bitproof needs it until the last value is compared. So:
 
-1. The first `init_process_group` of user code makes no group, but lets it use the existing one. It refuses arguments
-   for a different group.
+1. The first `init_process_group` of user code makes no group, but lets user code use the existing group. It refuses
+   arguments for a different group.
 2. `destroy_process_group()` only hides the group, and all groups that user code made. As after a real destruction,
-   torch knows of no group, so `is_initialized()` is False. Another `init_process_group` brings them back.
-3. `as_lent()` surrounds bitproof's own code within user code: there the group exists in any case.
+   torch knows of no group, so `is_initialized()` is False. Another `init_process_group` brings the groups back.
+3. `as_lent()` surrounds bitproof's own code that runs within user code: there the group exists in any case.
 
-`install` replaces both functions before user code can import them by name. Outside of `lent` they behave like torch's
-own.
+`install` replaces both functions before user code can import them by name. Outside of the context `lent` they behave
+like torch's own functions.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _IMMATERIAL = ("init_method", "store", "timeout", "group_name")
 
 
 class _Loan:
-    """The default group while user code may use it.
+    """The default group, lent to user code on `device`.
 
-    `is_taken`: user code has called `init_process_group`. `aside` has the groups that are hidden, or None.
+    `is_taken`: whether user code has called `init_process_group`. `aside`: the hidden groups; None if they are not
+    hidden.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -50,8 +51,9 @@ _loans: list[_Loan] = []
 
 
 def install() -> None:
-    """Replace `init_process_group` and `destroy_process_group` wherever torch refers to them. A second call changes
-    nothing.
+    """Replace `init_process_group` and `destroy_process_group` in all modules of torch that have them.
+
+    A second call changes nothing.
     """
     replace_function(_init, _init_process_group)
     replace_function(_destroy, _destroy_process_group)
@@ -59,7 +61,7 @@ def install() -> None:
 
 @contextmanager
 def lent(device: torch.device) -> Iterator[None]:
-    """Lend this rank's default group to the user code within the block."""
+    """Context in which this rank's default group is lent to user code."""
     install()
     loan = _Loan(device)
     _loans.append(loan)
@@ -72,10 +74,10 @@ def lent(device: torch.device) -> Iterator[None]:
 
 
 def put_aside() -> None:
-    """Hide the default group that `lent` lends, and all other groups, until user code calls `init_process_group`.
+    """Hide the lent default group, and all other groups, until user code calls `init_process_group`.
 
-    Used before user code such as a script begins, and when it destroys the default group. Does nothing without a lent
-    group, or if it is hidden already.
+    Called before user code such as a script begins, and when user code destroys the default group. Does nothing if no
+    group is lent, or if it is hidden.
     """
     loan = _loans[-1] if _loans else None
     if loan is not None and loan.aside is None:
@@ -85,7 +87,7 @@ def put_aside() -> None:
 
 @contextmanager
 def as_lent() -> Iterator[None]:
-    """Bring the lent groups back within the block, for bitproof's code, even if user code has destroyed them."""
+    """Context for bitproof's own code in which the lent groups exist, even if user code has destroyed them."""
     loan = _loans[-1] if _loans else None
     if loan is None or loan.aside is None:
         yield
@@ -158,6 +160,7 @@ def _is_device(given: Any, device: torch.device) -> bool:
 
 
 def _backend_for(device: str, name: Any) -> str | None:
-    """The backend for a type of device in a name such as `gloo` or `cpu:gloo,cuda:nccl`."""
+    """The backend for a type of device in a name such as `gloo` or `cpu:gloo,cuda:nccl`; None if the name has none for
+    it."""
     parts = [part.split(":", 1) if ":" in part else [device, part] for part in str(name).lower().split(",")]
     return {of: backend for of, backend in parts}.get(device)

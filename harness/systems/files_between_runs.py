@@ -3,30 +3,32 @@
     reference    tokens.pt does not exist: tokenizes, and writes it
     candidate    torch.load("tokens.pt")                               refused
 
-All runs have the user's working directory, so a later run finds the files that earlier runs left. It may overwrite
-them, since the first run wrote them as well. It may not depend on them. There are three ways to depend on such a file:
+All runs have the user's working directory, so a later run finds the files that earlier runs left there. It may
+overwrite them, as the first run wrote them, too. It may not depend on them. There are three ways to depend on such a
+file:
 
 1. Python opens the file to read it, in this process or in a worker of a DataLoader: refused at once.
-2. Something else reads it: another program, such as `cat`, or a library that opens files itself, such as safetensors.
-   inotify reports such a read of each file below the watched folders; the run is refused at its end.
+2. Another program, such as `cat`, or a library that opens files itself, such as safetensors, reads the file. inotify
+   reports such reads for files in the watched folders; the run is refused at its end.
 3. The script asks whether the file exists, or passes its name to another program, and never writes it: refused at the
    end. A script that copies its configuration over the copy of an earlier run also asks, but then it writes the file.
 
-A file is an earlier run's if it changed after the case's first run began and before this run began, unless its content
-is the same as before the first run: Hugging Face's `evaluate`, for example, writes its modules again in every run. The
-content from before the first run is known if Python opened the file to write it, touched or removed it, or renamed
-another file to its name.
+A file counts as an earlier run's if it changed between the start of the case's first run and the start of this run, and
+now has other content than before the first run. (Hugging Face's `evaluate`, for example, writes its modules again in
+every run, with the same content.) The content before the first run is known if Python opened the file to write it,
+touched it, removed it, or renamed another file to its name.
 
-The working directory and the script's folder are watched, and so are files and folders that Python made elsewhere.
+The working directory and the script's folder are watched, and so are files and folders elsewhere that Python made.
 Python's bytecode and bitproof's own files do not count.
 
 Temporary files need no guard: each run has its own `TMPDIR`. It also has its own folder for output, `{out}`.
 
 Some dependencies are not noticed:
 
-- a script only lists a folder, misses a file that an earlier run removed, or reads the time of a file whose content is
-  unchanged;
-- a program writes a file outside of the watched folders, and a program reads it that does not get its name;
+- a script lists a folder without opening its files, misses a file that an earlier run removed, or reads the time of a
+  file whose content is unchanged;
+- a program writes a file outside of the watched folders, and a later program finds this file without getting its name
+  from the script;
 - a program appends to a file before another program reads it.
 """
 
@@ -84,7 +86,7 @@ _RUNNING: list[RunFiles] = []
 
 @functools.cache
 def _listen() -> None:
-    """Listen to this process's audit events. Python cannot remove a hook, so there is one for all runs."""
+    """Hear this process's audit events. Python cannot remove an audit hook, so a single hook serves all runs."""
     sys.addaudithook(_heard)
 
 
@@ -95,27 +97,27 @@ def _heard(event: str, args: tuple[Any, ...]) -> None:
 
 
 class _Began(NamedTuple):
-    """When the case's first run and this run began, in nanoseconds of the file system's clock."""
+    """The start of the case's first run and the start of this run, in nanoseconds of the file system's clock."""
 
     first: int
     this: int
 
     def is_between(self, found: os.stat_result) -> bool:
-        """Whether a file changed between the two times, by its mtime or its ctime.
+        """Whether a file's mtime or ctime is between the start of the first run and the start of this run.
 
-        `touch` and `cp -p` can set an mtime to any time, but nothing can set a ctime.
+        Both are needed: `touch` and `cp -p` can set an mtime to any time, but then the ctime shows the change.
         """
         return any(self.first <= when < self.this for when in (found.st_ctime_ns, found.st_mtime_ns))
 
 
 class RunFiles:
-    """A run's own folders, and the guard against files that earlier runs wrote. Use it as a context around the run.
+    """The guard of a run against files that earlier runs wrote, and the run's own folders. Use it as a context.
 
-    `out` is the run's folder for output, empty at first.
+    `out` is the run's folder for output, which is empty at first.
     """
 
     def __init__(self, script: str, case: str, work: Path, folders: Sequence[Path], ours: Sequence[Path] = ()) -> None:
-        """`work` is the run's own path in the command's folder. `folders` are watched, except for files in `ours`."""
+        """Watch the files in `folders` that are not in `ours`. `work` is the run's own path in the command's folder."""
         self._script = script
         self._began = _Began(_stamp(work.parent / f"{case}.first-run"), _stamp(work / "script-run"))
         self._notes = work.parent / f"{case}.written"
@@ -140,9 +142,9 @@ class RunFiles:
         _listen()
 
     def _own_folder(self, work: Path) -> Path:
-        """Make the run's own folders, for temporary files and for output; returns the latter's path.
+        """Make the run's own folders for temporary files and for output; returns the path of the folder for output.
 
-        Both get a short path, a link, because the path of a socket in them may have only about 100 characters.
+        Both paths go through a short link, because the path of a socket in them may have only about 100 characters.
         """
         short = work.parent / f"{self._began.this:x}"
         for name in ("tmp", "out"):
@@ -168,8 +170,9 @@ class RunFiles:
                 self._check(error)
 
     def _check(self, error: BaseException | None) -> None:
-        """Raise UsageError if something other than Python read an earlier run's file, or the script asked about one and
-        did not write it.
+        """Raise UsageError if the run depended on a file that an earlier run wrote.
+
+        It did if another program or library read the file, or if the script asked about the file and did not write it.
         """
         for path in self._reads.found():
             raise _refusal(
@@ -182,9 +185,9 @@ class RunFiles:
                 ) from error
 
     def _is_earlier(self, path: str, found: os.stat_result) -> bool:
-        """Whether an earlier run wrote a file that this run has not overwritten.
+        """Whether a file was written by an earlier run and not overwritten by this run.
 
-        False for a file that again has the content from before the first run.
+        False for a file that has the same content as before the first run.
         """
         if not stat.S_ISREG(found.st_mode) or path.endswith(".pyc"):
             return False
@@ -195,13 +198,12 @@ class RunFiles:
         return path not in self._before or _content(path, found) != self._before[path]
 
     def _is_ours(self, path: str) -> bool:
-        """Whether a file is bitproof's own. The checkout of a script's revision is the user's, although it is in
-        bitproof's folder.
-        """
+        """Whether a file is bitproof's own. It is not if it is in the checkout of a script's revision: that is user
+        code."""
         return path.startswith(self._ours) and not path.startswith(self._checkouts)
 
     def heard(self, event: str, args: tuple[Any, ...]) -> None:
-        """Note the files that an audit event of the script opens, changes or names."""
+        """Note the files that the script opens, changes or names in an audit event of Python, such as "open"."""
         with self._unasked() as is_theirs:
             if not is_theirs:
                 return
@@ -210,6 +212,7 @@ class RunFiles:
             elif event == "sqlite3.connect" and isinstance(args[0], str | bytes | os.PathLike):
                 self._opened(os.fsdecode(args[0]), "r+", 0)
             elif event in ("os.mkdir", "os.rename", "os.link", "os.symlink"):
+                # Only a rename replaces a file at the target; the other three fail if there is one.
                 if event == "os.rename":
                     self._keep_content(os.fsdecode(args[1]))
                 self._note(os.fsdecode(args[0 if event == "os.mkdir" else 1]))
@@ -246,7 +249,7 @@ class RunFiles:
             _append(self._notes, f"{path}\n")
 
     def _keep_content(self, path: str) -> None:
-        """Store the hash of a file's content before this run replaces it, unless a run has already changed the file."""
+        """Store the hash of a file's content before this run replaces it, unless an earlier run has changed it."""
         path = os.path.realpath(path)
         if path in self._before or "\n" in path or (found := _stat(path)) is None or not stat.S_ISREG(found.st_mode):
             return
@@ -258,8 +261,9 @@ class RunFiles:
 
     @contextlib.contextmanager
     def _unasked(self) -> Iterator[bool]:
-        """Yield whether the script itself acts now, and not bitproof. Files that bitproof opens within the block do not
-        count.
+        """Context for bitproof's own work, in which opened files do not count.
+
+        Yields True if the script was acting before, and False if bitproof was.
         """
         is_theirs = self in _RUNNING and not getattr(self._within, "us", False)
         if is_theirs:
@@ -294,7 +298,7 @@ _ASKS = ("stat", "lstat", "access")
 
 
 class _Reads:
-    """The reads of some files by any process, as inotify reports them. Without inotify it finds none."""
+    """Finds reads of some files by any process, through inotify. Without inotify it finds none."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths: dict[int, str] = {}
@@ -318,7 +322,7 @@ class _Reads:
                 )
 
     def found(self) -> Iterator[str]:
-        """The files that were read before they were overwritten. Ends the watch."""
+        """Stop watching, and yield the files that were read and not overwritten before."""
         if self._descriptor < 0:
             return
         seen: dict[int, int] = {}
@@ -348,7 +352,7 @@ def _events(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _files_below(tops: Sequence[str]) -> Iterator[str]:
-    """The files among `tops`, and the regular files below the folders among them, shallow ones first.
+    """Yield the files in `tops`, and the regular files in and below the folders in `tops`, top levels first.
 
     Links are not followed.
     """
@@ -376,14 +380,14 @@ def _stat(path: str) -> os.stat_result | None:
 
 
 def _append(file: Path, line: str) -> None:
-    """Append a line to a file. Other ranks may do so at the same time."""
+    """Append a line to a file, to which other ranks may append at the same time."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(descriptor, line.encode(errors="surrogateescape"))
     os.close(descriptor)
 
 
 def _content(path: str, found: os.stat_result) -> str | None:
-    """The sha256 of a regular file's content, mode and owner; None if it is large, or cannot be read.
+    """The sha256 of a regular file's content, mode and owner; None if the file is large or cannot be read.
 
     The mode is included because a script behaves differently if an earlier run has made its input unreadable.
     """
@@ -395,20 +399,21 @@ def _content(path: str, found: os.stat_result) -> str | None:
 
 
 def _read_contents(file: Path) -> dict[str, str]:
-    """By path, the sha256 of a file's content from before the case's first run, as ranks of all runs stored it."""
+    """The hashes that ranks of all runs stored in `file`: each path with the sha256 of its content before the first
+    run."""
     lines = file.read_text(errors="surrogateescape").splitlines() if file.exists() else []
     return {path: content for content, _, path in (line.partition(" ") for line in lines)}
 
 
 def _words(given: Any) -> Iterator[str]:
-    """The words of a command line, and their parts: `--out=a.txt` has the part `a.txt`."""
+    """Yield the words of a command line and parts of them. For example, `--out=a.txt` also has the part `a.txt`."""
     for each in [given] if isinstance(given, str | bytes | os.PathLike) else given or ():
         if isinstance(each, str | bytes | os.PathLike):
             yield from {os.fsdecode(each), *_BREAKS.split(os.fsdecode(each))} - {""}
 
 
 def _stamp(path: Path) -> int:
-    """The creation time of this file in nanoseconds. The first rank that calls this creates it."""
+    """The time at which the file was created, in nanoseconds. Creates the file if it does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.open("ab").close()
     return path.stat().st_mtime_ns

@@ -1,13 +1,13 @@
-"""The systems that run a graph: the reference's own trainer, with gradients from the rewritten step.
+"""The systems that run a graph: the reference's own trainer, with gradients computed by the rewritten step.
 
     graph       the step as bitproof's own tracer records it, with a symbolic dim for chunks
     joint       the step as ahead-of-time autograd exports it, partitioned into forward and backward
-    autoplace   as graph, for a model with solved placements
+    autoplace   like graph, for a model with solved placements
 
-This module joins the reference and the graph pipeline; neither knows the other.
+This module connects the reference with the graph pipeline, which do not know each other.
 
-`prepare` traces and rewrites once; every rank then runs the same program. Tracing needs no process group: collectives
-are traced with a group's name, and names are the same on all ranks.
+`prepare` traces and rewrites the step once; then every rank runs the same program. Tracing needs no process group: a
+traced collective has only the name of its group, and names are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 class Layout(NamedTuple):
-    """The name, dtype and local shape of a parameter or buffer. They are the same on every rank."""
+    """The name, dtype and local shape of a parameter or buffer, which are the same on every rank."""
 
     name: str
     dtype: str
@@ -65,7 +65,7 @@ class Layout(NamedTuple):
 
     @staticmethod
     def of(name: str, tensor: Tensor) -> Layout:
-        """The layout of a tensor."""
+        """The layout of the parameter or buffer `tensor`, called `name`."""
         return Layout(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
@@ -73,14 +73,13 @@ class Layout(NamedTuple):
 class GraphProgram:
     """A training step as a graph that any rank can run. `code_hash` identifies its code, and is equal on all ranks.
 
-    - `run` takes the graph's inputs: it is the graph itself, or compiled code of a backend.
-    - `groups` has, by name, the groups that all ranks must make, in this order, before they run the graph.
-    - `passes` are the reports of passes.
-    - `parts`: for a case with micro-batches, the graph is that of a single micro-batch, and `parts` is it cut into
-      stages.
-    - `is_kept`: an earlier run traced the graph (harness/systems/cached_graph.py).
-    - `layout` describes the state for which the step was traced, if known.
-    - `artifact` describes the file of the precompiled step, if the program was read from a file.
+    - `run`: the function to call with the graph's inputs: the graph itself, or compiled code of a backend.
+    - `groups`: the process groups by name, which all ranks must make in this order before they run the graph.
+    - `passes`: the reports of the passes that have run.
+    - `parts`: for a case with micro-batches, the graph (of a single micro-batch) cut into pipeline stages.
+    - `is_kept`: whether an earlier run traced the graph (harness/systems/cached_graph.py).
+    - `layout`: the parameters and buffers for which the step was traced, if known.
+    - `artifact`: facts about the file of the precompiled step, if the program was read from a file.
     """
 
     module: GraphModule
@@ -98,15 +97,17 @@ class GraphProgram:
 
     @property
     def chunked(self) -> dict[str, int] | None:
-        """How often a step runs each module that the chunk pass rewrote; None if that pass did not run."""
+        """The number of calls per step of each module that the chunk pass rewrote; None if that pass did not run."""
         chunk = next((entry for entry in self.passes if entry.name == "chunk"), None)
         return (
             None if chunk is None else {name: n for own in chunk.by_stage for name, n in own.get("calls", {}).items()}
         )
 
     def hazards(self, case: Case) -> list[str]:
-        """Pairs of calls that use the same memory without an order, and possible deadlocks of ranks, as lines of text.
-        They are computed once. Ranks that are forked afterwards inherit the result."""
+        """Lines about pairs of calls that use the same memory in no fixed order, and about possible deadlocks of ranks.
+
+        They are computed once. Ranks that are forked afterwards inherit the result.
+        """
         if "_hazards" not in self.__dict__:
             _, groups = graph_of_program(case, self)
             self.__dict__["_hazards"] = hazard_lines(self.module, groups.partitions())
@@ -114,7 +115,7 @@ class GraphProgram:
         return found
 
     def remember_hazards(self, found: list[str]) -> None:
-        """Set the result of `hazards`, which an earlier run that made this graph has computed."""
+        """Set the result of `hazards` to lines that were read from the cache together with the graph."""
         self.__dict__["_hazards"] = found
 
     @property
@@ -125,7 +126,7 @@ class GraphProgram:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A case's step, traced for a system, before any pass; and the seconds that tracing took."""
+    """A case's step as it was traced for a system, before any pass, and the seconds that tracing took."""
 
     joint: JointGraph
     seconds: float
@@ -140,11 +141,10 @@ def prepare(
     enter: Callable[[str], None] = lambda place: None,
     system: str = GRAPH,
 ) -> GraphProgram:
-    """Trace the case's step for tensors on `device`, and run the passes, with the options' extra passes among them.
+    """Trace the case's step for tensors on `device`, and run the passes, including the extra passes of the options.
 
-    `enter` is called with the name of each stage when it begins, such as "in pass chunk", so that an error about a hang
-    can name the stage. Raises TraceError, ChunkError and PassError, and UsageError for an extra pass with an unknown
-    anchor.
+    `enter` is called with the name of each phase when it begins, such as "in pass chunk": an error about a hang names
+    the phase. Raises TraceError, ChunkError and PassError, and UsageError for an extra pass with an unknown anchor.
     """
     return finish(trace(case, device, enter, system), case, device, options, enter)
 
@@ -157,9 +157,9 @@ def trace(
     system: str = GRAPH,
     rank: int = 0,
 ) -> TracedStep:
-    """Trace the case's step for tensors on `device`, as on the given rank. All ranks must have the same trace.
+    """Trace the case's step for tensors on `device`, as rank `rank` would. All ranks must have the same trace.
 
-    Only `step_part` of the case is read. Raises TraceError.
+    Reads only the fields of the case that `step_part` keeps. Raises TraceError.
     """
     enter("in tracing")
     case = step_part(placed_case(case))
@@ -197,7 +197,7 @@ def trace(
 
 
 def column_of(case: Case, system: str) -> list[PassRow]:
-    """The passes that `finish` would run over a case's step, in order, without a user's passes. Nothing is traced."""
+    """The passes that `finish` would run for a case, in order, without a user's passes. Nothing is traced."""
     nothing: Any = None  # a step's facts affect the work of passes, not their list
     context = PassContext(
         chunk_symbol=nothing,
@@ -217,8 +217,10 @@ def finish(
     options: GraphOptions | None = None,
     enter: Callable[[str], None] = lambda place: None,
 ) -> GraphProgram:
-    """Run the passes over a step, with the options' extra passes among them. They modify the traced graph: use it once.
-    Raises the errors of `prepare`."""
+    """Run the passes over a traced step, including the extra passes of the options.
+
+    Passes modify the traced graph, so call this only once for a trace. Raises the errors of `prepare`.
+    """
     options = options or GraphOptions()
     extra_passes = []
     for text in options.extra_passes:
@@ -287,7 +289,10 @@ def _observed(module: GraphModule, patterns: tuple[str, ...], chunking: Chunking
 
 
 def mutate_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProgram:
-    """A copy of `program` with a deliberate fault in its finished graph. Raises UsageError: see `strike`."""
+    """A copy of `program` with the deliberate fault `entry` in its graph.
+
+    Raises UsageError if the graph has no call that the fault could change.
+    """
     start, num_nodes = time.perf_counter(), len(program.module.graph.nodes)
     from bitproof.harness.disturb.mutate import mutate
 
@@ -305,7 +310,7 @@ def mutate_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProg
 
 
 def code_hash(module: GraphModule) -> str:
-    """The sha256 of the Python code that torch.fx generates for a graph module and for nested ones."""
+    """The sha256 of the Python code that torch.fx generates for a graph module and for the graph modules inside it."""
     codes = [f"{name}\0{m.code}" for name, m in module.named_modules() if isinstance(m, GraphModule)]
     return hashlib.sha256("\0".join(codes).encode()).hexdigest()
 
@@ -323,9 +328,10 @@ def _compiled(module: GraphModule, case: Case, groups: GroupTable) -> tuple[Call
 def make_graph_system(
     case: Case, mesh: Mesh, device: torch.device, program: GraphProgram, wrap: WrapGradients
 ) -> Trainer:
-    """A trainer whose gradients come from `program`. `wrap` may change them, for a deliberate fault.
+    """A trainer whose gradients are computed by `program`. `wrap` wraps that computation, so that a fault can change
+    it.
 
-    All ranks call this together, as it makes the groups that the program needs.
+    All ranks must call this together, because it makes the process groups that the program needs.
     """
     for name, group in program.groups.items():
         ensure_group(name, group.partition, high_priority=group.high_priority)
@@ -378,13 +384,13 @@ def _check_layout(program: GraphProgram, own: Mapping[str, Tensor]) -> None:
 
 
 def graph_of_program(case: Case, program: GraphProgram) -> tuple[StepGraph, GroupTable]:
-    """A program's finished graph, and all groups that it may name: the mesh's groups, and those that passes made."""
+    """A program's finished graph, and the table of the groups that it may name: the mesh's, and those of passes."""
     graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
     return graph, GroupTable({**group_table(Mesh(0, case.parallelism)).groups, **program.groups})
 
 
 def group_table(mesh: Mesh) -> GroupTable:
-    """The table of the mesh's groups for passes. It is the same on every rank."""
+    """The table of the mesh's groups, as passes need it. It is the same on every rank."""
     return GroupTable(
         {name: Group(mesh.object_of(name), tuple(map(tuple, mesh.partition(name)))) for name in GROUP_NAMES}
     )

@@ -1,6 +1,6 @@
 """The key under which a graph is cached: everything that decides the result of tracing and passes for a case.
 
-Tracing receives only `traced_part` of a case, so fields outside the key cannot matter. Besides that part, the key has
+Tracing gets only `traced_part` of a case, so the case's other fields cannot affect the graph. The key has that part,
 the process's own code (harness/runtime/sources.py), its versions, flags and switches, and the environment variables
 that numeric libraries read.
 """
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GRAPH, NO_MIXING = "graph", "no-mixing"
-"""Kinds of kept values: a prepared graph; and the fact that no module that eager runs in chunks mixes rows."""
+"""Kinds of kept values: a graph, and the finding that all chunked modules compute each row independently of others."""
 
 _FORM = 3
-"""The version of the format of kept values; another version is another key."""
+"""The version of the format of kept values. A new version changes all keys, so no older value is read."""
 
 
 @dataclass(frozen=True)
 class GraphCache:
-    """The cache of a case's graph: the folder, its key, and the files that must not change until the graph is made."""
+    """The cache of a case's graph: a folder, a key, and the files that must not change until the graph is made."""
 
     folder: Path
     key: str
     installation: Installation
 
     def read(self, kind: str) -> Any:
-        """A value from an earlier run; None if there is none, or if the code that made it has changed since."""
+        """A value that an earlier run kept; None if there is none, or if the code that made it has changed since."""
         kept = read_cached(self.folder, kind, self.key)
         try:
             later = None if kept is None else Later.of(kept["later"])
@@ -53,7 +53,8 @@ class GraphCache:
             return None
 
     def keep(self, kind: str, value: Any) -> bool:
-        """Keep a value for later runs, unless its source files were edited meanwhile; returns whether it was kept."""
+        """Keep a value for later runs, unless its source files were edited in the meantime; returns whether it was
+        kept."""
         later = self.installation.later()
         if later is None:
             logger.info("%s is not kept: files that it was made by changed meanwhile", kind)
@@ -61,11 +62,11 @@ class GraphCache:
         return keep(self.folder, kind, self.key, {"later": asdict(later), "value": value})
 
     def of_rank(self, rank: int, device: torch.device) -> GraphCache:
-        """The cache of a rank that traces on its own GPU, whose key also has the rank, the GPU, its libraries and
-        switches.
+        """The cache of a rank that traces on its own GPU; on a CPU, this cache.
 
-        On a CPU it is this cache. The host that made the key may not touch a GPU. Each rank keeps a graph of its own:
-        if all ranks read the graph of one rank, a rank with a different trace would go unnoticed.
+        Its key also has the rank, and its GPU, libraries and switches, which the host cannot read: it may not touch a
+        GPU. Each rank has a graph of its own in the cache: if all ranks read the graph of one rank, a different trace
+        on another rank would go unnoticed.
         """
         if device.type == "cpu":
             return self
@@ -74,20 +75,18 @@ class GraphCache:
         return replace(self, key=json.dumps({"of": self.key, **own}, sort_keys=True))
 
     def has_no_mixing(self) -> bool:
-        """Whether an earlier run found that no chunked module mixes rows (computes a row from several rows of its
-        input).
-        """
+        """Whether an earlier run found that all chunked modules compute each row independently of the others."""
         return self.read(NO_MIXING) is True
 
     def keep_no_mixing(self) -> None:
-        """Keep the finding that no chunked module mixes rows, for later runs."""
+        """Keep, for later runs, the finding that all chunked modules compute each row independently of the others."""
         self.keep(NO_MIXING, True)
 
 
 def traced_part(case: Case) -> Case:
     """The case with default values in all fields that do not affect its graph.
 
-    These are names, systems, verdict, steps, data, optimizer, and whether norms are recorded.
+    These are its names, systems, verdict, requirements, steps, data and optimizer, and whether norms are recorded.
     """
     return replace(
         case,
@@ -113,8 +112,11 @@ def traced_part(case: Case) -> Case:
 
 
 def placed_case(case: Case) -> Case:
-    """The case with a plan: its own, or else a solved plan. A case without `autoplace` is returned unchanged. Raises
-    the errors of `systems.autoplace.place`."""
+    """The case with a plan of its tensors' placements. If it asks for one (`autoplace`) and has none, the plan is
+    solved for.
+
+    A case without `autoplace` is returned unchanged. Raises the errors of `systems.autoplace.place`.
+    """
     if case.autoplace is None or case.autoplace.plan is not None:
         return case
     from bitproof.harness.systems.autoplace import place
@@ -123,9 +125,10 @@ def placed_case(case: Case) -> Case:
 
 
 def step_part(case: Case) -> Case:
-    """The case with default values in all fields that do not affect tracing, including those that only affect passes.
+    """The case with default values in all fields that do not affect tracing.
 
-    The dim of chunking is kept, as tracing reads it.
+    These are the fields that `traced_part` drops, and those that affect only passes. The dim of chunking is kept, as
+    tracing reads it.
     """
     chunking = case.chunking and Chunking(dim=case.chunking.dim, modules="*")
     return replace(traced_part(case), chunking=chunking, memory=Memory(), pipeline=Pipeline())
@@ -134,9 +137,9 @@ def step_part(case: Case) -> Case:
 def graph_cache_of(
     case: Case, folder: Path | None, installation: Installation | None, system: str = TRACED[0], device: str = "cpu"
 ) -> GraphCache | None:
-    """The cache for a system's graph of a case; None for a graph that is never kept: see `systems.cached_graph`.
+    """The cache for the graph of a case's system; None if such a graph is never kept (see `systems.cached_graph`).
 
-    `device` is a type of device; on a GPU a rank adds its own device to the key (`GraphCache.of_rank`).
+    `device` is a type of device. On a GPU a rank adds its own device to the key (`GraphCache.of_rank`).
     """
     is_plain = (
         system != PRECOMPILED
@@ -155,6 +158,7 @@ def _key(case: Case, system: str, installation: Installation, device: str) -> st
 
     from bitproof.harness.machine.torch_build import torch_build
 
+    # `sources` and `others` are the code. The entries after them may change the operators that torch chooses.
     return json.dumps(
         {
             "form": _FORM,

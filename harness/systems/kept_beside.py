@@ -1,15 +1,16 @@
-"""Record optimizer state outside parameters and `state`: settings of groups, and attributes.
+"""Record an optimizer's state that is neither a parameter nor in `state`: settings of parameter groups, and attributes.
 
 torch's optimizers keep all of their state in `state`. Other optimizers keep some elsewhere: Prodigy's step size is a
-setting of its groups, a momentum may be an attribute, and schedulers write the learning rate. All of that is read when
-a step begins. Changes during the step are recorded under a name that ends in `@changed`:
+setting of its groups, a momentum may be an attribute, and schedulers write the learning rate. All settings and
+attributes are read when a step begins. Those that change during the step are recorded, under a name that ends in
+`@changed`:
 
     0.weight.lr@changed             a setting, for each parameter of the group, so that the division into groups is free
     optimizer.0.momentum.1@changed  an attribute, by its path: lists, dicts, modules, and objects one level deep
 
 Unchanged values are not recorded, so an implementation may have settings and attributes that others lack. Flags and
 texts are left out. So are tensors that share memory with a parameter, a gradient or a state, as these are recorded
-already.
+anyway.
 
 For example, StepLR halves the learning rate 0.1 in step 3: that step records `0.weight.lr@changed`, 0.05. Other steps
 do not.
@@ -32,7 +33,8 @@ _NO_PLACES = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionT
 
 
 class KeptBeside:
-    """The settings and attributes that an optimizer, or an object that holds optimizers, has when a step begins."""
+    """The settings and attributes of `holder` when a step begins. `holder` is an optimizer or an object with
+    optimizers."""
 
     def __init__(self, holder: Any, optimizers: Sequence[Optimizer], models: Iterable[Any] = ()) -> None:
         self._holder = holder
@@ -43,7 +45,11 @@ class KeptBeside:
         self._attributes = {name: _content(value) for name, value in self._held()}
 
     def changed_settings(self) -> dict[int, dict[str, Tensor]]:
-        """The settings that have changed since the step began, by group and name."""
+        """The settings that have changed since the step began: for each index of a parameter group, its settings by
+        name.
+
+        Names end in `@changed`.
+        """
         found: dict[int, dict[str, Tensor]] = {}
         for (group, name), value in _settings(self._holder):
             # A group that was added during the step has no earlier settings.
@@ -52,15 +58,15 @@ class KeptBeside:
         return found
 
     def changed_attributes(self) -> Iterator[tuple[str, Tensor]]:
-        """The attributes that have changed since the step began, by path."""
+        """Yield the attributes that have changed since the step began, each by its path with the ending `@changed`."""
         for name, value in self._held():
             if _content(value) != self._attributes.get(name):
                 yield f"{name}{CHANGED}", tensor_of(value)
 
     def _held(self) -> Iterator[tuple[str, Any]]:
-        """Yield path and value of each tensor and number in the holder's attributes that is not recorded anyway.
+        """Yield path and value of each tensor and number in the holder's attributes, if no other record has the value.
 
-        A tensor that shares memory with a parameter, a buffer, a gradient or a state is recorded anyway.
+        Other records have tensors that share memory with a parameter, a buffer, a gradient or a state.
         """
         names = _names_of(self._optimizers)
         known = {id(place) for each in self._optimizers for place in (each, each.state, each.param_groups)}
@@ -72,8 +78,9 @@ class KeptBeside:
 
 
 def _settings(holder: Any) -> Iterator[tuple[tuple[int, str], Any]]:
-    """Yield the group's index with a path, and the value, of each number, tensor, or sequence of these in the
-    groups.
+    """Yield the numbers and tensors, and lists of these, in the holder's parameter groups, each after its key.
+
+    The key is the group's index and the path in the group: `((1, "lr"), 0.001)` is the setting `lr` of group 1.
     """
     for number, group in enumerate(getattr(holder, "param_groups", ())):
         settings = {name: value for name, value in group.items() if name != "params"}
@@ -84,7 +91,7 @@ def _settings(holder: Any) -> Iterator[tuple[tuple[int, str], Any]]:
 def _leaves_in(
     place: Any, prefix: str, names: Mapping[int, str], known: set[int], depth: int
 ) -> Iterator[tuple[str, Any]]:
-    """Yield path and value of each tensor and number inside an object. A list of numbers counts as one tensor.
+    """Yield path and value of each tensor and number inside the object `place`. A list of numbers counts as one tensor.
 
     `prefix` is the object's own path, `names` maps ids of parameters to their names in paths, and `known` has the ids
     of objects to skip. The attributes of objects are searched at most `depth` levels deep.
@@ -120,7 +127,11 @@ def _leaves_in(
 
 
 def _key(key: Any, number: int, names: Mapping[int, str]) -> str:
-    """A key as a text that is the same in every run: a parameter, or its address, becomes the parameter's name."""
+    """A dict's key as a text that is the same in every run: the name of a parameter, if the key is the parameter or its
+    id.
+
+    A key that is neither a text nor an int becomes `number`, its index in the dict.
+    """
     if (name := names.get(id(key)) or (names.get(key) if isinstance(key, int) else None)) is not None:
         return name
     return f"{key}" if isinstance(key, (str, int)) else f"{number}"
@@ -161,7 +172,7 @@ def _memory(value: Any) -> int | None:
 
 
 def _content(value: Any) -> Any:
-    """A key that is equal for two values only if every bit agrees."""
+    """A value that is equal for two values of a setting only if they agree in every bit; for a tensor, its digest."""
     from torch import Tensor
 
     from bitproof.harness.capture.digest import digest
@@ -176,7 +187,7 @@ def _content(value: Any) -> Any:
 
 
 def _number_of(value: Any) -> Tensor:
-    """A setting as a tensor: a single number becomes float64, whether it is stored as a number or as a tensor."""
+    """A setting as a tensor. A single number becomes float64, even if it was a tensor of another dtype."""
     import torch
 
     tensor = tensor_of(value)
@@ -184,8 +195,9 @@ def _number_of(value: Any) -> Tensor:
 
 
 def tensor_of(value: Any) -> Tensor:
-    """A value as a tensor: a tensor is returned unchanged, an array keeps its dtype, a number becomes float64 or
-    complex128.
+    """Convert a value to a tensor: an array keeps its dtype, a number becomes float64 or complex128.
+
+    A tensor is returned unchanged.
     """
     import numpy
     import torch
@@ -198,9 +210,9 @@ def tensor_of(value: Any) -> Tensor:
 
 
 def joined_values(values: Iterable[Any]) -> Tensor | None:
-    """One tensor of all elements of a list's tensors and numbers, in order.
+    """One flat tensor of all tensors and numbers in a list, in order; None is skipped.
 
-    None if the list has other objects, or several dtypes.
+    Returns None if the list has objects of other types, or several dtypes.
     """
     import torch
 

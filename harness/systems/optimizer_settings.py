@@ -1,4 +1,4 @@
-"""Record the settings of a trainer's optimizers in each step, when an optimizer is about to read gradients."""
+"""Record the settings of a trainer's optimizers in each step, when an optimizer is about to read its gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_TEXT = 80
 
 
 class SettingsLog:
-    """The settings of each group of each optimizer. Later entries of a group have only the settings that changed.
+    """The settings of each parameter group of each optimizer. A group's later entries have only settings that changed.
 
     For example, group 1 of the first optimizer has the entry {"step": 0, "group": "0.1", "optimizer": "AdamW",
     "parameters": ["ln1.weight"], "settings": {"lr": "0.001", "weight_decay": "0.0"}}, and later the entry {"step": 3,
@@ -27,9 +27,9 @@ class SettingsLog:
         self._names_left = _MAX_NAMES
 
     def note(self, step: int, number: int, optimizer: Optimizer, names: Mapping[int, str]) -> None:
-        """Record the settings of an optimizer.
+        """Record the settings of an optimizer, or those that have changed since the last call for it.
 
-        `number` is its index among the step's optimizers; `names` maps ids of parameters to their names.
+        `number` is the optimizer's index among the step's optimizers. `names` maps ids of parameters to their names.
         """
         for index, settings in enumerate(optimizer.param_groups):
             group = f"{number}.{index}"
@@ -47,7 +47,7 @@ class SettingsLog:
 
 
 def _text_of(value: Any) -> str:
-    """A setting as text. Empty for objects, and for a tensor on a GPU, as reading it would wait for the GPU."""
+    """A setting as text. "" for an object, and for a tensor on a GPU, because reading it would wait for the GPU."""
     from torch import Tensor
 
     if isinstance(value, Tensor):

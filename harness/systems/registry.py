@@ -7,7 +7,7 @@
     FILE.py:FACTORY                 run
     FILE.py ARGUMENTS               a training script, run unchanged (harness/systems/script.py)
 
-Every rank calls `factory(case, mesh)`, or `factory()` if it has no parameters, once. By then:
+Each rank calls `factory(case, mesh)` once, or `factory()` if it has no parameters. Before that:
 
     torch.distributed runs over all ranks (gloo on CPUs, NCCL if each rank has a GPU), `mesh.rank` is this rank and
     `mesh.device` its device, already the current device; the groups of `reference.parallel.mesh` have their names
@@ -15,9 +15,9 @@ Every rank calls `factory(case, mesh)`, or `factory()` if it has no parameters, 
     is filled with NaN, and a rank has one thread
     the factory may follow or ignore the case's model, batch and optimizer
 
-It returns an object with a method `step`, or the step itself, a function. The step is a generator, `step(index)`, that
-yields `(kind, name, tensor)`, or it takes a function to call with these, `step(index, observe)`. It runs one training
-step, and shows these kinds of tensors:
+The factory returns an object with a method `step`, or a function, which is the step itself. The step runs one training
+step and shows its tensors. Either it is a generator, `step(index)`, that yields `(kind, name, tensor)`; or it calls a
+function with these: `step(index, observe)`. The kinds of tensors are:
 
     loss        a floating-point number                              at least one a step, on some rank
     grad        a gradient as the optimizer reads it                 at least one
@@ -30,8 +30,8 @@ step, and shows these kinds of tensors:
     rng         a generator's state. The global generators of torch, cuda, python and numpy are recorded without the
                 system's help after each step that drew from them
 
-Each rank shows its own tensors (for a DTensor, the local shard), the same names at every step, each once. A tensor is
-read when it is yielded, before the step continues: yield a gradient before anything overwrites it.
+Each rank shows its own tensors (for a DTensor, the local shard), with the same names at every step, each once. A tensor
+is read when it is yielded, before the step continues: yield a gradient before anything overwrites it.
 
 Optional attributes of the object:
 
@@ -50,12 +50,12 @@ Optional attributes of the object:
     manifest          a method: facts beyond the case that decide this rank's numbers, as plain JSON values
 
 A system may compute gradients by a graph that it traced itself, while autograd does not run. If it does not show this
-graph, or shows it without directions, the direction of its calls is unknown. They are then paired by their values.
+graph, or shows it without directions, the direction of its calls is unknown. Calls are then paired by their values.
 
 RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as torchrun sets them, and torch's
-default process group exists. So a trainer that looks for either trains together with the other ranks. It may make the
-default group itself, and destroy it (harness/systems/default_group.py). sys.argv has only the factory's file. Groups
-that the factory makes are its own until the run ends; then `destroy_process_group` ends all of them.
+default process group exists. So a trainer that looks for these variables or this group trains together with the other
+ranks. It may also make the default group, and destroy it (harness/systems/default_group.py). sys.argv has only the
+factory's file. Groups that the factory makes exist until the run ends; then `destroy_process_group` ends all of them.
 """
 
 from __future__ import annotations
@@ -93,14 +93,17 @@ OWN = "package.module:factory or FILE.py:factory"
 
 
 class Factory(NamedTuple):
-    """A function that makes a system, and facts that identify its code, such as its file's sha256."""
+    """A function that makes a system, and facts about the origin of its code, such as its file's sha256."""
 
     make: Callable[..., Any]
     origin: dict[str, str]
 
 
 def sums_over_ranks(manifests: Mapping[Role, Manifest]) -> dict[Role, str]:
-    """How the ranks of each built-in system added, in words such as "in NCCL's own order". Empty for a single rank."""
+    """For each role with a built-in system, the order of its sums over ranks, in words such as "in NCCL's own order".
+
+    Roles whose systems have a single rank are left out.
+    """
     return {role: how for role, manifest in manifests.items() if (how := _sums_of(manifest))}
 
 
@@ -115,9 +118,9 @@ def _sums_of(manifest: Manifest) -> str | None:
 
 
 def registered() -> dict[str, EntryPoint]:
-    """The systems of installed distributions, by name.
+    """The entry points of systems in installed distributions, by name.
 
-    Raises UsageError if two distributions claim the same name, or if a distribution claims a built-in name.
+    Raises UsageError if two distributions claim the same name, or if one claims the name of a built-in system.
     """
     found = plugins.entry_points(plugins.SYSTEMS)
     for name in NAMED:
@@ -173,7 +176,7 @@ def check_system(name: str) -> None:
 
 
 def check_preload(case: Case) -> None:
-    """Raise UsageError for a preloaded module that neither system of a case would find. Nothing is imported."""
+    """Raise UsageError if neither of a case's systems would find a module of the case's `preload`. Imports nothing."""
     own = [str(folder) for name in (case.reference, case.candidate) if (folder := folder_of(name, case)) is not None]
     for name in case.preload:
         first = name.partition(".")[0]
@@ -198,7 +201,8 @@ def folder_of(name: str, case: Case) -> Path | None:
 
 
 def program_name(name: str) -> str:
-    """The `sys.argv[0]` of a rank that runs a user's system: the system's file, or its module if it has no file."""
+    """The `sys.argv[0]` for a rank that runs a user's system: the system's file, or the name of its module if it has no
+    file."""
     if script := script_of(name):
         return script.file
     entries = registered()
@@ -209,8 +213,8 @@ def program_name(name: str) -> str:
 def load_factory(name: str, work: Path = Path("run"), ours: Sequence[Path] = ()) -> Factory:
     """The factory of a system that is not built in. Raises UsageError if it cannot be loaded.
 
-    `work` is the run's own path in the command's folder, which also has the checkouts of revisions. `ours` are folders
-    of reports; they may be inside the folder of a script, and are not watched.
+    `work` is the run's own path in the command's folder, which also has the checkouts of git revisions. `ours` are
+    folders of reports, which are not watched even if they are inside the folder of a script.
     """
     if script := script_of(name):
         from bitproof.harness.systems.script import make_script

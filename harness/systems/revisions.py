@@ -1,9 +1,10 @@
-"""Run the script of a git revision: find the revision, and write its files into a folder of its own.
+"""Run the script of a git revision: find the commit, and write its files into a new folder.
 
 1. `resolve` replaces a name such as `HEAD~1` by the commit's id, so that a replay runs the same text.
 2. `check_out` writes all files of that commit into a new folder. The repository, its index and its work tree stay
-   unchanged. Other files of the work tree, such as data that git ignores, are linked into the new folder.
-3. A script of the revision runs in the new folder, so `open("config.py")` reads the file of the revision.
+   unchanged. Untracked files and folders of the work tree, such as data that git ignores, are linked into the new
+   folder.
+3. A script of the revision runs in the new folder, so `open("config.py")` reads the revision's file.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ _NOT_LINKED = {".git", "__pycache__"}
 
 
 def resolve(script: Script) -> Script:
-    """The script with a commit's id as its revision. Raises UsageError if there is no such commit, or no such file in
-    it.
+    """The script, with its revision replaced by a commit's id. A script without a revision is returned unchanged.
+
+    Raises UsageError if there is no such commit, or if it does not have the script's file.
     """
     if not script.revision:
         return script
@@ -32,7 +34,10 @@ def resolve(script: Script) -> Script:
 
 
 def check_out(system: str, folder: Path) -> None:
-    """Write the revision of a system's script to a folder below `folder`, unless that exists. Raises UsageError."""
+    """Write the revision of a system's script into a new folder below `folder`. Does nothing if this folder exists.
+
+    Raises UsageError if git fails.
+    """
     script = script_of(system)
     if script is None or not script.revision or (place := checkout_of(script, folder)).is_dir():
         return
@@ -55,7 +60,8 @@ def checkout_of(script: Script, folder: Path) -> Path:
 
 
 def place_in(checkout: Path, script: Script, folder: Path) -> Path:
-    """The folder in the checkout for a folder of the script's repository: `checkout/src` for `repository/src`.
+    """The folder in the checkout that corresponds to a folder of the script's repository, as `checkout/src` to
+    `repository/src`.
 
     A folder outside of the repository is returned unchanged.
     """

@@ -4,14 +4,14 @@
     git:4f2a91c:train.py --lr 3e-4      the file in that revision (`harness/systems/revisions.py`)
 
 1. With one rank a script runs as in `python train.py`, with several ranks as under torchrun. It has its own `sys.argv`,
-   its folder is first on `sys.path`, and torchrun's variables are only set with several ranks. No process group exists
+   its folder is first on `sys.path`, and torchrun's variables are set only with several ranks. No process group exists
    until the script makes one.
-2. `watched_loop` divides the run into steps. The optimizers are those that the script creates. A step ends when
-   together they have stepped all their parameters.
+2. `watched_loop` divides the run into steps by the optimizers that the script creates. A step ends when all parameters
+   of these optimizers have been stepped.
 3. The models are the outermost modules that own those parameters, without DistributedDataParallel and torch.compile.
 4. Each number with which backward begins is recorded: as `loss`, or as `loss.0`, `loss.1`, ... for the micro-batches of
    a step.
-5. `mp.spawn(fn, args, nprocs)` starts no process. Each rank calls `fn(rank, *args)` in place of a spawned process.
+5. `mp.spawn(fn, args, nprocs)` starts no process. Each rank calls `fn(rank, *args)` instead of a spawned process.
 
 Imports torch when it is used.
 """
@@ -63,14 +63,15 @@ _TORCHRUN = (
 
 
 class WatchedScript(WatchedLoop):
-    """A system that runs a script, and after each step records the models and optimizers that the script created."""
+    """A system that runs a script. After each step it records the models and optimizers that the script created."""
 
     def __init__(
         self, script: Script, path: Path, folder: Path, rank: int, world_size: int, files: RunFiles | None = None
     ) -> None:
-        """`path` is the file to run, and `folder` its working directory.
+        """`path` is the file to run, `folder` its working directory, and `files` the guard against files of earlier
+        runs.
 
-        Without `files`, dependencies on files of earlier runs are not checked.
+        Without `files`, the script may read such files.
         """
         super().__init__(lambda: self._run(), [], [])
         self._files = files
@@ -85,7 +86,7 @@ class WatchedScript(WatchedLoop):
         return super().manifest() | {"sha256": hashlib.sha256(self._code).hexdigest()}
 
     def take_steps(self, num_steps: int, taking: Callable[[int], AbstractContextManager[Observe]]) -> None:
-        """Run the script until it has taken `num_steps` optimizer steps. Raises RecordingError if it ends earlier."""
+        """Run the script until it has taken `num_steps` training steps. Raises RecordingError if it ends earlier."""
         with self._files or nullcontext(), _making_told(self._made), _spawning_here(self._rank, self._world_size):
             super().take_steps(num_steps, taking)
 
@@ -133,37 +134,35 @@ class WatchedScript(WatchedLoop):
             sys.modules["__main__"] = ours
 
     def optimizer_begins(self, optimizer: Optimizer) -> bool:
-        """Note an optimizer whose step begins, and find the models again; returns whether other models are
-        watched now.
-        """
+        """Note an optimizer that begins its step, and find the script's models again; returns whether they have
+        changed."""
         self.note(optimizer)
         if all(each() is not optimizer for each in self._made):
             self._made.append(weakref.ref(optimizer))
         return self._find_models()
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer's step counts: it wraps no other optimizer, and no other calls it within its own step.
+        """Whether a step of this optimizer counts: it wraps no other optimizer, and no other optimizer is calling it.
 
-        An outer optimizer is only taken as its caller if it has all of its parameters.
+        A running optimizer counts as the caller only if it has all of this optimizer's parameters.
         """
         return held_optimizers(optimizer) == [optimizer] and not any(
             held_by([optimizer]) <= held_by([each]) for each in self._running if each is not optimizer
         )
 
     def show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
-        """A hook that records the gradients before an optimizer's step. From now on until the step's end, it counts as
-        running.
-        """
+        """Return a hook that records gradients before an optimizer's step. From now on, the optimizer counts as
+        running."""
         self._running.append(optimizer)
         return super().show_gradients(optimizer, observe)
 
     def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
-        """Whether the parameters of all optimizers have been stepped."""
+        """Whether the optimizers in `stepped` have all parameters of the script's optimizers."""
         self._running = [each for each in self._running if all(each is not other for other in stepped)]
         return held_by(self._optimizers()) <= held_by(stepped)
 
     def check_losses(self, losses: list[Tensor]) -> None:
-        """Raise RecordingError for a script that trains without an optimizer: its first step would never end."""
+        """Raise RecordingError if the script trains without an optimizer: its first step would never end."""
         if len(losses) > _MOST_LOSSES and not self._made:
             raise RecordingError(
                 f"the script {self._script.file} ran backward {len(losses)} times, and made no torch.optim.Optimizer",
@@ -172,12 +171,15 @@ class WatchedScript(WatchedLoop):
             )
 
     def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
-        """Record each number with which backward began. A sum would hide that two micro-batches were exchanged."""
+        """Record each number with which backward began in a step.
+
+        They are not added: a sum would hide that two micro-batches changed places.
+        """
         for number, loss in enumerate(losses):
             observe("loss", "loss" if len(losses) == 1 else f"loss.{number}", loss)
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """All models' modules, also before the first optimizer step."""
+        """The modules of all models with their names, even before the first optimizer step."""
         if not self.models:
             self._find_models()
         return super().named_modules()
@@ -211,9 +213,9 @@ class WatchedScript(WatchedLoop):
 
 
 def make_script(script: Script, work: Path, ours: Sequence[Path] = ()) -> Callable[[Any, Any], WatchedScript]:
-    """A factory for a script's system. A script of a revision runs in its checkout, next to the folder `work`.
+    """A factory for a script's system. A script of a git revision runs in a checkout of it, next to the folder `work`.
 
-    `ours` are bitproof's own folders; they may be below the script's folder, and are not watched.
+    `ours` are bitproof's own folders, which are not watched even if they are below the script's folder.
     """
 
     def make(case: Any, mesh: Any) -> WatchedScript:
@@ -230,7 +232,7 @@ def make_script(script: Script, work: Path, ours: Sequence[Path] = ()) -> Callab
 
 @contextmanager
 def _making_told(made: list[weakref.ref[Optimizer]]) -> Iterator[None]:
-    """Append each new optimizer to `made` within the block."""
+    """Context in which each new optimizer is appended to `made`."""
     from torch.optim import Optimizer
 
     own = Optimizer.__init__
@@ -246,9 +248,9 @@ def _making_told(made: list[weakref.ref[Optimizer]]) -> Iterator[None]:
 
 @contextmanager
 def _spawning_here(rank: int, world_size: int) -> Iterator[None]:
-    """Within the block, `mp.spawn` starts no process, but calls its function in this process, for this rank.
+    """Context in which `mp.spawn` starts no process, but calls its function in this process, for this rank.
 
-    It raises UsageError unless it is to start as many processes as there are ranks.
+    `mp.spawn` raises UsageError if it is asked for more or fewer processes than there are ranks.
     """
     import torch.multiprocessing
 
@@ -273,7 +275,7 @@ def _spawning_here(rank: int, world_size: int) -> Iterator[None]:
 
 
 def owners_of(parameters: Sequence[Tensor]) -> list[nn.Module]:
-    """The outermost modules that own these parameters, as few as possible, in the order of the parameters."""
+    """The outermost modules that own these parameters: as few modules as possible, ordered by their first parameter."""
     from torch import nn
 
     # Only the garbage collector knows all modules. `isinstance` would read `__class__`, which some objects compute.
@@ -310,7 +312,7 @@ def _size_of_log() -> int:
 
 
 def _last_lines(begin: int) -> str:
-    """The last lines that were printed since the log had the size `begin`. `argparse` prints its errors there."""
+    """The last lines in the log after its first `begin` bytes, such as an error of `argparse`; at most 6."""
     lines: list[str] = []
     if (size := _size_of_log()) > begin:
         with contextlib.suppress(OSError), open(_LOG, "rb") as log:

@@ -1,4 +1,4 @@
-"""Compute the loss and gradients of a rank's pipeline stages, by the parts of a graph that was cut into stages."""
+"""Compute the loss and gradients of a rank's pipeline stages, with a graph that was cut into parts for the stages."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from bitproof.reference.tied_stages import copies_of
 def staged_gradients(
     trainer: Trainer, graph: CutGraph, parameter_names: Sequence[str], buffer_names: Sequence[str]
 ) -> GradientFunction:
-    """Make a trainer's gradient function, and set `trainer.graph` to the step that it runs.
+    """Return a function that computes a trainer's loss and gradients, and set `trainer.graph` to the step that it runs.
 
-    All ranks call this together, as it makes process groups. `parameter_names` and `buffer_names` are the names of the
-    whole graph's inputs, in order; a rank has the tensors of some of them. A parameter that two stages share has a copy
-    in each, but only the first copy is an input of the graph.
+    All ranks must call this together, because it makes process groups. `parameter_names` and `buffer_names` are the
+    names of the whole graph's inputs, in order; a rank has only some of these tensors. If two stages share a parameter,
+    each has a copy, but only the first copy is an input of the graph.
     """
     case, mesh = trainer.case, trainer.mesh
     assert case.schedule is not None, "only a step in micro-batches is cut"
@@ -49,7 +49,10 @@ def staged_gradients(
     by_stage = dict(zip(parameter_names, graph.gradients, strict=True))
 
     def given_as(name: str) -> str:
-        """The name of the graph's output that is a parameter's gradient, as computed by the parameter's own stage."""
+        """The name of the graph's output with a parameter's gradient.
+
+        If several stages compute such a gradient, it is the output of the parameter's own stage.
+        """
         each = by_stage[name if name in by_stage else first_of[name]]
         return each.get(stage_of(name, graph.cuts.num_layers, graph.cuts.num_stages)) or next(iter(each.values()))
 

@@ -1,4 +1,4 @@
-"""Make the graphs of a case for readers that do not run it: proofs, sensitivity and standalone files."""
+"""Make the graph of a case's step for uses that do not run it on ranks: proofs, sensitivity and standalone files."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from bitproof.reference.step import Trainer, build_sharded_model, mean_loss
 def step_graph(
     case: Case, system: str, device: torch.device, options: GraphOptions, *, observed: bool = False
 ) -> tuple[StepGraph, GroupTable]:
-    """A system's step as a graph of its calls, and its process groups.
+    """The graph of a system's step, and the table of its process groups.
 
-    For a traced system it is the finished graph; with `observed`, the case's observed activations are among its
+    A traced system has its finished graph; with `observed`, the activations that the case observes are among its
     outputs. `eager` and `eager_chunked` are traced with every size fixed, and without activations. Raises the errors of
     `prepare`, and UsageError for a system that cannot be traced.
     """
@@ -61,13 +61,13 @@ def step_graph(
 
 
 def num_parameters(case: Case) -> int:
-    """The number of elements of a rank's parameters. Only the rank's own shards are counted."""
+    """The number of elements in the parameters of rank 0, which has only its own shards."""
     model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"), shares=True)
     return sum(x.numel() for x in model.parameters())
 
 
 def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
-    """For each rank, its inputs at a step, by the names of the graph's last inputs.
+    """The inputs of each rank at a step, by the names of the graph's inputs, in rank order.
 
     With micro-batches, these are the inputs of the first micro-batch.
     """
@@ -80,7 +80,7 @@ def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
 
 
 def all_trainers(case: Case) -> list[Trainer]:
-    """A trainer for each rank, all in this process, for callers that simulate the collectives."""
+    """A trainer for each rank, all in this process. For callers that simulate the collectives."""
     case = placed_case(case)
     ranks = range(case.parallelism.world_size)
     return [Trainer(case, Mesh(rank, case.parallelism), torch.device("cpu")) for rank in ranks]

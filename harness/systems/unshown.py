@@ -1,7 +1,7 @@
 """Find state that a user's system keeps from step to step, but does not show in any record.
 
-1. Look for models and optimizers in the factory's result: in its attributes, a function's closure, lists.
-2. Their state consists of buffers, tensors of optimizers, and random generators in their attributes.
+1. Look for models and optimizers in the factory's result: in its attributes, a function's closure, and lists in these.
+2. Read their state: buffers, tensors of optimizers, and random generators in their attributes.
 3. Report state that steps have changed if no record has its name or its value.
 """
 
@@ -20,14 +20,15 @@ from bitproof.harness.records import Key, Record
 
 
 class KeptState:
-    """The state in a factory's result before the first step, to find later which state has changed."""
+    """The state in a factory's result before the first step, for finding out later which state has changed."""
 
     def __init__(self, made: Any) -> None:
         self._made = made
         self._before = self._digests()
 
     def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
-        """Changed state that is in none of these records, described as `buffer blocks.0.count`, in order."""
+        """The state that has changed and is in none of these records, in order, such as `buffer blocks.0.count`."""
+        # A system may record a state under another name, so a record with the same value counts, too.
         names = {key.name.partition("@")[0] for key in rows}
         values = {record.digest for record in rows.values()}
         return [
@@ -47,9 +48,11 @@ class KeptState:
 
 
 def _held(made: Any) -> list[Any]:
-    """The models and optimizers in an object's attributes, in a function's closure, or in the object of a
-    bound method.
+    """The models and optimizers in an object's attributes, and in lists in its attributes.
+
+    For a function, its closure is searched; for a bound method, its object's attributes.
     """
+    # A recursive function is in its own closure.
     closure = [
         cell.cell_contents for cell in getattr(made, "__closure__", None) or () if cell.cell_contents is not made
     ]
@@ -78,4 +81,5 @@ def _states(held: Iterable[Any]) -> Iterator[tuple[str, torch.Tensor]]:
 def _generators(holder: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     for attribute, value in vars(holder).items():
         if isinstance(value, torch.Generator):
+            # The name of the outermost module is empty.
             yield f"rng {name}.{attribute}".replace(" .", " "), value.get_state()

@@ -30,9 +30,9 @@ Taking = Callable[[int], AbstractContextManager[Observe]]
 class UserSystem:
     """A user's system, in the form that ranks run. `harness.systems.registry` describes what a factory may return.
 
-    `made` is the factory's result. `names` maps its names to the reference's; if it is empty, the system's own mapping
-    is used. `captured` has the graphs of its models if they are compiled for the case. Raises UsageError for an object
-    that cannot take steps.
+    `made` is the factory's result. `names` maps the system's names of tensors to the reference's; if it is empty,
+    `made.names` does. `captured` has, for the system `compiled`, the graphs that torch.compile captures. Raises
+    UsageError for an object that cannot take steps.
     """
 
     def __init__(
@@ -65,8 +65,9 @@ class UserSystem:
             )
 
     def step(self, index: int, observe: Observe) -> None:
-        """Run a step. Raises RecordingError if the system shows anything but a kind, a name and a tensor, or a name
-        twice.
+        """Run a step and record the values that it shows.
+
+        Raises RecordingError for a value that is not a kind, a name and a tensor, and for a name that is shown twice.
         """
         with self._showing(index, observe) as show, user_code(f"system {self._name}"):
             if self._takes_observe:
@@ -76,7 +77,8 @@ class UserSystem:
                     show(*(shown if isinstance(shown, (tuple, list)) else (shown,)))
 
     def take_steps(self, num_steps: int, taking: Taking) -> None:
-        """Run all steps, each in the context `taking(index)`: one by one, or in a framework's own loop."""
+        """Run all steps, each in the context `taking(index)`: one by one, or in the system's own loop,
+        `made.take_steps`."""
 
         @contextmanager
         def shown(index: int) -> Iterator[Observe]:
@@ -93,11 +95,13 @@ class UserSystem:
 
     @contextmanager
     def _showing(self, index: int, observe: Observe) -> Iterator[Observe]:
-        """Yield the function that checks and records a value of a step. Raises RecordingError if the step has shown
-        none.
+        """Context of a step. Yields the function that checks and records a value.
+
+        At the end, raises RecordingError if the step has shown no value.
         """
         own_names: dict[tuple[str, str], str] = {}
 
+        # User code calls this, perhaps after it has destroyed the process groups.
         @refusing()
         @as_lent()
         def show(*shown: Any) -> None:
@@ -115,30 +119,27 @@ class UserSystem:
             raise self._refuse(index, "nothing", "a loss, gradients, parameters and optimizer state")
 
     def manifest(self) -> dict[str, Any]:
-        """Facts for the manifest: those that the system states itself, the origin of its code, and its rules
-        for names.
-        """
+        """Facts for the manifest: those that the system states itself, its code's origin, and its rules for names."""
         said = dict(self.made.manifest()) if hasattr(self.made, "manifest") else {}
         declared = {"independent_ranks": True} if self.independent_ranks else {}
         return said | self._origin | ({"names": self.names.rules} if self.names.rules else {}) | declared
 
     def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
-        """State of its models and optimizers that steps changed and that no record contains, as `buffer
-        blocks.0.count`.
-        """
+        """The state of the system's models and optimizers that steps changed and no record has, as in `buffer
+        blocks.0.count`."""
         return self._kept.unshown(rows)
 
     def races(self) -> list[str]:
-        """Races in the graph that the system shows, a line each; none without a graph."""
+        """Races in the graph that the system shows, one line each; [] if it shows no graph."""
         from bitproof.harness.graph.hazards import hazard_lines
 
         graph = getattr(self.made, "graph", None)
         return hazard_lines(graph) if isinstance(graph, torch.fx.GraphModule) else []
 
     def turns(self, ranks_in: Callable[[str], tuple[int, ...] | None]) -> list[RankTurn]:
-        """The collectives that the system's graph launches and waits for on this rank, in order.
+        """The launches and waits of collectives in the system's graph on this rank, in order; [] if it shows no graph.
 
-        `ranks_in` returns the ranks of the group with a name to which this rank belongs; None for an unknown group.
+        `ranks_in` takes a group's name, and returns the ranks of this rank's group of that name; None if there is none.
         """
         from bitproof.harness.graph.hazards import turns_of
 
@@ -196,7 +197,8 @@ def _refuse_what_trains_nothing(name: str, made: Any) -> None:
 
 
 def make(factory: Callable[..., Any], case: Case, mesh: Any) -> Any:
-    """The factory's result for a case and a rank. A factory without parameters is called without arguments."""
+    """Call a factory with the case and the rank's mesh, or without arguments if it has no parameters; returns the
+    result."""
     return factory() if _takes(factory) and not _takes(factory, case, mesh) else factory(case, mesh)
 
 

@@ -3,13 +3,13 @@
 This module knows no framework. Hooks of torch's optimizers report when an optimizer's step begins and ends:
 
 1. When an optimizer that counts (see `WatchedLoop.counts`) begins its step, its gradients are recorded.
-2. When all optimizers that count have ended theirs, the step is over. The resulting values are recorded, and the next
-   step begins. Optimizers that alternate, each with the others' parameters frozen, all count.
+2. When all optimizers that count have ended their steps, the training step is over. The resulting values are recorded,
+   and the next step begins. Optimizers that alternate, each with the others' parameters frozen, all count.
 3. After the last step the loop is left, by an exception that `except Exception` does not catch.
 
-Work of the loop after the optimizers' step and before its next batch, such as setting the learning rate, belongs to the
-next step. The loss is the tensor with which backward began; or, if gradients are computed without autograd, the result
-of a method of the framework. Imports torch when it is used.
+If the loop works between the optimizers' steps and its next batch, for example sets the learning rate, this work
+belongs to the next step. The loss is the tensor with which backward began; if gradients are computed without autograd,
+it is the result of a method of the framework. Imports torch when it is used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_TIMES_LEFT = 100
 
 
 class _EnoughError(BaseException):
-    """Raised to leave a loop that would continue. `except Exception` does not catch it."""
+    """Raised to leave a loop that has run all steps. `except Exception` does not catch it."""
 
 
 def _leave() -> None:
@@ -44,7 +44,8 @@ def _leave() -> None:
 class WatchedLoop(WatchedStep):
     """A system that runs a whole training loop, and records its models and optimizers after each step.
 
-    `train` runs the loop. `loss` is the method that returns losses, None to take them from backward.
+    `train` runs the loop. `loss` is the method that returns losses; None if losses are the tensors with which backward
+    begins.
     """
 
     def __init__(
@@ -61,9 +62,9 @@ class WatchedLoop(WatchedStep):
         """Parameters that require no gradients, and belong to no optimizer."""
 
     def take_steps(self, num_steps: int, taking: Callable[[int], AbstractContextManager[Observe]]) -> None:
-        """Run the loop for `num_steps` steps, each within `taking(index)`.
+        """Run the loop for `num_steps` steps, each in the context `taking(index)`.
 
-        Raises RecordingError if it ends earlier, or if it is unclear which optimizers make a step.
+        Raises RecordingError if the loop ends earlier, or if it is unclear which optimizers belong to a step.
         """
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -87,17 +88,18 @@ class WatchedLoop(WatchedStep):
                     each()
 
     def optimizer_begins(self, optimizer: Optimizer) -> bool:
-        """Note an optimizer whose step begins; returns whether the watched models changed.
+        """Note an optimizer that begins its step; returns whether the watched models have changed.
 
-        Only subclasses change them.
+        Here they never change, but in a subclass they may.
         """
         self.note(optimizer)
         return False
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer's step counts: it was passed to `watch`.
+        """Whether an optimizer's step counts: `watch` got this optimizer.
 
-        If no optimizer was, those count that have parameters of the models and wrap no other optimizer.
+        If `watch` got no optimizers, an optimizer counts if it has parameters of the models and wraps no other
+        optimizer.
         """
         if self.watched_optimizers:
             return any(optimizer is each for each in self.watched_optimizers)
@@ -106,10 +108,10 @@ class WatchedLoop(WatchedStep):
         return is_ours and held_optimizers(optimizer) == [optimizer]
 
     def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
-        """Whether all optimizers that count have run their step.
+        """Whether the optimizers in `stepped`, which have run their steps, complete a training step.
 
-        Without optimizers that were passed to `watch`: every parameter that requires gradients is in one of `stepped`,
-        and no parameter is only frozen while optimizers alternate.
+        If `watch` got optimizers, these must all have run. If not, the optimizers in `stepped` must have all parameters
+        of the models, except those that require no gradients and belong to no optimizer.
         """
         if self.watched_optimizers:
             return len(stepped) == len(self.watched_optimizers)
@@ -126,9 +128,9 @@ class WatchedLoop(WatchedStep):
             observe("loss", "loss", sum_of_losses(losses))
 
     def _may_take_turns(self, frozen: set[int]) -> bool:
-        """Whether any optimizer has one of these parameters, which require no gradients now.
+        """Whether any optimizer has one of the parameters `frozen`, which require no gradients now.
 
-        They may be frozen only until that optimizer's step, as when Lightning's optimizers alternate.
+        Such a parameter may be frozen only until that optimizer's step, as when Lightning's optimizers alternate.
         """
         if not frozen - self._frozen:
             return False
@@ -150,7 +152,7 @@ class WatchedLoop(WatchedStep):
 
 @contextmanager
 def _results_told(method: MethodType, told: Callable[[Tensor], None]) -> Iterator[None]:
-    """Call `told` with each tensor that an object's method returns, within the block."""
+    """Context in which `told` is called with each tensor that an object's method returns."""
     from torch import Tensor
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -164,7 +166,7 @@ def _results_told(method: MethodType, told: Callable[[Tensor], None]) -> Iterato
 
 
 class _Steps:
-    """The progress of a loop: the index of the running step, and the optimizers that have stepped in it."""
+    """The progress of a loop: the index of the current step, and the optimizers that have stepped in it."""
 
     def __init__(self, loop: WatchedLoop, num_steps: int, taking: Callable[[int], Any]) -> None:
         self.index = 0
@@ -190,9 +192,9 @@ class _Steps:
 
     @refusing()
     def keep_loss(self, root: Tensor) -> None:
-        """Keep a loss of this step if it is a single real number.
+        """Keep a loss of this step, if it is a single real number.
 
-        It is the tensor with which backward begins, or the result of the method for the loss.
+        `root` is the tensor with which backward begins, or the result of the method that returns losses.
         """
         if root.numel() == 1 and root.is_floating_point():
             self._losses.append(root.detach())
@@ -202,8 +204,8 @@ class _Steps:
     def optimizer_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called before each optimizer's step. If the step counts, add two hooks to the optimizer.
 
-        One records its gradients, the other may end the loop's step. They are added now, so that they run after all
-        hooks that the optimizer has already.
+        One hook records its gradients, the other may end the training step. They are added at this time so that they
+        run after all hooks that the optimizer has.
         """
         if self._is_within_own_step(optimizer):
             return
@@ -239,9 +241,9 @@ class _Steps:
             raise _EnoughError
 
     def _leave_again(self) -> None:
-        """Leave a loop that goes on because it caught the exception that was to end it.
+        """Leave a loop that goes on after its last step, because it caught the exception that was raised to leave it.
 
-        Raises RecordingError if that happens too often.
+        Raises RecordingError if this has happened too often.
         """
         self._times_left += 1
         if self._times_left > _MOST_TIMES_LEFT:
@@ -268,7 +270,7 @@ def held_by(optimizers: Iterable[Optimizer]) -> set[int]:
 
 
 def sum_of_losses(losses: list[Tensor]) -> Tensor:
-    """The sum of losses, added in their order in float64. A single loss is returned unchanged."""
+    """The sum of losses, added in order in float64. A single loss is returned unchanged."""
     import torch
 
     if len(losses) == 1:

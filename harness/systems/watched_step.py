@@ -13,14 +13,14 @@ At every step it records, in this order
     loss        the function's result, if it is not None; for a whole loop the sum of the numbers with which backward
                 began, added in their order in float64, on ranks with such a number
 
-A function `step(index)` trains once. A function `train()` runs a framework's whole loop: there a step ends when every
-watched optimizer has run one, and the loop is left after the last step of the case (`watched_loop`).
+A function `step(index)` trains once. A function `train()` runs a framework's whole loop: a step of this loop ends when
+every watched optimizer has run its step, and the loop is left after the last step of the case (`watched_loop`).
 
 Names are those of the bare model: additions of DistributedDataParallel, torch.compile and wrappers of blocks are left
 out (`bare_names`). If two models of a list have a name in common, all names begin with the model's index in the list. A
 parameter of an optimizer that is in no model, such as a learned scale of the loss, is named by its index in the
-optimizer: `optimizer.0.group1.param0`. Optimizers that were not passed to `watch` come after those that were, in the
-order in which they first run in a step. For a DTensor each rank records its own shard. Imports torch when it is called.
+optimizer: `optimizer.0.group1.param0`. Optimizers that were not passed to `watch` come after the others, in the order
+in which they first run in a step. For a DTensor each rank records its own shard. Imports torch when it is called.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def watch(
 ) -> WatchedStep:
     """Make a system of `step`, which takes the step's index, trains once, and returns the loss or None.
 
-    Or make a system of `train`, which runs a framework's whole loop: each step of the optimizers ends a training step.
-    The loop must take at least as many steps as the case has, and is left after the last of these.
+    Or make a system of `train`, which runs a framework's whole loop: a training step ends when its optimizers have run
+    their steps. The loop must have at least as many steps as the case, and is left after the case's last step.
 
     `model` and `optimizer` are the trained model and its optimizer, or lists of several. With `train`, `optimizer` may
     be left out: then each optimizer with parameters of the model counts, and a step ends when all parameters that
@@ -86,6 +86,7 @@ def watch(
             raise UsageError(
                 "watch was given a model that is none", expected="a torch.nn.Module", found=type(each).__name__
             )
+    # Names must not depend on wrappers such as DistributedDataParallel, which the other system may lack.
     models, optimizers = [bare(each) for each in models], [] if optimizer is None else held_optimizers(optimizer)
     if step is not None and train is None:
         watched = WatchedStep(step, models, optimizers)
@@ -122,21 +123,23 @@ class WatchedStep:
         self.begin_step()
 
     def watch_models(self, models: list[nn.Module]) -> None:
-        """Record the tensors of these models, and of no others."""
+        """From now on, record the tensors of these models, and of no others."""
         self.model = models[0] if len(models) == 1 else None
         self.models = models
         self._prefixes = _prefixes(models)
 
     def begin_step(self, index: int = 0) -> None:
-        """Prepare for a step: forget the previous one, and read the settings of optimizers, to notice changes."""
+        """Prepare for a step: forget the previous step, and read the optimizers' settings, so that changes can be
+        found."""
         self.is_before_step, self._index = True, index
         self._seen = list(self.watched_optimizers)
         self._beside = {id(each): KeptBeside(each, self._seen, self.models) for each in (*self._seen, *self.holders)}
 
     def placing(self, observe: Observe) -> Observe:
-        """A wrapper for `observe` that gives parts of FSDP1's flat parameters their position there, as an attribute.
+        """Wrap `observe` so that a tensor that is part of a flat parameter of FSDP1 gets its position there, as an
+        attribute.
 
-        Gradients and states of such parts get it, too.
+        This applies to parameters, gradients and optimizer states.
         """
         from bitproof.harness.capture.digest import FLAT
         from bitproof.harness.torch_distributed import flattened_parts
@@ -158,20 +161,21 @@ class WatchedStep:
         return placed
 
     def manifest(self) -> dict[str, Any]:
-        """The settings of its optimizers."""
+        """The settings of the optimizers, for the manifest."""
         return {OPTIMIZERS: self._settings.entries}
 
     def _named_models(self) -> Iterator[tuple[str, nn.Module]]:
         return zip(self._prefixes, self.models, strict=True)
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield name and module of all modules of the models; the names are torch's."""
+        """Yield the name and module of each module of the models. The names are torch's, with wrappers."""
         for prefix, model in self._named_models():
             for name, module in model.named_modules():
                 yield (prefix + name).rstrip("."), module
 
     def step(self, index: int, observe: Observe) -> None:
-        """Train once, and record. Raises RecordingError if no optimizer took a step, or if the loss is no number."""
+        """Train once, and record the values. Raises RecordingError if no optimizer took a step, or if the loss is no
+        number."""
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         observe = self.placing(observe)
@@ -195,7 +199,7 @@ class WatchedStep:
             observe("loss", "loss", _number(loss, index))
 
     def show_what_is_left(self, optimizers: Sequence[Optimizer], observe: Observe) -> None:
-        """Record everything that is recorded after a step, except its loss."""
+        """Record the values after a step, except the loss: buffers, parameters and the states of optimizers."""
         self._show_buffers("after_optimizer", observe)
         trained = self.trained_parameters()
         for name, parameter in (*trained.items(), *self._held_alone(trained)):
@@ -210,10 +214,9 @@ class WatchedStep:
                 observe("optimizer", f"optimizer.holder{number}.{name}", value)
 
     def show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
-        """A hook for an optimizer's step that records the gradients that the step is about to read.
+        """Return a hook that records the gradients which an optimizer's step is about to read.
 
-        If the step gets a closure that computes gradients, the hook wraps the closure, and records after its first
-        call.
+        If the step gets a closure that computes gradients, the hook wraps it, and records at the end of its first call.
         """
         from bitproof.harness.torch_compat import is_within_own_step
 
@@ -262,10 +265,10 @@ class WatchedStep:
                 observe("buffer", f"{prefix}{name}@{when}", buffer)
 
     def _show_state(self, optimizer: Optimizer, observe: Observe) -> None:
-        """Record the optimizer's state of each parameter, and its other state (`_show_beside`).
+        """Record an optimizer's state for each parameter, and its other state (`_show_beside`).
 
-        A parameter that has had no gradient so far has no state: its records have no elements, so that names are the
-        same in each step.
+        A parameter that has had no gradient so far has no state. Its records then have no elements, so that the names
+        are the same in each step.
         """
         from torch.optim import LBFGS
 
@@ -283,9 +286,10 @@ class WatchedStep:
         self._show_beside(optimizer, {id(p): name for name, p in self._held_by(optimizer)}, observe, has_rate=not keys)
 
     def _show_beside(self, optimizer: Optimizer, names: Mapping[int, str], observe: Observe, *, has_rate: bool) -> None:
-        """Record an optimizer's state that belongs to no parameter, as `optimizer.0.<name>`, and the changed settings.
+        """Record an optimizer's state that belongs to no parameter, as `optimizer.0.<name>`, and the settings that
+        changed.
 
-        `has_rate`: learning rates are recorded already.
+        `has_rate`: whether learning rates are recorded as <parameter>.lr, and thus left out here.
         """
         beside, prefix = self._beside[id(optimizer)], f"optimizer.{self._number(optimizer)}."
         for group, settings in beside.changed_settings().items():
@@ -298,9 +302,10 @@ class WatchedStep:
             observe("optimizer", f"{prefix}{name}", value)
 
     def _show_other_states(self, shown: Sequence[Optimizer], observe: Observe) -> None:
-        """Record the state of optimizers that took a step and are not among `shown`, each value once.
+        """Record the states of optimizers that took a step and are not in `shown`, each value once.
 
-        A parameter that also belongs to a previous optimizer is named by its index in this one.
+        If an earlier optimizer has the same parameter, its name is its index in this optimizer:
+        `optimizer.1.group0.param2`.
         """
         named = {id(p): name for name, p in self.trained_parameters().items()}
         # A parameter in two optimizers has two states: the second needs a name of its own.
@@ -319,10 +324,10 @@ class WatchedStep:
             self._show_beside(optimizer, names, observe, has_rate=False)
 
     def trained_parameters(self) -> dict[str, Tensor]:
-        """All models' parameters, by their names in an unwrapped model.
+        """The parameters of all models, by their names in the models without wrappers.
 
-        Raises RecordingError if two parameters have the same name: `watch` gives models different prefixes if needed,
-        but parameters may be registered afterwards.
+        Raises RecordingError if two parameters have the same name: this happens if a parameter was registered after the
+        call of `watch`, which chooses the prefixes of models such that names differ.
         """
         named: dict[str, Tensor] = {}
         for prefix, model in self._named_models():
@@ -338,7 +343,7 @@ class WatchedStep:
 
     @refusing()
     def note(self, optimizer: Optimizer) -> None:
-        """Note an optimizer that takes a step. Its parameters are recorded, whether or not it was passed to `watch`."""
+        """Note an optimizer that takes a step: its parameters are recorded, even if it was not passed to `watch`."""
         if all(optimizer is not each for each in self._seen):
             self._seen.append(optimizer)
             self._beside[id(optimizer)] = KeptBeside(optimizer, self._seen, self.models)
@@ -348,9 +353,9 @@ class WatchedStep:
         return next(number for number, each in enumerate(self._seen) if each is optimizer)
 
     def _held_alone(self, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and tensor of each parameter that is in an optimizer but in no watched model, each once.
+        """Yield the name and tensor of each parameter that is in an optimizer but in no watched model, each once.
 
-        A name is like `optimizer.0.group1.param0`.
+        The name is its index in the optimizer, such as `optimizer.0.group1.param0`.
         """
         shown = {id(p) for p in trained.values()}
         for number, optimizer in enumerate(self._seen):
@@ -360,10 +365,11 @@ class WatchedStep:
                     yield name, parameter
 
     def _held_by(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and tensor of each parameter of an optimizer: the models' parameters in their order, then others.
+        """Yield the name and tensor of each parameter of an optimizer: first those of the models, in their order, then
+        others.
 
-        A trainable parameter in no optimizer counts as a parameter of the first optimizer, because a trainer may have
-        forgotten it.
+        Trainable parameters that no optimizer has count as parameters of the first optimizer: a trainer may have
+        forgotten them.
         """
         held = {id(p): (name, p) for name, p in _held_names(self._number(optimizer), optimizer)}
         is_first = bool(self.watched_optimizers) and optimizer is self.watched_optimizers[0]
@@ -378,7 +384,7 @@ class WatchedStep:
 
 
 def _held_names(number: int, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and tensor of each parameter of an optimizer, with names such as `optimizer.0.group1.param0`."""
+    """Yield the name and tensor of each parameter of an optimizer. Names are like `optimizer.0.group1.param0`."""
     for group, settings in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(settings["params"]):
             yield f"optimizer.{number}.group{group}.param{index}", parameter
@@ -387,9 +393,9 @@ def _held_names(number: int, optimizer: Optimizer) -> Iterator[tuple[str, Tensor
 def around_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[[Callable[[], Any]], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments of an optimizer's step with its closure replaced by `wrap(closure)`; None if it has no closure.
+    """The arguments of an optimizer's step, with its closure replaced by `wrap(closure)`; None if it has no closure.
 
-    `args` and `kwargs` are the arguments as a hook of the step receives them.
+    `args` and `kwargs` are the arguments that a hook of the step gets.
     """
     closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
     if closure is None:
@@ -400,7 +406,8 @@ def around_closure(
 
 
 def held_optimizers(given: Any) -> list[Optimizer]:
-    """torch's optimizers in an object: itself, or those that it lists or wraps, as objects of Accelerate do.
+    """The optimizers of torch in an object: the object itself, or those in a list, or those that an object of
+    Accelerate wraps.
 
     Raises UsageError for any other object.
     """
@@ -419,7 +426,7 @@ def held_optimizers(given: Any) -> list[Optimizer]:
 
 
 def _holders(given: Any) -> list[Any]:
-    """The objects passed to `watch` as optimizers that wrap other optimizers, the outermost first."""
+    """The objects that wrap other optimizers, among those passed to `watch` as `optimizer`; outer ones first."""
     from torch.optim import Optimizer
 
     if isinstance(given, (list, tuple)):
@@ -431,7 +438,7 @@ def _holders(given: Any) -> list[Any]:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The model without the wrappers of DistributedDataParallel, DataParallel or torch.compile."""
+    """The model without its outer wrappers: DistributedDataParallel, DataParallel and torch.compile."""
     from torch.nn.parallel import DataParallel, DistributedDataParallel
 
     while True:
@@ -448,9 +455,7 @@ def _has_own_tensors(model: nn.Module) -> bool:
 
 
 def _prefixes(models: list[nn.Module]) -> list[str]:
-    """A prefix for the names of each model's tensors: its index, such as `1.`, if two models have a name in common,
-    else "".
-    """
+    """A prefix for each model's names: "" or, if two models have a name in common, the model's index, such as "1."."""
     held: dict[str, Tensor] = {}
     for model in models:
         for name, tensor in (*bare_tensors(model, "parameters"), *bare_tensors(model, "buffers")):
@@ -460,9 +465,9 @@ def _prefixes(models: list[nn.Module]) -> list[str]:
 
 
 def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield path and tensor of each tensor or number in an optimizer's state.
+    """Yield the path and tensor of each tensor or number in an optimizer's state.
 
-    A list of numbers or tensors counts as a single tensor, since it may grow from step to step, as in LBFGS.
+    A list of numbers or tensors becomes a single tensor, since it may grow from step to step, as in LBFGS.
     """
     from torch import Tensor
 
@@ -476,9 +481,8 @@ def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Itera
 
 
 def _parts(gradient: Tensor) -> dict[str, Tensor]:
-    """The tensors to record for a gradient, by the suffix of their names: a sparse gradient has `.indices` and
-    `.values`.
-    """
+    """The tensors to record for a gradient, by the ending of their names: "", or ".indices" and ".values" if it is
+    sparse."""
     if not gradient.is_sparse:
         return {"": gradient}
     from bitproof.harness.torch_operators import sparse_parts

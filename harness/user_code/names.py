@@ -1,6 +1,5 @@
-"""Map a system's names of tensors to the reference's, by rules that the user declares. Nothing is guessed. Loads no
-torch.
-"""
+"""Map a system's names of tensors to the reference's, by rules that the user states. Nothing is guessed. Loads no
+torch."""
 
 from __future__ import annotations
 
@@ -17,11 +16,12 @@ EXAMPLE = '{"model.embed.weight": "tok_embeddings.weight", "model.*": "*"}'
 
 
 class Names:
-    """Maps a system's own names to the reference's, for all kinds; a name without a rule stays unchanged.
+    """Maps a system's own names of tensors to the reference's, for all kinds. A name without a rule stays unchanged.
 
-    A rule's `*` matches any text, the shortest possible, and the other side's `*` receives it: with `model.*` to `*`,
-    `model.embed` becomes `embed`. A rule without `*` has precedence over all patterns, and the first matching pattern
-    decides. `unused` has the rules that have translated no name so far. Raises UsageError for rules that contradict.
+    A `*` in a rule's first name matches any text, as short as possible, and the `*` in its second name stands for the
+    same text: with the rule `model.*` to `*`, `model.embed` becomes `embed`. A rule without `*` has precedence over
+    rules with `*`. If several rules with `*` match, the first decides. `unused` has the rules that have translated no
+    name so far. Raises UsageError for rules that contradict each other.
     """
 
     def __init__(self, rules: Mapping[str, str], declared_by: str) -> None:
@@ -43,13 +43,16 @@ class Names:
 
 
 class NamesInFile(dict[str, str]):
-    """Rules from a JSON file. The file's name is kept for replay commands."""
+    """Rules that were read from a JSON file. `file` is its path, for replay commands."""
 
     file: Path
 
 
 def names_of(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
-    """Rules as a caller passes them: a mapping, or the path of a JSON file. Raises UsageError."""
+    """The rules for names that a caller gave as a mapping, or as the path of a JSON file; {} for None.
+
+    Raises UsageError for a file that cannot be read or has no such mapping.
+    """
     if given is None or isinstance(given, Mapping):
         return given or {}
     found = NamesInFile(read_names(Path(given)))
@@ -58,7 +61,8 @@ def names_of(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """The mapping in a JSON file. Raises UsageError for a file without a mapping, and for rules that contradict."""
+    """The rules for names in a JSON file. Raises UsageError if it has no such mapping, or if rules contradict each
+    other."""
     try:
         values = json.loads(read_plain(path), object_pairs_hook=_refuse_twice)
     except OSError as error:
@@ -92,6 +96,7 @@ def _checked(rules: Any, declared_by: str) -> dict[str, str]:
                 found=repr(name),
                 where=declared_by,
             )
+        # Two patterns with the same target may match different names, so only fixed names are compared here.
         if "*" not in name and name in targets:
             raise UsageError(
                 f"two names are mapped to {name!r}",
@@ -104,8 +109,10 @@ def _checked(rules: Any, declared_by: str) -> dict[str, str]:
 
 
 def _pattern(own: str) -> re.Pattern[str]:
-    """A pattern in which each `*` matches the shortest text before the rule's next words, without backtracking. A
-    longer match could not help the rest, and with 25 `*` backtracking would never end."""
+    """A regular expression for a rule's first name, in which each `*` matches the shortest text before the next words.
+
+    It never backtracks: a longer match could not help the rest, and with 25 `*` backtracking would take forever.
+    """
     first, *words, last = map(re.escape, own.split("*"))
     between = "".join(f"(?>(.*?){word})" for word in words)
     return re.compile(f"{first}{between}(.*?){last}", re.DOTALL)

@@ -1,4 +1,4 @@
-"""Find a user's file and all files that it imports from beside it, without running any."""
+"""Find a user's file, and all files in its folder that it imports, without running any of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def package_of(path: Path) -> tuple[Path, str]:
-    """The folder that is searched for a file's modules, and the name of its package there; "" for a file in no
-    package.
+    """The folder that is searched for the modules of a file's code, and the name of the file's package in that folder.
+
+    The name is "" for a file in no package.
     """
     folder, names = path.parent, []
     while (folder / "__init__.py").is_file():
@@ -25,8 +26,10 @@ def package_of(path: Path) -> tuple[Path, str]:
 
 
 def imported_beside(path: Path) -> set[str]:
-    """The first parts of all names that a file imports, anywhere in it or in files of its folder that it imports. A
-    file that is not valid Python has no imports here: running it reports the error."""
+    """The top-level names of all modules that a file imports, and those that imported files of its folder import.
+
+    A file that is not valid Python has no imports here: running it reports the error.
+    """
     root, names = package_of(path.resolve())[0], set()
     seen, pending = set(), [path.resolve()]
     while pending:
@@ -42,7 +45,10 @@ def imported_beside(path: Path) -> set[str]:
 
 
 def imports_of(text: str, package: str) -> Iterator[str]:
-    """The dotted names that a file of this package imports, anywhere: each may be a module or a name in a module."""
+    """Yield the dotted name of each import anywhere in `text`, the source of a file of `package`.
+
+    A name may be that of a module, or of an object in a module.
+    """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -54,7 +60,7 @@ def imports_of(text: str, package: str) -> Iterator[str]:
 
 
 def files_of(root: Path, module: str) -> Iterator[Path]:
-    """The files below the root that importing a module runs: its packages' and its own."""
+    """Yield the files below `root` that run when a module is imported: those of its packages, and its own."""
     folder = root
     for part in module.split("."):
         for file in (folder / part / "__init__.py", folder / f"{part}.py"):

@@ -14,7 +14,7 @@ SYSTEMS, CASES = "bitproof.systems", "bitproof.cases"
 
 
 def entry_points(group: str) -> dict[str, EntryPoint]:
-    """A group's entry points by name. Raises UsageError if two distributions claim the same name."""
+    """The entry points of a group, by name. Raises UsageError if two distributions claim the same name."""
     from importlib import metadata
 
     found: dict[str, EntryPoint] = {}
@@ -31,17 +31,17 @@ def entry_points(group: str) -> dict[str, EntryPoint]:
 
 
 def describe(entry: EntryPoint) -> str:
-    """An entry point's object and its distribution: `my.module:factory of my-package 1.0`."""
+    """An entry point's object and distribution, as in `my.module:factory of my-package 1.0`."""
     return f"{entry.value} of {distribution_of(entry)}"
 
 
 def distribution_of(entry: EntryPoint) -> str:
-    """The distribution of an entry point, with its version: `my-package 1.0`."""
+    """The distribution of an entry point with its version, as in `my-package 1.0`."""
     return "an unknown distribution" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
 
 
 def load(entry: EntryPoint) -> Any:
-    """Load an entry point's object. Raises UsageError, naming the distribution, for any error of its code."""
+    """Load an entry point's object. If its code raises any error, raises UsageError, which names the distribution."""
     try:
         return entry.load()
     except Exception as error:

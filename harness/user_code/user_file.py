@@ -20,8 +20,10 @@ _loading: list[str] = []
 
 @contextmanager
 def loading(source: str) -> Iterator[None]:
-    """Mark that a user's code is being loaded: `is_loading` then detects calls from a script without a `__main__`
-    guard."""
+    """Context in which a user's code is loaded: `is_loading` is True.
+
+    So a call of bitproof from a script without a `__main__` guard is noticed when a rank loads this script.
+    """
     _loading.append(source)
     try:
         yield
@@ -35,11 +37,11 @@ def is_loading() -> bool:
 
 
 def run_file(path: Path) -> tuple[types.ModuleType, str]:
-    """Run a file as a module of its own; returns the module and the sha256 of the text that ran.
+    """Run a file as a new module; returns the module and the sha256 of the text that ran.
 
-    It is not imported, as an import might run cached code of another text. The file can import the modules beside it,
-    as with `python FILE.py`. A file of a package can import the package's modules, by relative and absolute names. The
-    module stays in sys.modules, as dataclasses and torch.compile need it. Errors of the file are passed on.
+    The file is not imported, because an import might run cached code of another text. It can import the modules beside
+    it, as with `python FILE.py`. A file of a package can import the package's modules, by relative and absolute names.
+    The module stays in sys.modules, as dataclasses and torch.compile need it. Errors of the file are raised unchanged.
     """
     code = read_plain(path)
     sha256 = hashlib.sha256(code).hexdigest()
@@ -56,13 +58,15 @@ def run_file(path: Path) -> tuple[types.ModuleType, str]:
 
 
 def find_beside(root: Path) -> None:
-    """Make imports search this folder first."""
+    """From now on, search this folder first for imports."""
     sys.path[:] = [str(root), *(folder for folder in sys.path if folder != str(root))]
 
 
 def names_in(path: Path, what: str) -> set[str] | None:
-    """Every name in a file's module, found without running it; None if only running it can show them. Raises
-    UsageError, with `what` as the file's purpose, if it cannot be read or is not Python."""
+    """The names that a file's module defines, found without running the file; None if they cannot be found this way.
+
+    Raises UsageError if the file cannot be read or is not Python. `what` is the file's purpose in the error's text.
+    """
     try:
         tree = ast.parse(read_plain(path), str(path))
     except OSError as error:
@@ -75,13 +79,15 @@ def names_in(path: Path, what: str) -> set[str] | None:
 
 
 def check_signature(path: Path, name: str, what: str, counts: Sequence[int], given: str) -> None:
-    """Raise UsageError for a function of a file that takes none of these numbers of positional arguments.
+    """Raise UsageError if a function in a file takes none of the `counts` of positional arguments.
 
-    `what` is the file's purpose, and `given` the arguments in words. Nothing is run: a name is checked only if a single
-    plain `def` binds it, or a single assignment of a literal, as in `make = 3`.
+    In the error's text, `what` is the file's purpose, and `given` the arguments. Nothing is run. So the function is
+    checked only if its name is bound once: by a `def` without decorators, or by an assignment of a literal, as in `make
+    = 3`.
     """
     tree = ast.parse(path.read_bytes(), str(path))
     first, *rest = name.split(".")
+    # If several statements bind the name, its value is unknown until the file runs.
     bound = [node for node in ast.walk(tree) if first in _names_of(node)]
     for node in tree.body if len(bound) == 1 else ():
         if isinstance(node, ast.Assign) and node.targets == bound and isinstance(node.value, _LITERALS):
@@ -115,7 +121,7 @@ _LITERALS = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Set, ast.Dict
 
 
 def _names_of(node: ast.AST) -> tuple[str | None, ...]:
-    """The names that a definition, an import or an assignment binds."""
+    """The names that a node binds: a definition, an import or an assignment."""
     if isinstance(node, ast.Name):
         return (node.id,) if isinstance(node.ctx, ast.Store) else ()
     return (getattr(node, "name", None), getattr(node, "asname", None))

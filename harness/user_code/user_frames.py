@@ -1,4 +1,5 @@
-"""Run a user's code in a rank: it may neither swallow an error that bitproof raises in it, nor end the process."""
+"""Run a user's code in a rank such that it can neither swallow an error that bitproof raises in it, nor end the
+process."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from bitproof.harness.within_user_code import refusals_raised
 def user_code(what: str) -> Iterator[None]:
     """Context in which a user's code runs. `what` names the code in errors, such as `system t.py:make`.
 
-    While the user's code runs, bitproof's hooks run too, and may raise errors. The end of the block raises the first of
-    these errors, even if the user's code caught it. A call of `sys.exit` in the user's code becomes a UsageError.
+    While the user's code runs, bitproof's hooks run in it, and may raise errors. The first of these errors is raised
+    again at the end of the context, even if the user's code caught it. If the user's code calls `sys.exit`, UsageError
+    is raised.
     """
     with refusals_raised():
         try:

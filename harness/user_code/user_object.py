@@ -1,4 +1,4 @@
-"""Refer to a function or a class by its file and its name, since ranks are other processes."""
+"""Refer to a function or class by its file and name, because ranks are other processes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ WAY_OUT = "write it as a function or a class of a file, at the file's top level,
 
 
 def source_of(given: Any) -> str:
-    """`FILE.py:NAME` of a function or class, from which a rank loads it. Raises UsageError if no rank could find it.
+    """The text `FILE.py:NAME`, from which ranks load a function or class. Raises UsageError if ranks could not find it.
 
-    Ranks run the file as it is when they start. Its path is relative to the working directory if it is below that, as
-    in replays.
+    Ranks run the file with the content that it has when they start. Its path is relative to the working directory if
+    the file is below that, as in commands for replays.
     """
     if not isinstance(given, (FunctionType, type)):
         raise _refused(f"an object of type {type(given).__name__}", "it is made while the caller runs")

@@ -1,7 +1,8 @@
-"""Detect modules of the same name in different folders: the loaded one, and the one that an import would find now.
+"""Detect two modules with the same name in different folders: the one that is loaded, and the one that an import finds
+now.
 
-Python returns a loaded module to every import of its name, whatever the importing file. Two files in two folders that
-both `import util` would share the first file's module. A file in that situation does not run.
+Python returns a loaded module to every import of its name, from any file. If two files in two folders both `import
+util`, both get the `util` of the first file. The second file is therefore refused.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _OURS = "bitproof"
 
 
 class ModulePlace(NamedTuple):
-    """A module's file, "" for a namespace package, and the folders of its submodules."""
+    """A module's file ("" for a namespace package), and the folders in which its submodules are searched."""
 
     file: str
     folders: tuple[str, ...] = ()
@@ -30,12 +31,13 @@ class ModulePlace(NamedTuple):
 
 
 def place_of(module: ModuleType | None) -> ModulePlace | None:
-    """The file of a loaded module; None for a module without a file, such as a built-in module."""
+    """The file and folders of a loaded module; None if it has no file or folder, such as a built-in module."""
     return _place(getattr(module, "__spec__", None))
 
 
 def place_by_now(name: str) -> ModulePlace | None:
-    """The file that an import of this name would find if the module were not loaded; None if there is none."""
+    """The file and folders that an import of this name would find if the module were not loaded; None if there is no
+    module."""
     parent, path = name.rpartition(".")[0], None
     if parent:
         path = getattr(sys.modules.get(parent), "__path__", None)
@@ -58,10 +60,10 @@ def place_by_now(name: str) -> ModulePlace | None:
 
 
 def check_own_modules(path: Path, root: Path) -> None:
-    """Raise UsageError if a file imports a module beside it, and this process has another module of that name loaded.
+    """Raise UsageError if a file imports a module beside it, but another module of that name is loaded in this process.
 
-    `root` is searched first for the file's modules. For example, `new/train.py` imports `util`, there is a
-    `new/util.py` beside it, and `util` was loaded from `old/`.
+    `root` is searched first for the file's imports. For example, `new/train.py` imports `util` and there is a file
+    `new/util.py`, but `util` was loaded from `old/`.
     """
     loaded = {name.partition(".")[0] for name in sys.modules} - sources.loaded_at_start - {_OURS}
     beside = {entry.name.partition(".")[0] for entry in os.scandir(root)} if root.is_dir() else set()

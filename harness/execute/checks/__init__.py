@@ -1,1 +1,1 @@
-"""The checks that come with bitproof; `case_checks.py` is the table of them."""
+"""The checks that come with bitproof; `case_checks.py` lists them."""

@@ -1,4 +1,4 @@
-"""Refuse an EQUAL that is no evidence: values are all zero, a graph races, or a pass's calls have no records."""
+"""Withdraw an EQUAL that proves nothing: all values are zero, a graph has a race, or no record shows a pass's calls."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def substance(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Withdraw an EQUAL or CLOSE that shows nothing, for example because all compared gradients are zero.
+    """Withdraw EQUAL or CLOSE if the agreement proves nothing, for example because all compared gradients are zero.
 
-    A difference always shows something, so other verdicts are kept.
+    Other verdicts are kept: a difference is evidence in any case.
     """
     if judgement.verdict != Verdict.CLOSE and run.comparison.verdict != Verdict.EQUAL:
         return judgement
@@ -24,8 +24,12 @@ def substance(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def races(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Withdraw the EQUAL or CLOSE of a graph that races; list the races if a system differs from itself. A graph races
-    if it reads the result of a collective or a copy, or writes its input, before the wait for that call."""
+    """Withdraw EQUAL or CLOSE if a graph has races. If a system differs from itself, add the races to the error
+    instead.
+
+    A graph has a race if it starts a collective or an asynchronous copy and, before it waits for this operation, reads
+    the output or overwrites the input.
+    """
     text = tell(RACES, run.races)
     if judgement.verdict in (Verdict.EQUAL, Verdict.CLOSE):
         return judgement.withdrawn(text)
@@ -33,7 +37,7 @@ def races(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def races_beside(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Mention a graph's races as a possible cause, if systems differ and no call to blame was found."""
+    """Name a graph's races as a possible cause, if the systems differ and no call was found to blame."""
     first = judgement.first_divergence
     if first is not None and first.call is None:
         run.remarks += [f"a graph races, which may be the cause: {race}" for race in run.races]
@@ -41,7 +45,7 @@ def races_beside(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def uncompared(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Add a remark that counts the calls of a user's pass whose values no record contains."""
+    """Add a remark with the number of calls, in a graph edited by a user's pass, whose values are in no record."""
     if run.graph is not None:
         from bitproof.harness.localize.every_call import told_uncompared
 

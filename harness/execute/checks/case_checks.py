@@ -1,10 +1,10 @@
 """The checks of a case, in order: each takes the case's result so far and returns it, changed or not.
 
-Once both first runs are compared, the checks of DECIDING turn the comparison into a verdict. For example, `control`
-runs both systems again, and turns DIFFERENT into NONDETERMINISTIC if one differs from itself. The checks of REPORTING
-then judge the case with its verdict, e.g. against its baselines.
+After the comparison of both first runs, the checks of DECIDING turn the comparison into a verdict. For example,
+`control` runs both systems again, and turns DIFFERENT into NONDETERMINISTIC if one of them differs from itself. The
+checks of REPORTING get the final verdict. For example, `baselines` compares the case with its baselines.
 
-A check is a function `(known, run)` and a condition. A check that does not apply is not imported.
+A check is a function `(known, run)` and a condition. The function's module is imported only if the condition holds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ Known = TypeVar("Known")
 
 
 class CaseCheck(NamedTuple):
-    """A check of a case: its function as MODULE:FUNCTION, of this package or of a power, and when it applies."""
+    """A check of a case: `source` is its function, and `applies` decides whether it is called.
+
+    `source` is MODULE:FUNCTION. A module without a dot, as in "cause:every_call", is in this package.
+    """
 
     source: str
     applies: Callable[[Any, CaseRun], bool]
@@ -45,12 +48,13 @@ def _has_bound(_: Judgement, run: CaseRun) -> bool:
 
 
 def _may_explain(known: Judgement, run: CaseRun) -> bool:
-    """Whether a search for the cause makes sense: there is a difference, and calls of both systems can be paired."""
+    """Whether to search for the cause: there is a difference beyond the case's bound, and the systems' calls can be
+    paired."""
     return known.first_divergence is not None and known.verdict != Verdict.CLOSE and run.has_partners
 
 
 def _lacks_calls(known: Judgement, run: CaseRun) -> bool:
-    """Whether a user's pass may compute values that no record contains."""
+    """Whether the systems are EQUAL, but a user's pass may compute values that are in no record."""
     return _is_equal(known) and bool(run.options.extra_passes) and not run.options.every_call
 
 

@@ -1,7 +1,7 @@
-"""Find the call to blame for a difference, or compare every call of an EQUAL case, by replays of both systems.
+"""Find the call to blame for a difference, or compare every call of an EQUAL case. Both replay the systems.
 
-The verdict selects a search in `harness/localize`; a failing search is reported. Searches are imported when needed,
-since most cases are EQUAL and need none.
+The verdict selects a search in `harness/localize`. If the search fails, the verdict is kept and the failure reported.
+Searches are imported when needed, since most cases are EQUAL and need none.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 
 def cause(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Trace a difference or noise to an operator call, even in incomplete recordings: two records that differ suffice.
-    If a replay does not reproduce its recording, DIFFERENT becomes NONDETERMINISTIC."""
+    """Trace a difference between systems, or between two runs of a system, to an operator call.
+
+    Other records may be missing: two records that differ are enough. If a replay does not repeat its recording's bits,
+    DIFFERENT becomes NONDETERMINISTIC.
+    """
     first = judgement.first_divergence
     assert first is not None, "there is a difference to explain"
     run.begin_explaining()
@@ -37,7 +40,7 @@ def cause(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def every_call(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Compare the values of all calls of an EQUAL case, which replays of both systems log."""
+    """Replay both systems of an EQUAL case, log all their calls, and compare the calls' values."""
     if not run.has_partners:
         return judgement.withdrawn("--every-call: calls of two layouts have no partners in the reference")
     from bitproof.harness.localize.every_call import EveryCall
@@ -48,7 +51,7 @@ def every_call(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def _searched(judgement: Judgement, run: CaseRun, search: Callable[[], Judgement]) -> Judgement:
-    """Run a search. If it fails, only the error is added to the judgement. The replays' archives are removed."""
+    """Run a search, and remove the archives of its replays. If it fails, its error is added to the judgement."""
     began = time.monotonic()
     try:
         return search()
@@ -86,7 +89,7 @@ def _with_cause(judgement: Judgement, run: CaseRun, first: Divergence) -> Judgem
 
 
 def _unrepeatable(judgement: Judgement, run: CaseRun, role: Role, key: Key) -> Judgement:
-    """Make the case NONDETERMINISTIC: a replay of `role` differs from its recording at `key`."""
+    """Make the case NONDETERMINISTIC, because a replay of `role`'s system differs from its recording at `key`."""
     text = (
         f"a replay of {role} {getattr(run.case, role)} did not reproduce step {key.step}, rank {key.rank}, "
         f"{key.kind} {key.name}: its bits differ from the recorded ones"

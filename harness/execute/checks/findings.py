@@ -1,6 +1,7 @@
-"""Run the checks that have options of their own, and users' checks. Each gets the findings of the checks before it.
+"""Run the checks that have command-line options, and users' own checks.
 
-An exception in a check becomes a finding, and the case counts as not judged.
+A check sees the findings of the checks before it. If it raises an exception, its finding states that the case was not
+judged.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 
 def with_findings(result: CaseResult, run: CaseRun) -> CaseResult:
-    """Add the finding of each active check that judges cases with this verdict."""
+    """Let each active check judge the case, if it judges cases with the case's verdict, and add its finding to the
+    result."""
     for check in run.options.active:
         if (finding := judged(check, evidence_of(result, run, check.name))) is not None:
             result = replace(result, checks=result.checks | {check.name: finding})
@@ -32,9 +34,9 @@ def with_findings(result: CaseResult, run: CaseRun) -> CaseResult:
 
 
 def prepared(cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
-    """Let each active check prepare before any case runs; yields the lines to print.
+    """Call each active check's `prepare` before any case runs, and yield the lines that it yields.
 
-    Raises UsageError if a check refuses the run, or fails.
+    Raises UsageError if a check refuses the run, or if its `prepare` fails.
     """
     # All checks may refuse before any of them works, which may take long.
     for check in options.active:
@@ -54,7 +56,7 @@ def prepared(cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterat
 
 
 def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
-    """The evidence for the named check: the case's result and recordings, and a way to run either system again."""
+    """The evidence that the check `name` gets: the case's result and recordings, and a way to run a system again."""
     return Evidence(
         result=result,
         options=run.options,
@@ -67,9 +69,10 @@ def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
 
 
 def judged(check: Check, evidence: Evidence) -> Finding | None:
-    """A check's finding about a case; None if the check does not judge cases with this verdict, or finds nothing.
+    """A check's finding about a case. None if it finds nothing, or if it does not judge cases with the case's verdict.
 
-    If the finding cannot be written as JSON, or is no Finding, the case counts as not judged.
+    If the check returns something else than a Finding, or a Finding that cannot be written as JSON, then the returned
+    finding states that the case was not judged.
     """
     try:
         if not check.judges(evidence.result.verdict):
@@ -78,10 +81,12 @@ def judged(check: Check, evidence: Evidence) -> Finding | None:
         if not isinstance(found, Finding | None):
             return Finding(unjudged=f"judge returned {type(found).__name__}, neither a Finding nor None")
         if found is not None:
+            # The report is JSON: data that JSON cannot represent are noticed here, while the check is known.
             json.dumps(found.data, allow_nan=False)
         return found
     except BitproofError as error:
         return Finding(unjudged=error.what, blocks=(Code("error", str(error)),))
+    # A check may be a user's code, and must not end the run of the other cases.
     except (Exception, SystemExit) as error:
         return Finding(
             unjudged=f"it raised {type(error).__name__}: {error}"[:500],

@@ -1,6 +1,6 @@
-"""Compare each system with itself: in a second run with the same settings, and in a run under stress.
+"""Compare each system with itself: run it again with the same settings, and again under stress (with random sleeps).
 
-A system that differs from itself proves nothing about another, so the case is NONDETERMINISTIC.
+A system that differs from itself proves nothing about another, so its case is NONDETERMINISTIC.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def control(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Run each system a second time, unless it did already, and compare it with itself."""
+    """Run each system a second time, unless that was done before, and compare the second run with the first."""
     first = run.comparison.first_divergence
     if run.runs_twice:
         run.control_steps = _steps_of_control(run, first)
@@ -33,17 +33,17 @@ def control(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def stress(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Run each system once more under stress, and compare that run with its first."""
+    """Run each system again under stress (with random sleeps), and compare this run with the first."""
     found = [Repeat(role, True, run.repeat("stress", role)) for role in ROLES]
     run.repeats += found
     return with_repeats(judgement, run.case, run.comparison, found)
 
 
 def _steps_of_control(run: CaseRun, first: Divergence | None) -> int:
-    """The number of steps of a second run. If options allow, it ends with the step of the first difference.
+    """The number of steps of a second run: all steps, or those up to the difference `first` if the options say so.
 
-    For example, a difference in step 3 of 20 needs 4 steps, and a remark says so. With a deliberate fault all steps
-    run, since the fault may strike later, and a fault that never strikes is an error.
+    For example, a difference in step 3 of 20 needs 4 steps, and a remark says so. If a fault is injected, all steps
+    run: the fault may take effect later, and it is an error if it never does.
     """
     all_steps = run.case.steps
     if run.options.control != "up_to_difference" or first is None or run.options.inject is not None:

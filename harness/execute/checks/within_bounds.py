@@ -1,4 +1,4 @@
-"""Systems that differ within the bound that a case states are CLOSE."""
+"""Systems whose values differ by at most the bound that the case states are CLOSE."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def bound(judgement: Judgement, run: CaseRun) -> Judgement:
 def measure(run: CaseRun) -> Closeness:
     """Measure the largest relative error between the two recordings.
 
-    If the case expects a difference (`differs_within`), only the first step that differs is measured.
+    If the case expects a difference (`differs_within`), only the first step with a difference is measured.
     """
     began, first = time.monotonic(), run.comparison.first_divergence
     step = first.step if first and run.case.differs_within is not None else None
@@ -53,7 +53,10 @@ def measure(run: CaseRun) -> Closeness:
 
 
 def _decided(judgement: Judgement, bound: float, may_be_close: bool) -> Judgement:
-    """CLOSE within the bound, if the case allows that, else DIFFERENT; UNVERIFIED if no values were measured."""
+    """Return CLOSE if the error is within the bound and the case allows CLOSE, else DIFFERENT.
+
+    Return UNVERIFIED if no values were measured.
+    """
     found = judgement.closeness
     if found is None or found.bound != bound:
         return judgement.withdrawn(f"bits differ, and no values were measured against the case's bound of {bound:g}")

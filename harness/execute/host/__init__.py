@@ -1,1 +1,2 @@
-"""The host process, which imports torch once, and its forks: stages, which trace steps, and ranks, which run them."""
+"""The host process, which imports torch once and forks all others: stages, which trace steps, and ranks, which run
+them."""

@@ -1,8 +1,8 @@
-"""Count a rank's collectives with other ranks, and its uses of torch.compile. The records contain neither.
+"""Count a rank's collectives with other ranks, and its uses of torch.compile, which no record shows.
 
-Without these counts, a trainer that found no process group, or whose compiler is switched off, would agree with itself
-in every bit and pass. torch and the shared-memory groups count collectives and compilations in any case; their counters
-are read between steps.
+A trainer that found no process group, or whose compiler is switched off, agrees with itself in every bit. Without these
+counts its case would pass. Most of the counts come from counters that torch and the shared-memory groups keep anyway;
+these are read between steps.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ OP_BY_OP = {"eager", "aot_eager", "aot_eager_decomp_partition"}
 
 
 class ActivityMonitor:
-    """Counts a rank's collectives with other ranks (`collectives`: in steps, with messages), and its compilations.
+    """Counts a rank's collectives with other ranks, and its uses of torch.compile.
 
-    `stays_whole`: graph breaks would change the bits of some compiled code, or keep it from running. `in_memory`
-    returns the number of collectives launched so far, by group, for the groups that torch does not know.
+    `collectives`: the number of collectives and point-to-point messages in the steps so far. `stays_whole`: whether
+    some compiled code must have no graph breaks, as they would change its bits or make it fail. `in_memory` returns the
+    number of collectives so far by group, for the shared-memory groups, which torch does not count.
     """
 
     def __init__(self, in_memory: Callable[[], Counts] = dict) -> None:
@@ -45,7 +46,10 @@ class ActivityMonitor:
 
     @contextmanager
     def at_work(self) -> Iterator[ActivityMonitor]:
-        """Count within this block. It begins before the system is made, and ends after the system's last step."""
+        """Context in which messages and uses of torch.compile are counted.
+
+        Enter it before the system is made, and leave it after the system's last step.
+        """
 
         @refusing()
         def meet() -> None:
@@ -65,15 +69,15 @@ class ActivityMonitor:
             yield self
 
     def begin_steps(self) -> None:
-        """Begin to count collectives: earlier ones belong to no step.
+        """Start counting collectives: those before the first step are not counted.
 
-        Uses of torch.compile are counted from the start.
+        Uses of torch.compile are counted from the start of `at_work`.
         """
         self._groups, self._is_in_step = self._collectives(), True
         self._read_dynamo()
 
     def end_step(self) -> None:
-        """Add the step's counts to the totals."""
+        """Add the counts since the last step's end to the totals."""
         groups = self._collectives()
         self.collectives += sum(_added(self._groups, groups).values())
         self._groups = groups
@@ -81,7 +85,7 @@ class ActivityMonitor:
 
     @property
     def compiled(self) -> TorchCompile | None:
-        """The result of torch.compile, summed over steps; None if the system never called it."""
+        """The counts of torch.compile, summed over steps; None if the system never called a compiled function."""
         if not self._calls:
             return None
         # Dynamo counts a graph that comes from its cache apart from the graphs that it captures.
@@ -111,9 +115,10 @@ class ActivityMonitor:
 
 
 def _added(before: Counts, after: Counts) -> dict[str, int]:
-    """The increase of each counter. A counter that is lower than before was reset, and counts from 0.
+    """The increase of each counter. If a counter is lower than before, it was reset, and its whole count is the
+    increase.
 
-    User code may clear counters, and a new group may have the name of a group that has ended.
+    Resets happen: user code may clear counters, and a new group may have the name of a group that has ended.
     """
     added = {name: count - before.get(name, 0) for name, count in after.items()}
     return {name: count if count >= 0 else after[name] for name, count in added.items() if count}

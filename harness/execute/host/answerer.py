@@ -1,6 +1,7 @@
-"""Answer every kind of request, in the host process of a machine. Each rank of torchrun has a host of its own.
+"""Answers every kind of request, in a machine's host process. Under torchrun each rank has its own host process.
 
-Requests that need no process are answered here; runs are forked, from here or from a stage (`execute/host/runners.py`).
+Small requests are answered in the host process. Runs are forked, from the host or from a stage, a forked process that
+traces a step (`execute/host/runners.py`).
 """
 
 from __future__ import annotations
@@ -65,10 +66,11 @@ _PLACEMENT = "placement_sha256"
 
 
 class Answerer:
-    """Answers requests; events go to `send`. `hangup` is a descriptor that hangs up when the client stops waiting.
+    """Answers requests, and passes events to `send`. `hangup` is a descriptor that hangs up when the client stops
+    waiting.
 
-    `made_of` identifies this process's code; with it, graphs may be kept on disk for later processes with the same
-    code.
+    `made_of` identifies the code of this process. If it is given, graphs may be kept on disk and reused by later
+    processes with the same code.
     """
 
     def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
@@ -77,11 +79,11 @@ class Answerer:
         self._runner = Runner(send, hangup, made_of)
 
     def answer(self, request: Request[A]) -> A:
-        """A request's answer. Raises the error of a failed request."""
+        """Answer a request. Raises the request's error if it fails."""
         return cast(A, self._answer(cast(AnyRequest, request)))
 
     def close(self) -> None:
-        """End the stages that wait for further runs."""
+        """End the stages: the forked processes that hold a traced step for further runs."""
         self._runner.close()
 
     def _answer(self, request: AnyRequest) -> object:
@@ -102,6 +104,7 @@ class Answerer:
                 return compare_in_float64(request)
             case BoundsRequest():
                 return find_layouts(request)
+            # The remaining requests trace, or may run a user's or compiled code, so each gets a process of its own.
             case CallRequest():
                 return self._in_stage(request, "the answer", lambda send: _call(request))
             case PrecompileRequest():
@@ -130,8 +133,11 @@ class Answerer:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_ranks(self, request: RunRequest, number: int) -> tuple[End, list[Path]]:
-        """Run all ranks. Returns the end of the run and the files of records; raises the error of the rank to blame.
-        `number` is 0 or 1: for the halves of a run that is resumed, so that their files have different names."""
+        """Run all ranks; returns how the run ended, and the ranks' files of records. Raises the error of the rank to
+        blame.
+
+        `number` is 0, or 1 for the second half of a run that is killed and resumed, so that the halves' files differ.
+        """
         part, ranks = (
             str(request.work / f"parts{number}" / "rank{rank}.parquet"),
             range(request.case.parallelism.world_size),
@@ -150,9 +156,9 @@ class Answerer:
         limit: float = float("inf"),
         log: Path | None = None,
     ) -> A:
-        """Answer a request in a forked process, as the host itself neither traces nor runs a user's code.
+        """Answer a request in a forked process, since the host itself never traces and never runs a user's code.
 
-        `what` names the result in errors, such as "the plan", and `limit` is the time limit in seconds.
+        `what` names the result in errors, such as "the plan". `limit` is the time limit in seconds.
         """
         stage = Stage(lambda asked, send, hangup: work(send), log=log)
         try:
@@ -183,11 +189,13 @@ def _place(request: PlaceRequest) -> PlaceAnswer:
 
 
 def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: Sequence[Path] = ()) -> RunAnswer:
-    """Turn the ranks' files into the requested recording or replay; returns the facts about the run.
+    """Join the files of the ranks into the requested recording or replay; returns facts about the run.
 
-    `ends` are the successful ends of all hosts with ranks, in rank order; `parts` are the ranks' files, in the same
-    order. If the run was resumed, `before` are the files of its first half. Raises RankError if ranks prepared
-    different graphs, or placed parameters differently.
+    - `ends`: how the run ended on each host, all successfully, in rank order.
+    - `parts`: the ranks' files, in rank order.
+    - `before`: the ranks' files from the first half of a run that was killed and resumed; else empty.
+
+    Raises RankError if ranks prepared different graphs, or placed parameters differently.
     """
     # Under torchrun every host traced its own graph.
     for rank, end in enumerate(ends):
@@ -231,9 +239,9 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: 
 
 
 def refuse_other_placements(hashes: Sequence[object]) -> None:
-    """Raise RankError if a rank placed parameters in another way than rank 0: sums over ranks would be meaningless.
+    """Raise RankError if a rank placed parameters differently from rank 0: sums over ranks would then be meaningless.
 
-    `hashes` has the hash of each rank's placements, in rank order.
+    `hashes` has one hash per rank, of that rank's placements.
     """
     for rank, found in enumerate(hashes):
         if found != hashes[0]:
@@ -252,10 +260,10 @@ def join_recording(
     parts: list[Path],
     values: list[Path],
 ) -> None:
-    """Join the ranks' files of records, and of values if these were kept, into a recording.
+    """Join the ranks' files of records (`parts`), and of kept values (`values`), into a recording.
 
-    `done` are the ranks' last reports, in rank order. Raises RecordingError if one of the system's rules for names
-    matched no tensor on any rank: such a rule is out of date, and may hide missing records.
+    `done` has the last report of each rank, in rank order. Raises RecordingError if the system declares a rule for
+    names that matched no tensor on any rank: such a rule is out of date, and may hide missing records.
     """
     # A rule is used if any rank shows its name: a stage of a pipeline, for example, has only its own layers.
     by_rank = [rank.unused_names for rank in done]
@@ -296,7 +304,7 @@ def _met(done: Sequence[Done]) -> list[Meeting]:
 
 
 def _decisive(graph: PreparedGraph) -> GraphIdentity:
-    """The facts that decide a graph's bits: hashes and settings, without times and counts."""
+    """A graph's hashes and the settings of its passes, which decide its bits; times and counts are left out."""
     passes = [PassSettings(name=entry.name, settings=entry.settings) for entry in graph.passes]
     return GraphIdentity(code_hash=graph.code_hash, generated_hash=graph.generated_hash, passes=passes)
 
@@ -316,7 +324,7 @@ def measure_closeness(request: ClosenessRequest) -> Closeness:
 
 
 def find_layouts(request: BoundsRequest) -> LayoutBounds:
-    """Measure the differences between two layouts, and the bounds that the samples set."""
+    """Measure the differences between two layouts, and the bounds that follow from runs with sums in other orders."""
     from bitproof.harness.compare.relaid import LogicalTensor
 
     apart = [LogicalTensor(*tensor) for tensor in request.apart]
@@ -327,7 +335,7 @@ def find_layouts(request: BoundsRequest) -> LayoutBounds:
 
 
 def compare_in_float64(request: Float64Request) -> InFloat64:
-    """Compare, in float64, two layouts that are within their bounds in the case's own precision."""
+    """Compare, in float64, two layouts whose differences are within their bounds in the case's own precision."""
     from bitproof.harness.compare.relaid import LogicalTensor
 
     wide, plain = ((each.reference, each.candidate, each.samples) for each in (request, request.plain))
@@ -337,7 +345,7 @@ def compare_in_float64(request: Float64Request) -> InFloat64:
 
 
 def compare_bits(request: BitsRequest) -> ComparedBits:
-    """Compare two values bit by bit. `difference` of the result is None if dtypes or shapes differ."""
+    """Compare two values bit by bit. The result's `difference` is None if the values' dtypes or shapes differ."""
     from bitproof.harness.capture.digest import digest
     from bitproof.harness.compare.bits import bit_difference, tensor_type
 

@@ -1,4 +1,4 @@
-"""A run as each of its ranks sees it: the request, files, and what the host prepared before it forked the ranks."""
+"""A run as its ranks see it: the request, the ranks' files, and the graph that was prepared before they were forked."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _COLLECTIVE_GRACE = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A requested run, its ranks on this host, and what the host prepared before it forked them.
+    """A requested run: its ranks on this host, and the graph that was prepared before the ranks were forked.
 
-    `program` is the graph that a stage prepared, if any; else each rank makes or reads its own. `graph_cache` may
-    contain results of checks from an earlier run of the same code; those checks are not repeated.
+    `program`: the prepared graph; None if each rank makes or reads its own. `graph_cache`: may hold results of checks
+    from an earlier run of the same code, which are not repeated.
     """
 
     run: RunRequest
@@ -28,26 +28,27 @@ class Job:
 
     @property
     def is_alone(self) -> bool:
-        """Whether all ranks of the run start here, and none under another launcher."""
+        """Whether all ranks of the run start on this host. False under torchrun."""
         return self.rank_slots.server is None
 
     @property
     def collective_timeout(self) -> float:
         """The time limit of a collective, in seconds.
 
-        It is longer than that of the run: on a hang, the process that watches the ranks must act first, as its error
-        has the stacks of all ranks.
+        It is longer than the run's time limit. So if ranks hang, the process that watches them acts first, and its
+        error has the stacks of all ranks.
         """
         return self.run.timeout + _COLLECTIVE_GRACE
 
     @property
     def watched(self) -> Replay | None:
-        """The replay that states which calls ranks log: the requested replay, or that of a recorded run; else None."""
+        """The settings that say which calls the ranks log, in a replay or in a recorded run; None if they log no
+        calls."""
         return self.run.replay or (self.run.watch.replay if self.run.watch else None)
 
     @property
     def steps(self) -> int:
-        """The number of steps that the system has taken when the run ends, including those before a resume."""
+        """The number of steps that the system has taken at the end of the run, including those before a resume."""
         resume, replay = self.run.resume, self.run.replay
         if resume is not None and not resume.goes_on:
             return resume.at
@@ -55,20 +56,21 @@ class Job:
 
     @property
     def is_killed(self) -> bool:
-        """Whether ranks are killed after their steps, since another run resumes from their saved state."""
+        """Whether ranks are killed after their last step, because the next run must resume from their saved state."""
         return self.run.resume is not None and not self.run.resume.goes_on
 
     @property
     def first_step(self) -> int:
-        """The run's first step: not 0 if it resumes from saved state."""
+        """The index of the run's first step: 0, or higher if the run resumes from saved state."""
         resume = self.run.resume
         return resume.at if resume is not None and resume.goes_on else 0
 
     @property
     def is_timed(self) -> bool:
-        """Whether steps are timed. Only first runs without stress are: nothing but recording slows them.
+        """Whether the run's steps are timed: only in first runs without stress, in which nothing but recording slows
+        them.
 
-        The time for recording is subtracted.
+        The time for recording is subtracted from the steps' times.
         """
         return self.run.is_first and self.run.options.stress is None
 
@@ -77,7 +79,7 @@ class Job:
         return rank if self.rank_slots.gpu is None else self.rank_slots.gpu
 
     def part_of(self, rank: int) -> Path:
-        """The file for a rank's records."""
+        """The file into which a rank writes its records."""
         return Path(self.rank_slots.part.format(rank=rank))
 
     def archive_of(self, rank: int) -> Path:

@@ -1,9 +1,9 @@
 """Generate oneDNN's kernels for the experts' matrix products once, in the process from which ranks are forked.
 
 oneDNN generates machine code for a shape at its first product, in 0.7 ms. The number of rows of an expert differs from
-step to step and from rank to rank, so each rank would generate some 300 kernels in 20 steps, a seventh of its time. A
-rank inherits the kernels of the process that it was forked from. Shape, layout and dtype alone decide a kernel, so bits
-do not depend on the process that generated it.
+step to step and from rank to rank, so each rank would generate some 300 kernels in 20 steps, and spend a seventh of its
+time on them. A forked rank has the kernels of its parent process. A kernel depends on shape, layout and dtype alone, so
+bits do not depend on the process that generated it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ Generating all kernels takes 0.2 s.
 
 
 def make_kernels(request: RunRequest) -> None:
-    """Generate the kernels for a run's experts on a CPU, if that saves time; does nothing for models without
-    experts.
+    """Generate the kernels for the experts of a run on the CPU.
+
+    Does nothing if that would save no time: for a model without experts, a run of few steps, or dtypes other than
+    bfloat16.
     """
     case = request.case
     if request.system not in EAGER or request.placement.device != "cpu" or case.precision.compute != "bfloat16":
@@ -40,10 +42,10 @@ def make_kernels(request: RunRequest) -> None:
 
 @functools.lru_cache
 def multiply(dim: int, hidden_dim: int, most_rows: int) -> None:
-    """Compute the products of an expert's forward and backward, once for each number of rows up to `most_rows`.
+    """Compute the three matrix products of an expert's layer, once for each number of rows from 1 to `most_rows`.
 
-    For n rows: `(n, in) @ (in, out)` in forward, `(n, out) @ (out, in)` and `(out, n) @ (n, in)` in backward. Weights
-    have the shape (out, in).
+    With n rows and a weight of shape (out, in), these are the forward `(n, in) @ (in, out)`, the input's gradient `(n,
+    out) @ (out, in)`, and the weight's gradient `(out, n) @ (n, in)`.
     """
     import torch
 

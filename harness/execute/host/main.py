@@ -1,14 +1,15 @@
-"""The host, `python -m bitproof.harness.execute.host.main`: imports torch, and forks all other processes.
+"""The host process, `python -m bitproof.harness.execute.host.main`: imports torch, and forks all other processes.
 
-It never runs autograd, never traces, never loads a user's code and never touches a device, so that the processes forked
-from it start with a freshly imported torch: ranks, and stages, which make programs (`host/runners.py`,
+The host never runs autograd, never traces, never loads a user's code and never touches a device. So the processes that
+it forks start with a freshly imported torch. These are ranks, and stages, which trace steps (`host/runners.py`,
 `host/stage.py`).
 
-It reads a request per line (`execute/requests.py`) from standard input and answers through a separate pipe, so that a
-library's stray print cannot damage an answer. Events come before the answer or the problem.
+The host reads one request per line (`execute/requests.py`) from standard input. It answers through a separate pipe, so
+that a stray print of a library cannot damage an answer. Each request gets any number of events, then the answer or a
+Problem (an error).
 
-It ends at the end of standard input, and, on Linux, when its parent dies. Then it ends all its descendants, whatever
-session these are in. If its parent is gone and cannot do so, it also removes the temporary folder.
+The host ends at the end of standard input and, on Linux, when its parent dies. Before that, it ends all its
+descendants, even those in sessions of their own. If its parent is dead, the host also removes the temporary folder.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Import torch and everything that ranks need, then answer requests line by line."""
+    """Import torch and all modules that ranks need, then answer requests line by line."""
     # Processes that a system leaves behind become our children, so that we can end them.
     adopt_orphans()
     os.set_inheritable(options.answers, False)

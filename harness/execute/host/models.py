@@ -21,11 +21,11 @@ def expert_sizes(case: Case) -> tuple[int, int] | None:
 
 
 def check_model(case: Case, system: str, num_ranks: int = 1, memory: int | None = None) -> None:
-    """Raise an error for a model that the ranks cannot run. Only bitproof's eager systems are checked.
+    """Raise an error for a model that the case's ranks cannot run.
 
-    Raises CaseError if the case's ranks cannot share the model, ChunkError if chunking does not fit it, and
-    MachineError if the state of `num_ranks` ranks exceeds `memory` bytes. For systems with a graph, tracing finds the
-    same errors.
+    Raises CaseError if the model cannot be split over the ranks, ChunkError if it cannot be chunked as the case asks,
+    and MachineError if parameters, gradients and optimizer states of `num_ranks` ranks need more than `memory` bytes.
+    Only bitproof's eager systems are checked here: for systems with a graph, tracing finds the same errors.
     """
     if system not in EAGER:
         return
@@ -46,9 +46,9 @@ _COPIES = 4
 
 @functools.lru_cache(maxsize=1)
 def _bytes_of_parameters(case: Case, chunking: Chunking | None) -> int:
-    """The bytes of the parameters of rank 0. The model is built without values, on the meta device.
+    """The bytes of rank 0's parameters. The model is built on the meta device, so its parameters have no values.
 
-    Raises the error of a model that cannot be built or chunked; on any other rank it would be the same error.
+    Raises an error if the model cannot be built or chunked. Other ranks are not tried: they would raise the same error.
     """
     import torch
 

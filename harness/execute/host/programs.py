@@ -35,9 +35,9 @@ def prepare_program(
 ) -> Any:
     """Trace the case's training step and run the graph passes over it.
 
-    `enter` is called with the name of each phase when the phase begins, such as "in pass chunk". Determinism switches
-    must be set before this call: by these switches torch chooses kernels, and so the operators in the graph, above all
-    for attention.
+    `enter` is called at the start of each phase with the phase's name, such as "in pass chunk". Determinism switches
+    must be set before this call, because torch chooses operators by them, for example for attention, and the trace
+    contains these operators.
     """
     import torch
 
@@ -50,12 +50,14 @@ def prepare_program(
 
 
 def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
-    """The graph options of a rank that traces a graph itself. Only rank 0 dumps its graph: all graphs are equal."""
+    """The graph options of a rank that traces a graph itself. Only rank 0 dumps its graph, as all ranks' graphs are
+    equal."""
     return options if rank == 0 else replace(options, dump_dir=None)
 
 
 def with_fault(program: Any, fault: Fault | None, case: Case) -> Any:
-    """The program with a deliberate fault in its graph; the unchanged program if the fault edits no graph.
+    """The program with a deliberate fault in its graph. A fault that does not edit the graph leaves the program
+    unchanged.
 
     Raises UsageError if the graph has no call that the fault could change.
     """
@@ -78,7 +80,7 @@ def read_precompiled(case: Case, device: torch.device, step: StepFolder, system:
 
 
 def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) -> PrecompileAnswer:
-    """Precompile a case's step. Raises the errors of `harness.precompile.artifact.precompile`."""
+    """Precompile a case's step. Raises the same errors as `harness.precompile.artifact.precompile`."""
     import torch
 
     from bitproof.harness.precompile.artifact import precompile
@@ -90,7 +92,5 @@ def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) ->
 
 
 def _made_as(system: str) -> str:
-    """The system whose tracer makes the step that `system` reads: `graph` for the system `precompiled`, else
-    `system`.
-    """
+    """The system whose tracing makes the step that `system` reads: "graph" for "precompiled", else `system` itself."""
     return GRAPH if system == PRECOMPILED else system

@@ -34,7 +34,7 @@ logger = logging.getLogger("bitproof")
 
 
 class RankSteps:
-    """Runs a rank's training steps. `seconds` is their total time; `tell` sends messages to the host."""
+    """Runs a rank's training steps. `seconds` is their total time, and `tell` sends messages to the host."""
 
     def __init__(self, job: Job, rank: int, device: torch.device, injector: Injection, tell: Tell) -> None:
         from bitproof.harness.execute.host.activity_monitor import ActivityMonitor
@@ -64,9 +64,9 @@ class RankSteps:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Activate faults, stress and monitors within this block.
+        """Context in which faults, stress and monitors are active.
 
-        It begins before the system is made, and ends after the last step.
+        Enter it before the system is made, and leave it after the last step.
         """
         from bitproof.harness.disturb.regroup import regrouped
         from bitproof.harness.disturb.widen import computed_in_float64
@@ -89,7 +89,7 @@ class RankSteps:
             yield
 
     def take(self, system: System) -> None:
-        """Run all steps. A user's system may have a loop of its own for that (`take_steps`)."""
+        """Run all steps. A user's system may run them in a loop of its own, its method `take_steps`."""
         job, resume = self._job, self._job.run.resume
         generators = Generators()
 
@@ -116,7 +116,7 @@ class RankSteps:
         logger.debug("%d steps in %.3f s, %.3f s of it recording", job.steps, self.seconds, self.recorder.seconds)
 
     def write(self) -> None:
-        """Write the run's records, or the archive of a replay."""
+        """Write the records of a recorded run, the archive of a run whose calls are logged, and the values to keep."""
         job, recorder = self._job, self.recorder
         if job.run.replay is None:
             write_part(job.part_of(recorder.rank), recorder.rows.items())

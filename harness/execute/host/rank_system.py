@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class System(Protocol):
-    """A training system: it takes steps, and shows the tensors of each."""
+    """A training system: it takes steps, and passes the tensors of each step to an observer."""
 
     def step(self, index: int, observe: Observe) -> None:
         """Run step `index`; call `observe` for each loss, gradient, buffer, parameter and optimizer state once it is
@@ -41,7 +41,7 @@ class System(Protocol):
 
 
 def device_of(job: Job, rank: int) -> torch.device:
-    """A rank's device. A GPU becomes this process's current device."""
+    """A rank's device. If it is a GPU, it becomes this process's current device."""
     import torch
 
     placement = job.run.placement
@@ -57,7 +57,7 @@ def device_of(job: Job, rank: int) -> torch.device:
 def program_of(job: Job, rank: int, device: torch.device) -> Any:
     """The graph that this rank runs; None for a system without a graph.
 
-    It is the job's graph or, if the job has none, a graph that this rank traces or reads.
+    It is the graph that was prepared before ranks were forked. If there is none, this rank traces or reads a graph.
     """
     run = job.run
     if job.program is not None or not needs_program(run.system):
@@ -84,9 +84,9 @@ def _kept_or_made(job: Job, rank: int, device: torch.device) -> Any:
 
 
 def disturbance(injector: Injection) -> Any:
-    """For a fault of the order of sums: a function that wraps a process group, so that it adds in the fault's order.
+    """A function that wraps a process group such that it adds over ranks in the order that the injected fault asks for.
 
-    None for any other fault, and without a fault.
+    None if there is no fault, or a fault that does not change the order of sums.
     """
     order, fault = injector.sum_order, injector.fault
     if order is None or fault is None:
@@ -97,9 +97,10 @@ def disturbance(injector: Injection) -> Any:
 
 
 def make_system(job: Job, mesh: Mesh, program: Any, injector: Injection, looks_for_mixing: bool = False) -> System:
-    """Build the job's system; the injector may tamper with its gradients.
+    """Build the job's system. If a fault changes gradients, `injector` does so before the system reads them.
 
-    Raises UsageError for a system that cannot be loaded or takes no steps.
+    `looks_for_mixing`: check that chunked modules compute each row independently of the others. Raises UsageError for a
+    system that cannot be loaded or takes no steps.
     """
     name, case = job.run.system, job.run.case
     if name in PREPARED:
@@ -146,9 +147,9 @@ def _own_folders(job: Job) -> tuple[Path, ...]:
 
 
 def checks_mixing(job: Job, rank: int) -> bool:
-    """Whether this rank checks that chunked modules compute each row independently of the others.
+    """Whether this rank must check that chunked modules compute each row independently of the others.
 
-    Rank 0 of a first run does, unless an earlier run with the same code has already.
+    True on rank 0 in the first run of `eager_chunked`, unless an earlier run of the same code passed this check.
     """
     is_asked_for = job.run.system == "eager_chunked" and rank == 0 and job.run.is_first
     return is_asked_for and not (job.graph_cache and job.graph_cache.has_no_mixing())

@@ -1,7 +1,7 @@
-"""Fork the ranks of a run that belong to this host, watch them, and end them all if a rank fails or time is up.
+"""Fork the ranks of a run that belong to this host, watch them, and end all of them if a rank fails or time is up.
 
-A rank reports its steps and its end through a pipe of its own. The watcher never waits on a rank that may hang: it
-reads whatever arrives in the pipes, notices ended processes, and checks the time.
+Each rank reports its steps and its end through its own pipe. The watching process never waits for a rank, which may
+hang: it reads the messages that have arrived in the pipes, notices processes that have ended, and checks the time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass
 class Rank:
-    """A forked rank as its host sees it: its process, log, progress and, in the end, its report or failure."""
+    """A forked rank as its host sees it: its process, log and progress; once it has ended, its report or failure."""
 
     rank: int
     process: Child
@@ -94,9 +94,9 @@ class Ranks:
     master_port: socket.socket | None = None
 
     def run(self, hangup: int | None = None) -> End:
-        """Fork the ranks and watch them to their end. Afterwards no rank is alive, also after an error.
+        """Fork the ranks, watch them until all have ended, and return how the run ended. Never leaves a rank alive.
 
-        Raises SystemExit if the file descriptor `hangup` hangs up, since then the client has stopped waiting.
+        Raises SystemExit if the file descriptor `hangup` hangs up, because then the client has stopped waiting.
         """
         # Other children of this process, such as stages, must survive the run.
         began, others = time.monotonic(), children()
@@ -183,6 +183,7 @@ class Ranks:
                 self.start_seconds = time.monotonic() - began
             case StepBegan(step=step):
                 rank.step, rank.place = step, f"at step {step}"
+                # All ranks take the same steps, so the progress of one is enough.
                 if rank.rank == 0:
                     self.on_event(Event(event="step", step=step, steps=self.job.steps))
             case StepsEnded():
@@ -190,10 +191,12 @@ class Ranks:
             case Done():
                 rank.done = account
             case Failure():
+                # The first report counts: a later failure may be its consequence.
                 rank.failure = rank.failure or account
 
     def _check_one_graph(self, rank: Rank) -> None:
-        """Fail a rank whose graph is not the first rank's: two such ranks compute different values, or deadlock."""
+        """Mark a rank as failed if its graph differs from the first rank's: such ranks would compute other values or
+        deadlock."""
         # Each rank is compared as soon as its graph is known, so a differing rank fails before the others wait for it.
         hashes = {r.rank: r.graph.code_hash for r in self.ranks if r.graph is not None}
         first = next(iter(hashes), rank.rank)
@@ -219,8 +222,9 @@ class Ranks:
         return [rank.failure for rank in self.ranks if rank.failure is not None]
 
     def _limit_of_grace(self) -> float | None:
-        """The time until which ranks may still report failures that came before the known ones; None while no rank has
-        failed.
+        """The time until which the host, after a failure, waits for reports of failures that happened before it.
+
+        None if no rank has failed.
         """
         failures = self._failures()
         if not failures:
@@ -230,7 +234,8 @@ class Ranks:
         return min(failure.time for failure in failures) + grace
 
     def _hang(self) -> End:
-        """The end of a run that exceeded its time, with stacks and last collectives of the ranks that are behind."""
+        """Describe a run that exceeded its time limit: its unfinished ranks, and stacks of those that are furthest
+        behind."""
         unfinished = [rank for rank in self.ranks if rank.place != "at the end" and not rank.exited]
         unfinished = unfinished or [rank for rank in self.ranks if not rank.exited]
         # All late ranks write their stacks into their logs. The error shows those of the ranks at the earliest step:
@@ -255,10 +260,10 @@ class Ranks:
 
 
 def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int) -> dict[str, str]:
-    """The environment of a rank: the variables that torchrun sets, and a variable that marks a rank of bitproof.
+    """The environment variables of a rank: those that torchrun sets, and a variable that marks a rank of bitproof.
 
-    A trainer that runs as a system finds the default process group already made. It may also make a store of its own at
-    MASTER_ADDR and MASTER_PORT, for which a port is reserved. Ranks under a launcher keep the launcher's address.
+    A trainer that runs as a system finds the default process group already made. It may also make its own store at
+    MASTER_ADDR and MASTER_PORT: `port` is reserved for that. Ranks that a launcher started keep the launcher's address.
     """
     told = {
         FORKED: str(rank),
@@ -277,9 +282,10 @@ def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int)
 
 
 def reserved_port() -> socket.socket:
-    """Reserve a port of the loopback interface: while the returned socket is open, Linux assigns the port to no other.
+    """Reserve a port of the loopback interface: while the returned socket is open, Linux assigns the port to no other
+    socket.
 
-    The socket does not listen, so a store that names this port and sets SO_REUSEADDR can listen there.
+    The returned socket does not listen. So a store can listen at this port if it sets SO_REUSEADDR.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -296,7 +302,7 @@ def _run_reporting(
 ) -> int:
     """Run a rank, report its failure if it fails, and return its exit status.
 
-    A refusal, an error that bitproof raises within user code, is reported before user code can catch it.
+    A refusal (an error that bitproof raises within user code) is reported at once, as user code might catch it.
     """
     turn, told = threading.Lock(), list[BaseException]()
 
@@ -323,7 +329,10 @@ def _run_reporting(
 
 
 def _frames_around(refusal: BaseException) -> list[FrameSummary]:
-    """The frames of this thread between the function that runs the rank and the refusal's own traceback."""
+    """This thread's stack frames from the function that runs the rank down to the code that raised the refusal.
+
+    Frames that are in the refusal's own traceback are left out.
+    """
     frames = extract_stack()
     names, own = [frame.name for frame in frames], within_user_code.__file__
     first = (

@@ -1,13 +1,13 @@
-"""Fork the ranks of a run: from the host or, for a system with a graph, from the stage that made the graph.
+"""Fork the ranks of a run: from the host or, for a system with a graph, from a process that holds the graph.
 
-Ranks forked from the host descend from a process that never traced and never loaded a user's code. A stage is a forked
-process that traces a step once; a process forked from the stage (the finishing process) runs the passes and forks the
-ranks. The stage is kept for all graphs of its step: the case's own, those by only the first of its passes, those with a
-user's pass. Tracing starts early, while the previous run's ranks still take their steps: it uses a single core, and a
-graph does not depend on the time of tracing.
+Ranks forked from the host descend from a process that never traced and never loaded a user's code. A graph is made by
+two processes. The stage, forked from the host, traces a step once. The finishing process, forked from the stage, runs
+the passes and forks the ranks. A stage is kept as long as runs need the same step, even with other passes: a user's
+pass, or only the first few of the case's passes. Tracing starts early, while the previous run's ranks still take their
+steps: it uses a single core, and a graph does not depend on the time of tracing.
 
-With a user's pass, every run has a finishing process of its own, started only for that run. So no control and no replay
-inherits side effects of the pass outside the graph, such as a changed global.
+With a user's pass, each run gets a new finishing process. So neither a second run nor a replay inherits side effects
+that the pass has outside the graph, such as a changed global.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class Runner:
-    """Runs requests, and keeps the last stage for later runs of the same step.
+    """Runs requests. Keeps the last stage (the process that traced a step) for later runs of the same step.
 
     `hangup` is a descriptor that hangs up when the client stops waiting.
     """
@@ -63,8 +63,10 @@ class Runner:
         self._preloaders: dict[tuple[tuple[str, ...], Path | None], Stage] = {}
 
     def run(self, request: RunRequest, rank_slots: RankSlots) -> End:
-        """Run a request on the ranks of `rank_slots`. Returns the end of the run, also if a rank failed. Raises an
-        error that occurs before ranks start."""
+        """Run a request on the ranks of `rank_slots`, and return how the run ended, even if a rank failed.
+
+        Raises errors that occur before the ranks start.
+        """
         in_stage = _is_staged(request)
         self._leave(request)
         if not in_stage:
@@ -101,10 +103,10 @@ class Runner:
         )
 
     def _run_preloaded(self, request: RunRequest, rank_slots: RankSlots) -> End:
-        """Run ranks that are forked from a process with the case's preloaded modules.
+        """Run ranks that are forked from a process in which the case's `preload` modules are imported.
 
-        That process found the modules in the folders that the system's own imports would search. There is a process per
-        such folder. It serves the runs of all cases with the same modules.
+        That process searches for modules in the same folders as the system, beginning with the system's own folder. So
+        there is such a process for each system's folder. It serves all cases with the same `preload`.
         """
         modules, folder = request.case.preload, folder_of(request.system, request.case)
         # Keep only processes with the modules of this case. There may be several of them, for several folders.
@@ -138,7 +140,10 @@ class Runner:
         return self._stage
 
     def _begin_later(self, request: RunRequest, rank_slots: RankSlots) -> None:
-        """Start to make the graph of the next run, if a core may be free. A user's pass does not run early."""
+        """Start to trace the graph of the next run, if this machine has a second core.
+
+        Its passes wait for the run itself if a user's pass is among them.
+        """
         later = request.later
         if later is None or self._stage is not None or not _is_staged(later) or num_cores() < 2:
             return
@@ -146,9 +151,9 @@ class Runner:
         self._begin(later).tell(LocalRunRequest(run=later, rank_slots=rank_slots, is_prefetch=True))
 
     def _leave(self, request: RunRequest) -> None:
-        """Close the stage if it traced another step than the request needs.
+        """Close the stage (the process that traced a step), unless the request needs the same step.
 
-        Graphs of the same step, such as those by only the first of its passes, share a stage.
+        Graphs of the same step share a stage, even if only some of the passes have run.
         """
         last = self._staged
         if last is None:
@@ -166,8 +171,9 @@ def _is_staged(request: RunRequest) -> bool:
 
 
 class Preloader:
-    """Answers requests in a stage. The first request imports the case's preloaded modules; each forks the ranks of a
-    run.
+    """Answers requests in a forked process that imports the case's `preload` modules.
+
+    The first request imports these modules. Every request forks the ranks of a run.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -175,7 +181,7 @@ class Preloader:
         self._has_preloaded = False
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End:
-        """Run the requested ranks; returns the end of the run."""
+        """Run the requested ranks, and return how the run ended."""
         assert isinstance(request, LocalRunRequest), "a runner asks for nothing else"
         began, run = time.monotonic(), request.run
         if not self._has_preloaded:
@@ -190,9 +196,9 @@ class Preloader:
 class Tracer:
     """Answers requests in a stage: traces a step at the first request, and forks a finishing process for each graph.
 
-    That process runs the passes, also a user's pass, and forks the ranks. It is kept for further runs of the same
-    graph, unless a user's pass took part. No pass runs in the stage itself, as its trace serves every graph of the
-    step.
+    The finishing process runs the passes, including a user's pass, and forks the ranks. It is kept for further runs of
+    the same graph, unless a user's pass took part. No pass runs in the stage itself, because its trace serves all
+    graphs of the step.
     """
 
     def __init__(self, made_of: Installation | None = None) -> None:
@@ -203,7 +209,7 @@ class Tracer:
         self._program = ""
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
-        """Run the requested ranks; returns the end of the run, or None for a prefetch, which only makes the graph."""
+        """Run the requested ranks, and return how the run ended. A prefetch only makes the graph, and returns None."""
         assert isinstance(request, LocalRunRequest), "a runner asks for nothing else"
         if request.is_prefetch:
             try:
@@ -243,7 +249,7 @@ class Tracer:
         return replace(end, prepare_seconds=end.prepare_seconds + spent)
 
     def end(self) -> None:
-        """End the finishing process."""
+        """End the finishing process, which runs the passes and forks ranks."""
         self._leave()
 
     def _begin_prefetch(self, request: LocalRunRequest, send: Send) -> None:
@@ -282,7 +288,7 @@ class Tracer:
 
 
 class Finisher:
-    """Answers requests in a fork of a stage. The first request runs the passes; each forks the ranks of a run."""
+    """Answers requests in a fork of a stage: the first request runs the passes, and each request forks ranks."""
 
     def __init__(self, traced: TracedStep | None, program: GraphProgram | None, graph_cache: GraphCache | None) -> None:
         self._traced = traced
@@ -291,7 +297,7 @@ class Finisher:
         self._refusal: BaseException | None = None
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
-        """Run the requested ranks; returns the end of the run, or None for a prefetch, which only makes the graph."""
+        """Run the requested ranks, and return how the run ended. A prefetch only makes the graph, and returns None."""
         assert isinstance(request, LocalRunRequest), "a stage asks for nothing else"
         run, rank_slots = request.run, request.rank_slots
         if request.is_prefetch:
@@ -341,7 +347,7 @@ def trace_step(case: Case, system: str, enter: Callable[[str], None]) -> TracedS
 
 
 def finish_program(traced: TracedStep, case: Case, options: GraphOptions, enter: Callable[[str], None]) -> GraphProgram:
-    """Run the graph passes over a trace. Passes modify the trace, so this may run only once per process."""
+    """Run the graph passes over a trace. Passes modify the trace, so call this only once for each trace."""
     import torch
 
     from bitproof.harness.systems.graph import finish
@@ -366,9 +372,10 @@ def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
 
 
 def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCache | None:
-    """The cache for the graph of a run's case and for results of checks; None if the run must not use it.
+    """The cache for the graph of a run's case and for results of checks; None if the run must not use this cache.
 
-    It must not if it involves user code, reads a precompiled step, dumps its graph, or has a fault that edits a graph.
+    A run must not use it if it involves user code, reads a precompiled step, dumps its graph, or has a fault that edits
+    the graph.
     """
     is_ours = not run.runs_user_code and not run.case.preload and run.system in BUILT_IN
     if run.precompiled is not None:
@@ -380,7 +387,8 @@ def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCa
 
 
 def _edits_the_graph(fault: Fault | None) -> bool:
-    """Whether a fault edits the graph. It then finds its target by shapes and dtypes, which kept graphs lack."""
+    """Whether a fault edits the graph. Such a fault needs shapes and dtypes to find its target; cached graphs lack
+    these."""
     return fault is not None and fault.row is not None and fault.row.edit is not None
 
 
@@ -393,10 +401,12 @@ def run_ranks(
     prepare_seconds: float = 0.0,
     graph_cache: GraphCache | None = None,
 ) -> End:
-    """Fork the ranks that `rank_slots` lists from this very process, and watch them to their end.
+    """Fork the ranks in `rank_slots` from the calling process, watch them until all have ended, and return how they
+    ended.
 
-    Raises CaseError for a model that ranks cannot share, and MachineError for a model too large for this machine.
-    MachineError is also raised if this process has started CUDA's driver: then no forked rank could use its GPU.
+    Raises CaseError for a model that cannot be split over the ranks, and MachineError for a model too large for this
+    machine. MachineError is also raised if this process has started CUDA's driver: then no forked rank could use its
+    GPU.
     """
     on_cpu = request.placement.device == "cpu"
     if not on_cpu and has_started_driver():

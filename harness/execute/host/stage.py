@@ -1,9 +1,9 @@
-"""Stages: forked processes for work that is forbidden in the host, namely tracing, which runs autograd, and passes.
+"""Stages: forked processes for work that the host must not do, namely tracing, which runs autograd, and graph passes.
 
-If torch knows of devices, autograd starts threads, and a process that is forked from a process with such threads cannot
-run backward. A pass may change any state of its process. The host forks the ranks of references, controls and later
-cases, so it must neither trace nor run passes. It sends a stage requests as lines of JSON, and receives events and an
-answer.
+If torch knows of devices, autograd starts threads, and a process forked from a process with such threads cannot run
+backward. A pass may change any state of its process. So neither may happen in the host, from which the ranks of
+references, second runs and later cases are forked. The host sends requests to a stage as lines of JSON, and receives
+events and an answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ A = TypeVar("A")
 class StagePlace:
     """The current activity of a stage, in words such as "in pass chunk".
 
-    It is "" once ranks run, since then the stage checks the time limit itself.
+    It is "" once ranks run: from then on the stage checks the time limit itself.
     """
 
     place: str
@@ -54,8 +54,11 @@ _END_SECONDS = 2.0
 
 
 class Stage:
-    """A forked process that answers requests, as its parent sees it. Its output goes to `log`, else where the parent's
-    goes. With `adds_to_log`, output is appended to the log."""
+    """A forked process that answers requests, as seen by its parent.
+
+    Its output goes to the file `log`; if `log` is None, to the parent's output. With `adds_to_log` the file is not
+    emptied first.
+    """
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class Stage:
         end: Callable[[], None] = lambda: None,
         adds_to_log: bool = False,
     ) -> None:
-        """Fork the stage. In it, `answer` is called for each request, and `end` after the last request."""
+        """Fork the stage. In the new process, `answer` is called for each request, and `end` after the last request."""
 
         def live(to_parent: Callable[[Any], None], requests: int) -> None:
             adopt_orphans()
@@ -87,11 +90,12 @@ class Stage:
         case_timeout: float = float("inf"),
         hangup: int | None = None,
     ) -> A:
-        """Have the stage answer a request within `timeout` seconds, the rest of `case_timeout`; events go to `send`.
+        """Send a request to the stage and return its answer; events before the answer go to `send`.
 
-        Raises the BitproofError that the stage answers. Raises RankError, which names `what` and the stage's activity,
-        if the stage ends or is late. Raises SystemExit if the descriptor `hangup` hangs up: the client has stopped
-        waiting.
+        `timeout` is the time limit in seconds; errors state the limit of the whole case, `case_timeout`. Raises the
+        BitproofError that the stage sends as its answer. Raises RankError, which names `what` and the stage's activity,
+        if the stage ends or exceeds the time limit. Raises SystemExit if the descriptor `hangup` hangs up, because then
+        the client has stopped waiting.
         """
         began, self._place = time.monotonic(), "at its start"
         self.tell(request)
@@ -122,13 +126,13 @@ class Stage:
         self._child.tell(request)
 
     def close(self) -> None:
-        """Give the stage a moment to end by itself, then kill the stage, and on Linux also its ranks."""
+        """Wait a moment for the stage to end by itself, then kill it; on Linux also the ranks that it forked."""
         self._child.hang_up()
         self._child.wait(_END_SECONDS)
         self.kill()
 
     def kill(self) -> None:
-        """End the stage now. Harmless when done before."""
+        """End the stage now. Does nothing if it has ended."""
         self._child.kill()
 
     def _read(self, line: bytes, what: str, *kinds: type) -> Any:

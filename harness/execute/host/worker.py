@@ -50,10 +50,11 @@ def run_rank(
     memory: SharedMemory | None = None,
     board: Board | None = None,
 ) -> None:
-    """Run a rank to its end, and report its progress to `tell`. The rank's named groups use shared `memory`, if given.
+    """Run a rank from start to end, and pass reports of its progress to `tell`.
 
-    The rank writes to the `board` which collectives it launches and waits for, so that the error for a hang can show
-    them. After an error, its process groups still exist: the caller leaves them, or ends the process.
+    `memory`: the shared memory through which the rank's named groups communicate; None if they use a backend of torch.
+    `board`: shared memory in which the rank notes the collectives that it launches and waits for, so that the error for
+    a hang can show them. After an error, the process groups still exist: the caller leaves them, or ends the process.
     """
     import torch.distributed as dist
 
@@ -109,7 +110,10 @@ def run_rank(
 
 
 def _injection(run: RunRequest, rank: int) -> Injection:
-    """The rank's part in the run's fault, if there is one. Faults are loaded for a run with a fault alone."""
+    """The injector of the run's fault for this rank; without a fault, an Injection that changes nothing.
+
+    The module of faults is imported only for a run with a fault.
+    """
     if run.fault is None:
         return Injection()
     from bitproof.harness.disturb.faults import Injector
@@ -123,6 +127,7 @@ def _join_groups(
     from bitproof.reference.parallel.mesh import join_groups
 
     placement = job.run.placement
+    # NCCL reads its variables when it starts, so they are set before a group is made.
     if placement.backend == "nccl":
         pin_nccl(os.environ, native=placement.native)
     join_groups(
@@ -175,7 +180,7 @@ def _done(
 
 
 def _gpu_facts(job: Job, device: torch.device) -> MachineFacts | None:
-    """Facts about a rank's GPU and libraries, and on NCCL the method of summing over ranks, which changes no bit."""
+    """Facts about a rank's GPU and libraries. With NCCL, they also state how sums over ranks are computed."""
     from bitproof.reference.parallel.device_order_group import sums_of
 
     facts, placement = read_gpu_facts(device), job.run.placement
@@ -185,15 +190,16 @@ def _gpu_facts(job: Job, device: torch.device) -> MachineFacts | None:
 
 
 def _is_alone(job: Job, system: System, collectives: int) -> bool:
-    """Whether a rank, in a run of several ranks, ran no collective, and its system has no `independent_ranks`."""
+    """Whether a rank ran no collective in a run of several ranks, and its system is not `independent_ranks`."""
     may_be_alone = getattr(system, "independent_ranks", False)
     return job.run.case.parallelism.world_size > 1 and not collectives and not may_be_alone
 
 
 def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the start") -> None:
-    """Compare all ranks' versions and code, and return if these are the same. `when` makes the store's keys unique.
+    """Compare all ranks' versions and code. Returns if all are the same.
 
-    If some differ, CaseError is raised on the ranks that differ from rank 0, and the other ranks wait to be killed.
+    Else the ranks that differ from rank 0 raise CaseError, and the others wait to be killed. `when` is a part of the
+    comparison's keys in the store, so each comparison in a run needs another text.
     """
     about = f"made of {when}"
     store.set(f"{about}/{mesh.rank}", json.dumps(facts))
@@ -212,7 +218,7 @@ def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the s
 def preload() -> None:
     """Import the modules that every rank and every trace need, once, before any process is forked.
 
-    The default text for training, `pydoc_data.topics`, is a module as well.
+    One of them is `pydoc_data.topics`, the default text for training.
     """
     import pydoc_data.topics  # noqa: F401
 
@@ -236,7 +242,7 @@ def _forget_peak(device: torch.device) -> None:
 
 
 def _peak_mib(device: torch.device) -> float | None:
-    """The peak of the memory that torch allocated on the device during steps, in MiB; None on a CPU."""
+    """The most memory that torch allocated on a GPU during the steps, in MiB; None on a CPU."""
     import torch
 
     return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None

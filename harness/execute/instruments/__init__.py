@@ -1,1 +1,1 @@
-"""Measure a run beside its tensors: step times and FLOPs, sums across ranks, a profile."""
+"""Measurements of a run that are not its tensors: step times and FLOPs, sums across ranks, and a profile."""

@@ -1,11 +1,12 @@
-"""Collect the sums and exchanges of a rank's step: which ranks took part, and in which phase of the step.
+"""Collect the sums and exchanges between ranks in a step: which ranks took part, and in which phase of the step.
 
-This decides which tensors of two layouts must be equal. Two layouts that add over the same two ranks compute the same
-sums, so their bits must be equal. Sums over other ranks, or over more than two, may have another order: a + b is b + a,
-but (a + b) + c may differ from a + (b + c). A gradient is a sum too, and its parts are counted: backward adds these in
-place. If summed memory is multiplied or divided by a number that is no power of two, before or after the sum, then the
-terms or the sum are rounded. Such scaling is noted, also for copies of such memory. A dispatch mode below autograd
-observes all of this, in runs that request it.
+The sums decide which tensors of two layouts must be equal. If two layouts add over the same two ranks, they compute the
+same sum, and its bits must be equal. Sums over other ranks, or over more than two, may have another order: a + b is b +
+a, but (a + b) + c may differ from a + (b + c).
+
+A gradient is a sum, too: backward adds its parts in place, and these additions are counted. If a sum, or its terms, are
+multiplied or divided by a number that is not a power of two, they are rounded. Such scaling is noted, also for copies
+of the scaled memory. A dispatch mode below autograd observes the calls, in runs that request it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ _Met = tuple[str, str, str, str, int]
 
 
 class Sums:
-    """Collects a rank's sums and exchanges, if `is_asked`; `meetings` returns them after the last step."""
+    """Collects the sums and exchanges between a rank and others. After the last step, `meetings` returns them.
+
+    Collects nothing unless `is_asked`.
+    """
 
     def __init__(self, *, is_asked: bool = True) -> None:
         self._is_asked = is_asked
@@ -54,7 +58,7 @@ class Sums:
         self._summed: dict[StorageWeakRef, tuple[str, str]] = {}
 
     def begin_step(self) -> None:
-        """Begin a step, which starts with forward."""
+        """Begin a step. Its first phase is forward."""
         # Steps may differ in their number of backward passes: keep the largest of any step.
         for met, backwards in self._in_step.items():
             self._found[met] = max(len(backwards), self._found.get(met, 0))
@@ -64,9 +68,9 @@ class Sums:
         self._added, self._scaled, self._summed = WeakTensorKeyDictionary(), {}, {}
 
     def noticing(self, observe: Callable[..., None]) -> Callable[..., None]:
-        """Wrap `observe`, to see gradients as they are recorded. The first one of a step marks the end of clipping.
+        """Wrap `observe` so that this object sees gradients when they are recorded.
 
-        Sums after that belong to the update.
+        The first gradient of a step marks the end of clipping: later sums in the step belong to the update.
         """
 
         def noticed(kind: str, name: str, tensor: torch.Tensor) -> None:
@@ -81,11 +85,11 @@ class Sums:
 
     @property
     def meetings(self) -> tuple[Meeting, ...] | None:
-        """The sums and exchanges without duplicates; None if not requested.
+        """The sums and exchanges of all steps, without duplicates; None if they were not collected.
 
-        The first entry has the number of backward passes in a step. Then follows an entry for each distinct number of
-        parts that a gradient has. The others are the sums and exchanges, each with the number of backward passes,
-        within a step, in which it ran.
+        The first entry has the largest number of backward passes in a step. The next entries have the numbers of parts
+        that gradients are sums of, one entry per distinct number. The others are the sums and exchanges; `backwards` is
+        the number of a step's backward passes in which the operation ran.
         """
         if not self._is_asked:
             return None
@@ -103,7 +107,7 @@ class Sums:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Watch this thread's collectives, if requested."""
+        """Context in which this thread's sums and exchanges are collected, if `is_asked`."""
         if not self._is_asked:
             yield
             return
@@ -137,14 +141,15 @@ class Sums:
             yield
 
     def note_part(self, total: torch.Tensor) -> None:
-        """Count an in-place addition to this tensor."""
+        """Count an in-place addition to the tensor `total`."""
         self._added[total] = self._added.get(total, 0) + 1
 
     def note_scale(self, sign: str, into: torch.Tensor, factor: Any = None) -> None:
-        """Record that a tensor was scaled by a number, unless it is a power of two, which rounds nothing.
+        """Record that the tensor `into` was multiplied or divided by a number, unless that is a power of two and rounds
+        nothing.
 
-        `sign` is "*" or "/". The number is stored without its power of two: a mean over 3 ranks and a mean over 6 are
-        both "/1.5".
+        `sign` is "*" or "/". The number is recorded without its power of two: for a mean over 3 ranks, and also for a
+        mean over 6, it is "/1.5".
         """
         # frexp returns a fraction from 0.5 up to 1, and an exponent. For a power of two the fraction is 0.5.
         share = frexp(factor)[0] if isinstance(factor, int | float) else 0.5
@@ -160,7 +165,8 @@ class Sums:
             self._in_step.setdefault((phase, SCALE, ranks, f"after {told}", 0), set()).add(-1)
 
     def note_copy(self, sources: list[Any], into: list[Any]) -> None:
-        """Mark the memory of `into`, a copy or concatenation of `sources`, as scaled if a source is."""
+        """If the memory of any of `sources` was scaled, mark the memory of `into`, their copy or concatenation, as
+        scaled, too."""
         told = [self._scaled[where] for where in _memories(sources) if where in self._scaled]
         self._scaled |= dict.fromkeys(_memories(into), told[0]) if told else {}
 
@@ -197,7 +203,10 @@ class Sums:
 
 
 def _memory(tensor: torch.Tensor) -> StorageWeakRef | None:
-    """A key for a tensor's memory, a weak reference, so that no other memory gets an equal key; None if sparse."""
+    """A key for a tensor's memory; None if the tensor is sparse.
+
+    It is a weak reference, so memory that is allocated later at the same address has another key.
+    """
     return StorageWeakRef(tensor.untyped_storage()) if tensor.layout == torch.strided else None
 
 

@@ -1,8 +1,8 @@
-"""Profiles of a run, rank by rank, as a trace for Perfetto and chrome://tracing.
+"""Profiles of a run, as a trace for Perfetto and chrome://tracing.
 
-torch's profiler writes a file per rank. It has every operator, and so each collective and each wait for a collective,
-within named phases: joining groups, making the system, each step, each digest, the wait for the last rank. The files of
-both first runs are then joined; each rank of each system becomes a process of the trace.
+torch's profiler writes one file per rank. It has all operators, including each collective and each wait for a
+collective, grouped by phases with names: joining groups, making the system, each step, each digest, the wait for the
+last rank. Then the files of both first runs are joined: each rank of each system becomes a process of the trace.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ NANOSECONDS = 1000  # in a microsecond, the unit of a trace's times
 
 @contextmanager
 def profiled(file: Path | None) -> Iterator[None]:
-    """Profile the block, and write the profile into a file; None turns this off. A block that raises leaves no file.
+    """Context that is profiled; writes the profile into `file`. Does nothing if `file` is None. After an error, there
+    is no file.
 
-    A rank on another machine leaves no file either: the file's folder is missing there, and only the files on rank 0's
+    On a machine other than rank 0's, the file's folder is missing, and no profile is written: only profiles on rank 0's
     machine are joined.
     """
     if file is None or not file.parent.is_dir():
@@ -41,14 +42,14 @@ def profiled(file: Path | None) -> Iterator[None]:
 
 
 def phase(name: str) -> AbstractContextManager[Any]:
-    """A context manager whose block appears in a profile under this name."""
+    """Context that appears in a profile under the name `name`."""
     from torch.profiler import record_function
 
     return record_function(name)
 
 
 def showing_digests(observe: Observe) -> Observe:
-    """Wrap `observe` so that a profile shows each record by kind and name."""
+    """Wrap `observe` so that a profile shows the time for each record, with the record's kind and name."""
 
     def shown(kind: Kind, name: str, tensor: torch.Tensor) -> None:
         with phase(f"digest {kind} {name}"):
@@ -58,7 +59,8 @@ def showing_digests(observe: Observe) -> Observe:
 
 
 def join_profiles(files: Mapping[str, Path], out: Path) -> None:
-    """Join several traces into the file `out`; the events of each trace become a process with the given name."""
+    """Join several traces into the file `out`. `files` maps names to traces: each trace becomes a process with its
+    name."""
     events: list[dict[str, Any]] = []
     for number, (name, file) in enumerate(files.items()):
         trace = json.loads(file.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
 """Step times excluding recording, and FLOPs per step.
 
 A rank times each step of a first run by two readings of a clock. Rank 0 of a built-in system also counts the FLOPs of
-the first step, by the formulas of torch's flop counter; that step is left out of the times. The dispatch mode that
-counts observes each call and changes none. torch's own mode decomposes some calls into others, with other bits. No mode
+the first step, with the formulas of torch's flop counter; the time of this step is not used. The dispatch mode that
+counts does not change calls. (torch's own mode decomposes some calls into others, which have other bits.) No such mode
 is active while a user's system runs, so its FLOPs are unknown.
 """
 
@@ -37,7 +37,7 @@ _PEAKS = {"H100 80GB HBM3": 989.4e12, "H200": 989.4e12, "A100": 312e12, "B200": 
 
 
 class Stopwatch:
-    """Times a rank's steps. `flops` are the FLOPs of the first step, None if they are not counted."""
+    """Times a rank's steps. `flops` are the FLOPs of the first step; None if they are not counted."""
 
     def __init__(self, recorder: Recorder, device: torch.device, *, is_on: bool, counts: bool) -> None:
         self.seconds: list[float] = []
@@ -49,7 +49,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Time the block, which runs a step. Time for recording is excluded."""
+        """Context for a step, whose time is measured. The time for recording is excluded."""
         if not self._is_on:
             yield
             return
@@ -82,7 +82,7 @@ def peak_of_process() -> float:
 
 
 def throughput_of(case: Case, system: str, device: str, done: Sequence[Done]) -> Throughput | None:
-    """The throughput from all ranks' `Done` messages; None if no step was timed."""
+    """The throughput that follows from the `Done` messages of all ranks; None if no step was timed."""
     # A step takes as long as its slowest rank.
     times = [max(each) for each in zip(*(rank.step_seconds for rank in done), strict=False)]
     if not times:
@@ -106,15 +106,18 @@ def throughput_of(case: Case, system: str, device: str, done: Sequence[Done]) ->
 
 
 def tokens_of(case: Case) -> int:
-    """The number of tokens in a step on all ranks.
+    """The number of tokens in a step, over all ranks.
 
-    A token that several ranks read, as in a tensor group, counts once.
+    A token that several ranks read, such as the ranks of a tensor-parallel group, counts once.
     """
     return case.batch.sequences * case.batch.seq_len * case.parallelism.data_ranks
 
 
 def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str | None]:
-    """The peak FLOPs per second of a rank's device, and the source of that number; None and None if unknown."""
+    """The peak FLOPs per second of a rank's device, and a text that names the source of that number.
+
+    (None, None) if the peak is unknown.
+    """
     if device == "cpu":
         cores, ranks = len(os.sched_getaffinity(0)), case.parallelism.world_size
         # If ranks outnumber cores, a rank has only a share of a core.
@@ -132,9 +135,9 @@ def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str 
 
 @functools.lru_cache
 def measured_peak(dtype: str) -> float:
-    """The FLOPs per second of one core: the fastest of five 512 x 512 matrix products.
+    """The FLOPs per second of one core, measured: the fastest of five 512 x 512 matrix products in `dtype`.
 
-    A single thread computes these products, so that no thread pool exists when ranks are forked.
+    The products are computed by a single thread, so that no thread pool exists when ranks are forked.
     """
     import torch
 

@@ -387,7 +387,7 @@ class Verifier:
         if hand_on(archives_of(self.folder, role), folder, wanted):
             self._number += 1
         else:
-            is_alias = any(site.position < 0 for site in wanted)  # a log tells which tensors are aliases
+            is_alias = any(site.position < 0 for site in wanted)  # only a log shows which tensors are aliases
             folder = self._replay(role, Replay(step=self.step, values=wanted, log=is_alias))
         known |= {site: (folder.resolve(), name_of_value(number)) for number, site in enumerate(wanted)}
 

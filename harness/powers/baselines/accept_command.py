@@ -141,8 +141,11 @@ def _accept(
 
 
 def _explained(result: CaseResult, role: Role, recording: Path, explainers: Sequence[Explainer]) -> Explanation:
-    """The first explanation by a certificate that covers a system's whole drift from its baseline. If no certificate
-    explains all of the drift, it is the last certificate's failing explanation."""
+    """Whether, and by what, a system's drift from its baseline is explained.
+
+    This is the explanation by the first certificate that covers the whole drift; if none does, the explanation by the
+    last certificate, which lists what it does not cover. Equal bits are explained without a certificate.
+    """
     path = result.baseline[role].path
     if path is None:
         return Explanation.lacking("there is no baseline to drift from")
@@ -157,7 +160,12 @@ def _explained(result: CaseResult, role: Role, recording: Path, explainers: Sequ
 
 
 def _sides(result: CaseResult, new: bool, has_certificate: bool) -> Iterator[Role]:
-    """The roles whose recordings to store: only one if both run the same system, as they then share a baseline."""
+    """Yield the roles ("reference", "candidate") whose recordings are to be stored as baselines.
+
+    Only recordings that drifted; with `new` also those without a baseline of this environment, and with
+    `has_certificate` those with baselines of other environments. Two roles with the same system share a baseline, so
+    only the first is yielded.
+    """
     statuses = {BaselineStatus.DRIFTED, *(_NEW if new else ())}
     statuses |= {BaselineStatus.NOT_COMPARABLE} if has_certificate else set()
     seen = set()

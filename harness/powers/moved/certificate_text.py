@@ -11,7 +11,9 @@ MOST_ROWS = 40
 
 
 def lines_of(certificate: MovedCertificate) -> Iterator[str]:
-    """Yield the counts, a row per call that is not equal, and whether these calls account for the difference."""
+    """Yield the lines for a terminal: the counts, the calls that are not equal, and whether they explain the
+    difference.
+    """
     c = certificate
     moved, others = len(c.moved), len(c.rows) - len(c.moved)
     more = f", {others} not judged as equal or moved" if others else ""
@@ -44,7 +46,7 @@ def amount_text(row: MovedRow) -> str:
 
 
 def facts_of(row: MovedRow) -> list[tuple[str, str]]:
-    """Further facts about a moved call, each with its name; none for other calls."""
+    """Further facts about a moved call, as pairs of a name and a text, which may be ""; none for other calls."""
     if row.state != MOVED:
         return []
     why = "; ".join(row.causes) or "unknown"
@@ -60,7 +62,9 @@ def facts_of(row: MovedRow) -> list[tuple[str, str]]:
 
 
 def verified_lines(c: MovedCertificate) -> Iterator[str]:
-    """Yield whether the program is equal, and whether the moved calls account for its difference."""
+    """Yield lines about the program: whether it is equal, and whether the moved calls account for its whole
+    difference.
+    """
     found = c.verified
     if found.plain == "not run":
         yield "the program was not run in the new environment: nothing shows whether these calls are all that changed"
@@ -87,7 +91,9 @@ def environment_text(environment: dict[str, str | int]) -> str:
 
 
 def _releases(c: MovedCertificate) -> str:
-    """Further packages of the new environment, such as `, transformers 5.2.0`."""
+    """The releases of packages other than torch in the new environment, such as `, transformers 5.2.0`; "" without
+    any.
+    """
     known = {*c.old, "device"}
     return "".join(one_line(f", {name} {value}") for name, value in c.new.items() if name not in known)
 
@@ -111,6 +117,6 @@ def markdown_of(certificate: MovedCertificate) -> str:
 
 
 def _cell(text: object) -> str:
-    """Untrusted text for a cell of a table: no markup, no column, no line break."""
+    """An untrusted text as the cell of a Markdown table: it cannot add markup, a column or a line break."""
     kept = one_line(str(text))
     return "".join("\\" + c if c in "\\`*_[]<>|~#!&" else c for c in kept)

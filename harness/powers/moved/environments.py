@@ -1,4 +1,4 @@
-"""An environment: a Python with a torch, and variables. Requests to it run in processes of its own."""
+"""An environment: a Python with a torch, and environment variables. Each request runs in a process of this Python."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*?)[<>=!~]=?[\w.+*,<>=!~]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A Python interpreter and the variables that are set for it, in addition to this process's variables."""
+    """A Python interpreter, and environment variables that are set for it in addition to those of this process."""
 
     python: str = sys.executable
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -36,15 +36,18 @@ class Environment:
 
     @property
     def threads(self) -> int | None:
-        """The number of threads that the variables ask for; None to replay each call with the recorded number."""
+        """The number of threads that the environment's variables ask for; None if they ask for none.
+
+        Without it each call is replayed with the number of threads that was recorded.
+        """
         asked = self.variables.get("OMP_NUM_THREADS", "")
         return int(asked) if asked.isdigit() and int(asked) else None
 
     def ask(self, what: str, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Run the standalone program in this environment and return its answer to the request `what`.
+        """Run `standalone/answer_request.py` in this environment, and return its answer to the request.
 
-        Raises UsageError for a program that cannot run, RecordingError for an archive that is refused, or whose calls
-        end the process, and MachineError for a Python that has no torch.
+        `what` is the kind of request, such as "replay". Raises UsageError for a program that cannot run, MachineError
+        for a Python without torch, and RecordingError for an archive that is refused or whose calls crash the process.
         """
         with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as folder:
             asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
@@ -56,8 +59,11 @@ class Environment:
             raise _failure(what, self.python, done.status, done.out)
 
     def bitproof(self, words: Sequence[str], variables: Mapping[str, str], seconds: float) -> None:
-        """Run a command of bitproof in this environment. Raises UsageError for a wrong call, MachineError without
-        bitproof."""
+        """Run a command of bitproof in this environment.
+
+        Raises MachineError if bitproof is not installed there, UsageError if the command line is wrong, and
+        RecordingError if the command fails.
+        """
         done = self._run(["-m", "bitproof", *words], {**self.variables, **variables}, seconds)
         if done.status == 0:
             return

@@ -83,7 +83,10 @@ class Environment:
 
 
 def answer_or_refusal(found: dict[str, Any], what: str = "", python: str | None = None) -> dict[str, Any]:
-    """An answer. Raises the error that it is, if it is a refusal: `what` was asked of this Python."""
+    """Return the answer `found`, or raise the error that it describes if it has the key "error".
+
+    The error's text names the kind of request, `what`, and the Python that answered.
+    """
     if "error" not in found:
         return found
     if found["kind"] == "FailedProgramError":
@@ -109,11 +112,12 @@ def _failure(what: str, python: str, status: int, printed: str) -> BitproofError
 
 
 def installed(requirement: str) -> str:
-    """The Python of an environment with this requirement, made on first use; all else is this Python's packages.
+    """Return the path of a Python whose environment has the required package, such as `torch==2.15.0`.
 
-    torch brings all libraries that it needs, such as CUDA's; another package only those that are missing here, so
-    `transformers==5.2.0` leaves torch as it is. Raises UsageError for a text that is no requirement of
-    one package with a release, and MachineError if it cannot be installed.
+    The environment is made on first use. It also finds all packages of this Python. If the requirement is torch, all
+    libraries that torch needs, such as CUDA's, are installed with it. For another package only dependencies that this
+    Python lacks are installed, so `transformers==5.2.0` leaves torch unchanged. Raises UsageError unless the text names
+    one package and its release, and MachineError if the installation fails.
     """
     if not (named := _REQUIREMENT.fullmatch(requirement)):
         raise UsageError("--to takes a package and its release", expected="torch==2.15.0", found=requirement)
@@ -138,7 +142,9 @@ def installed(requirement: str) -> str:
 
 
 def package_of(requirement: str) -> str:
-    """Return the name of a requirement's package, such as `transformers`; empty for torch, which is always a fact."""
+    """Return the name of the required package, such as `transformers`; "" for torch, whose release is always
+    recorded.
+    """
     named = _REQUIREMENT.fullmatch(requirement)
     return "" if named is None or named[1].lower() == "torch" else named[1]
 

@@ -1,6 +1,6 @@
-"""Identify a recording: a digest of its bits, and the facts of its environment that can change a bit.
+"""Identify a recording by a digest of its bits, and by the facts of its environment that can change a bit.
 
-A certificate has the identities of the two recordings that it explains, so it explains no others.
+A certificate contains the identities of the two recordings that it explains, so it cannot be used for others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OF_THE_SYSTEM = ("system", "ranks", "passes", "settings")
 
 
 def identity_of(recording: Recording) -> RecordingIdentity:
-    """A recording's identity: a digest over all records, their number, and the facts about its environment."""
+    """A recording's identity: a digest over all records, the number of records, and the facts about its environment."""
     made = sha256(str(recording.manifest.digest).encode())
     for key, record in sorted(recording.records.items()):
         made.update(json.dumps([*key, record.digest]).encode())

@@ -14,7 +14,7 @@ from bitproof.harness.settings import CHECKS, option, settings
 
 @dataclass(frozen=True)
 class SensitivityOptions:
-    """The effort of the measurement, `sensitivity`; None for no measurement."""
+    """The option `--sensitivity`: how many calls to try and for how long; None if not requested."""
 
     sensitivity: Effort | None = settings(
         None,
@@ -48,7 +48,9 @@ class SensitivityCheck(Check):
         refuse_torchrun("sensitivity", "replays all ranks in one process")
 
     def judge(self, evidence: Evidence) -> Finding | None:
-        """Measure a case in a separate process. None if the case is not as expected."""
+        """Measure the sensitivity of a case in a separate process; None if the case does not have its expected
+        verdict.
+        """
         from bitproof.harness.powers.sensitivity.report import finding_of
         from bitproof.harness.powers.sensitivity.sensing import Sensing, sense_apart
 
@@ -72,7 +74,11 @@ class SensitivityCheck(Check):
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """Return path, rule and counts of the first row with impossible counts, e.g. more seen than tried, or None."""
+        """Return path, violated rule and counts of the first row whose counts contradict each other; None if there is
+        none.
+
+        For example, more calls may not be seen than tried.
+        """
         from bitproof.harness.powers.sensitivity.report import read_data
 
         for index, row in enumerate(read_data(data).rows):

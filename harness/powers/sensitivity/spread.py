@@ -1,7 +1,7 @@
-"""Follows a wrong value through a step: in program order, repeats the calls that read a wrong value.
+"""Follows a wrong value through a step: repeats, in program order, the calls that read a wrong value.
 
-An error is lost in a call whose output has the recorded bits nevertheless: after rounding, a product with zero, or an
-unchanged choice. It is seen once a compared tensor is wrong or a call fails, as in a run.
+The error is lost in a call that returns the recorded bits nevertheless, for example after rounding, a product with
+zero, or a comparison with the same outcome. It is seen as soon as a compared tensor is wrong or a call fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KERNELS_REFUSE = (RuntimeError, IndexError, ValueError, TypeError, OverflowError
 
 @dataclass(frozen=True)
 class Fate:
-    """The end of a followed error: the kind of the first compared tensor that shows it, or None.
+    """How a followed error ends. `shown` is the kind of the first compared tensor that shows it; None if none does.
 
     `lost` are the indices of calls that read a wrong value and returned the recorded bits; -1 if no call reads it.
     """
@@ -41,9 +41,10 @@ class Fate:
 
 @dataclass(frozen=True)
 class Compared:
-    """Detects errors if every call is compared: a logged call returns a value that no call of the right step returned.
+    """Decides which wrong values are noticed if each call is compared, not only records.
 
-    `values` are the digests of all values, by rank; calls of the nodes in `packing` are not compared.
+    A value is noticed if a call that is logged returns it, and no call of the correct step returns it. `values` has the
+    digests of all values of the correct step, per rank. Calls of the nodes in `packing` are not compared.
     """
 
     program: Program
@@ -52,12 +53,12 @@ class Compared:
 
     @staticmethod
     def of(program: Program, ranks: Ranks, packing: Collection[str]) -> Compared:
-        """Return the comparison for a step with the values `ranks`, which equal the reference's."""
+        """Return the comparison for a step whose correct values are `ranks[rank][slot]`."""
         values = [frozenset(digest(x) for value in own for x in tensors_of(value)) for own in ranks]
         return Compared(program, values, frozenset(packing))
 
     def shows(self, slot: int, rank: int, value: Any) -> bool:
-        """Return whether a comparison of calls would notice this value."""
+        """Return whether a comparison of all calls would notice `value` as the value of this slot on this rank."""
         call = self.program.makers.get(slot)
         while call is not None and (call.is_wait or call.function is operator.getitem):  # logged as its launch
             call = self.program.makers.get(call.args[0].number)

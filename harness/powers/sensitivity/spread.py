@@ -71,9 +71,10 @@ class Compared:
 def follow(
     program: Program, ranks: Ranks, wrong: Mapping[tuple[int, int], Any], compared: Compared | None = None
 ) -> Fate:
-    """Propagate wrong values through a step, and return where they first show.
+    """Follow wrong values through a step, and return the kind of the first compared tensor that shows the error.
 
-    `wrong` has the wrong values by (slot, rank); `ranks[rank][slot]` are the right values.
+    If none does, the result has the calls at which the error disappeared. `wrong` has the wrong values by (slot, rank);
+    `ranks[rank][slot]` are the right values.
     """
     found = _Wrong(program, ranks, compared)
     for (slot, rank), value in wrong.items():
@@ -90,7 +91,10 @@ def follow(
 
 @torch.no_grad()
 def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: Any) -> bool:
-    """Return whether a slot's readers on a rank repeat their recorded bits on `value`, a copy of its value."""
+    """Return whether the calls that read a slot on a rank return the recorded bits when they are repeated.
+
+    They read `value`, a copy of the slot's value.
+    """
     found = _Wrong(program, ranks)
     found.give(slot, rank, value)
     # The control experiment: if readers of an unchanged copy differ, kernels are not repeatable here.
@@ -100,7 +104,7 @@ def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: A
 
 
 class _Wrong:
-    """The wrong values so far, and the calls to repeat, with their ranks."""
+    """The state of following an error: the wrong values so far, and the calls to repeat, with their ranks."""
 
     def __init__(self, program: Program, ranks: Ranks, compared: Compared | None = None) -> None:
         self._program = program
@@ -114,11 +118,11 @@ class _Wrong:
         self.has_noted = False
 
     def give(self, slot: int, rank: int, value: Any) -> None:
-        """Let calls read this value from a slot on a rank."""
+        """Make this the value that repeated calls read from a slot on a rank, without noting it as wrong."""
         self._values[slot, rank] = value
 
     def note(self, slot: int, rank: int, value: Any) -> None:
-        """Record that a slot's value on a rank is wrong, and schedule its readers."""
+        """Note that a slot has a wrong value on a rank, and schedule the calls that read it."""
         self.give(slot, rank, value)
         self.has_noted = True
         if slot in self._program.shown:
@@ -134,7 +138,7 @@ class _Wrong:
             self.lost.append(-1)
 
     def repeat(self, call: ReplayedCall, wrong_on: set[int]) -> None:
-        """Repeat a call on the ranks with wrong inputs."""
+        """Repeat a call on the ranks where an input is wrong, and note results that differ from the recorded ones."""
         if call.partition is None:
             for rank in sorted(wrong_on):
                 self._hold(call, rank, run_call(call, functools.partial(self._get, rank)))

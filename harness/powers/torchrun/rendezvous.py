@@ -40,7 +40,7 @@ AskMadeOf = Callable[[Callable[[], bool]], MadeOf | None]
 
 
 class Rendezvous:
-    """Connects a rank with all others, within `timeout` seconds."""
+    """Connects a rank with all others, within `timeout` seconds. Other ranks than 0 connect only to rank 0."""
 
     def __init__(self, peers: Peers, timeout: float, ask_made_of: AskMadeOf) -> None:
         self._peers = peers

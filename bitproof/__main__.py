@@ -4,8 +4,10 @@ from __future__ import annotations
 
 
 def main() -> int:
-    """Run the command line's command and return its exit status. Afterwards signals are ignored, so they cannot change
-    it."""
+    """Run the command of the command line and return its exit status.
+
+    Afterwards signals are ignored, so that they cannot change the status.
+    """
     _end_when_interrupted()
     from bitproof.harness.runtime import garbage, interrupts, output, text_loader
 

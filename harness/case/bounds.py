@@ -12,14 +12,16 @@ FLOAT32_MAX = 3.4028234663852886e38
 
 @dataclass(frozen=True)
 class Bounds:
-    """Numbers from `low` to `high`; with `is_open`, `high` is excluded. If `low` is an integer, integers only."""
+    """The numbers from `low` to `high`; `is_open` excludes `high`. Only integers if `low` is an integer."""
 
     low: int | float
     high: int | float
     is_open: bool = False
 
     def check(self, field: str, value: Any) -> None:
-        """Raise CaseError, naming the field, for a value outside. `True` is no number here."""
+        """Raise CaseError, naming the field, unless the value is within the bounds. `True` and `False` are no numbers
+        here.
+        """
         is_whole = isinstance(self.low, int)
         kinds = int if is_whole else (int, float)
         if isinstance(value, kinds) and not isinstance(value, bool) and self._holds(value):

@@ -1,4 +1,4 @@
-"""Name the texts that come with bitproof, for `batch.data` of a case."""
+"""List the texts that come with bitproof, which a case's `batch.data` may name instead of a file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ _TEXTS = (PYDOC, PYDOC_LINES, ADVERSARIAL)
 
 
 def is_text_of_ours(data: str) -> bool:
-    """Whether `batch.data` names a text that comes with bitproof, and no file."""
+    """Whether `data`, a case's `batch.data`, names a text that comes with bitproof, rather than a file."""
     return data in _TEXTS
 
 
 def data_of_file(file: Path) -> str:
-    """A file's name in `batch.data`. A file with the name of a built-in text gets ./ in front."""
+    """The `batch.data` for a file. If the file's name is that of a text of bitproof, it becomes a path with ./ in
+    front.
+    """
     return f"./{file}" if is_text_of_ours(str(file)) else str(file)

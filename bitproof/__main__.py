@@ -23,7 +23,7 @@ def main() -> int:
 
 
 def _end_when_interrupted() -> None:
-    """Handle signals as harness/runtime/interrupts.py does, until that module is loaded."""
+    """End the process at a signal, as harness/runtime/interrupts.py does; used until that module is loaded."""
     import os
     import signal
 

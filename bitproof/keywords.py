@@ -109,8 +109,8 @@ def read_settings(
 ) -> tuple[A, B]:
     """Make instances of the dataclasses `first` and `second` from the keywords of a call.
 
-    `name` is the called function, and `taken` has its keywords. Raises TypeError for any other keyword, and UsageError
-    for an invalid value.
+    `name` is the called function, and `taken` the TypedDict of its keywords. Raises TypeError for any other keyword,
+    and UsageError for an invalid value.
     """
     from bitproof.harness.settings import checked, made
 

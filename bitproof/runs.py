@@ -56,8 +56,7 @@ class Run:
         return self.result.first_divergence
 
     def assert_as_expected(self) -> Run:
-        """Raise AssertionError, which describes the difference and the blamed call, unless the case got its expected
-        verdict.
+        """Raise AssertionError, with the difference and the blamed call, unless the case got its expected verdict.
 
         Returns this run, so that a script may end in `print(bitproof.run(...).assert_as_expected())`.
         """
@@ -78,9 +77,7 @@ class Run:
         return frame_of_run(self.result, self.folder)
 
     def __str__(self) -> str:
-        """Text with the verdict, the first difference, the blamed call, errors, and the command that repeats the
-        run.
-        """
+        """Text with the verdict, the first difference, the blamed call, errors, and the command for a repetition."""
         from bitproof.harness.report.terminal import tell_case
         from bitproof.harness.runtime.output import shown
 
@@ -224,9 +221,7 @@ def run_asked(
     on_event: OnEvent,
     more: Callable[[CaseResult], Mapping[str, str]] = lambda result: {},
 ) -> Run:
-    """Run the case of a call, and write the run folder. `more` returns further files for the folder, as texts by
-    name.
-    """
+    """Run the case of a call, and write the run folder. `more` returns further files for it, as texts by name."""
     from bitproof.harness.commands.run import NO_RESULT
     from bitproof.harness.compare.outcome import complete
     from bitproof.harness.execute import launch

@@ -151,8 +151,7 @@ def sensitivity(
     report_dir: str | Path = "reports",
     **settings: Unpack[SensitivitySettings],
 ) -> Sensitivity | None:
-    """Change each operator call of a step by 1 ULP, one at a time, and count the changes that the case's comparison
-    notices.
+    """Change each operator call of a step by 1 ULP, one at a time, and count the changes that the case notices.
 
     `sample` is the number of calls to try, drawn by the case's seed; None tries all. After `limit` seconds no further
     call is tried; 0 means no limit. Returns None if the case does not get its expected verdict: then nothing is

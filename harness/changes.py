@@ -17,9 +17,7 @@ from bitproof.harness.settings import CHANGES, option, setting, settings
 
 
 def check_data(data: str | Path | None) -> str | None:
-    """The `batch.data` of a case that trains on this file; None if `data` is None. Raises UsageError if there is no
-    file.
-    """
+    """The `batch.data` of a case that trains on this file; None without a file. Raises UsageError if it is missing."""
     if data is not None and not os.path.isfile(data):
         raise UsageError("there is no such data file", expected="a text file", found=str(data))
     return None if data is None else data_of_file(Path(data))

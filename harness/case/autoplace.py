@@ -34,7 +34,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Autoplace:
-    """Requests that a linear program chooses the placements of parameters, on the mesh of the case's parallelism.
+    """A case's request for placements of parameters that a linear program chooses, on the case's mesh.
 
     `memory_mib` limits a rank's memory, in MiB, as the linear program counts it (see `harness.placement.build`).
     `source` is "solver", the only source of placements so far. `plan` is the result; None until it is solved.

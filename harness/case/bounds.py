@@ -19,9 +19,7 @@ class Bounds:
     is_open: bool = False
 
     def check(self, field: str, value: Any) -> None:
-        """Raise CaseError, naming the field, unless the value is within the bounds. `True` and `False` are no numbers
-        here.
-        """
+        """Raise CaseError, naming the field, if the value is not within the bounds, or is `True` or `False`."""
         is_whole = isinstance(self.low, int)
         kinds = int if is_whole else (int, float)
         if isinstance(value, kinds) and not isinstance(value, bool) and self._holds(value):

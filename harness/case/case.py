@@ -61,7 +61,7 @@ class Case:
 
     `reference_parallelism`, if stated, is the layout of the reference, and `parallelism` that of the candidate: then
     whole tensors are compared, independent of their division (`harness.compare.relaid`). Such a case may expect CLOSE
-    without a limit. It is then measured by running the reference with its sums in other orders.
+    without a limit: then the limit is measured by running the reference with its sums in other orders.
 
     `resume_at`: after this many steps the candidate saves a checkpoint, is killed, and continues in new processes. With
     `resumes_reference` the reference runs these steps and saves, on its own ranks, and the candidate loads this
@@ -168,7 +168,7 @@ class Case:
 
     @property
     def bound(self) -> float | None:
-        """The largest relative error that the case states as allowed; None if it states none."""
+        """The largest relative error that the case allows; None if it states no limit."""
         return self.close_within or self.differs_within
 
     @property
@@ -194,9 +194,7 @@ class Case:
 
     @property
     def chunk_dim(self) -> int:
-        """The dim of activations along which chunks are cut: 0 for batch, 1 for seq. A folded model has all tokens in
-        dim 0.
-        """
+        """The dim of activations along which chunks are cut: 0 for batch, 1 for seq; 0 if the model is folded."""
         assert self.chunking is not None
         return 0 if self.chunking.dim == "batch" or self.model.folded else 1
 
@@ -342,9 +340,7 @@ class Case:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Case:
-        """Make a case from the values of `to_dict`. Raises CaseError for an unknown field or a value of the wrong
-        type.
-        """
+        """Make a case from the values of `to_dict`. Raises CaseError for unknown fields and values of wrong types."""
         return read(Case, values, "case", CaseError)
 
 

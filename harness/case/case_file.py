@@ -60,9 +60,7 @@ def _values(path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path
 
 
 def _like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
-    """The fields of the case that a file names in its field `like`. Raises CaseError if files name each other in a
-    circle.
-    """
+    """The fields of the case that a file names in its field `like`. Raises CaseError if files name each other."""
     if isinstance(like, str) and like.endswith(".json"):
         other = path.parent / like
         if _real(other) in through:

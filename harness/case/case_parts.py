@@ -119,9 +119,7 @@ class Chunking:
             )
 
     def root_of(self, module: str) -> str | None:
-        """The chunked module that is or contains `module`, such as layers.1.moe for layers.1.moe.router; None without
-        any.
-        """
+        """The chunked module that is or contains `module`, such as layers.1.moe for layers.1.moe.router, or None."""
         root = root_of(self.modules, module)
         return root if not self.only or root in self.only else None
 
@@ -186,9 +184,7 @@ class Parallelism:
 
     @property
     def data_ranks(self) -> int:
-        """The number of ranks of a stage that read different data. Ranks of a tensor group read the same, so they count
-        once.
-        """
+        """The number of ranks of a stage that read different data, i.e. without counting tensor-parallel ranks."""
         return self.stage_ranks // self.tp
 
     @property
@@ -230,8 +226,7 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """How the graph pipeline treats activations that backward reads: it saves, recomputes or offloads them. Eager saves
-    all.
+    """How the graph pipeline treats activations that backward reads: saved, recomputed or offloaded. Eager saves all.
 
     | policy      | saved                                                      | else                               |
     |-------------|------------------------------------------------------------|------------------------------------|
@@ -259,9 +254,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
-    """AdamW's settings. `expert_bias_lr` is how far a step moves each expert's bias toward balanced use of the
-    experts.
-    """
+    """AdamW's settings. `expert_bias_lr` is how far a step moves each expert's bias toward a balanced load."""
 
     __pydantic_config__ = STRICT
 

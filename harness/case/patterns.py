@@ -61,7 +61,7 @@ def check_pattern(pattern: str, what: str) -> None:
 
 
 def _agree(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether two patterns, as components, may match the same name; only components that both have are compared."""
+    """Whether two patterns may match the same name. Both are lists of components; additional ones are not compared."""
     return all("*" in (one, other) or one == other for one, other in zip(first, second, strict=False))
 
 

@@ -49,9 +49,7 @@ def select(cases: Sequence[Case], expression: str | None) -> list[Case]:
 
 
 def asks_for(expression: str | None) -> bool:
-    """Whether an expression asks for cases by name, such as moe_seq; `not moe_seq`, which excludes by name, does
-    not.
-    """
+    """Whether an expression asks for cases by name, such as moe_seq, in contrast to `not moe_seq` or none."""
     return bool(expression and expression.strip()) and not compile_expression(str(expression))(lambda name: False)
 
 

@@ -20,7 +20,5 @@ def is_text_of_ours(data: str) -> bool:
 
 
 def data_of_file(file: Path) -> str:
-    """The `batch.data` for a file. If the file's name is that of a text of bitproof, it becomes a path with ./ in
-    front.
-    """
+    """The `batch.data` for a file: its path, with ./ in front if this is the name of a text of bitproof."""
     return f"./{file}" if is_text_of_ours(str(file)) else str(file)

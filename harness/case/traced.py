@@ -34,9 +34,9 @@ class Pipeline:
     """The optional passes of the graph pipeline, and the backend that runs the finished graph.
 
     `isolate_groups` gives the experts' all-to-alls their own process group if they share one, and `isolate_gathers` the
-    parameters' all-gathers. `bucket` joins the all-gathers and the reduce-scatters of a block. `overlap` reorders nodes
-    so that one chunk's all-to-all runs during the other chunk's compute. `overlap_costs` is the path of a cost model
-    for this order, fitted to a machine; None for bitproof's own model.
+    parameters' all-gathers. `bucket` joins the all-gathers of a block into one, and also its reduce-scatters. `overlap`
+    reorders nodes so that one chunk's all-to-all runs during the other chunk's compute. `overlap_costs` is the path of
+    a cost model for this order, fitted to a machine; None for bitproof's own model.
 
     `backend`: "fx" runs the graph operator by operator. "regional_inductor" compiles regions of it, by default only
     attention operators. "inductor" compiles the whole graph; it fuses operators and so rounds less often: expect CLOSE.
@@ -140,9 +140,7 @@ def _check_precompiled(case: Case) -> None:
 
 
 def _check_compiled(case: Case) -> None:
-    """Raise CaseError if the system `compiled` has a reference that is not a user's own, or passes of the graph
-    pipeline.
-    """
+    """Raise CaseError if the system `compiled` has a built-in reference, or passes of the graph pipeline."""
     if COMPILED not in (case.reference, case.candidate):
         return
     if case.reference in (COMPILED, "eager", "eager_chunked", *PREPARED):
@@ -166,9 +164,7 @@ def _check_compiled(case: Case) -> None:
 
 
 def _check_captured(case: Case) -> None:
-    """Raise CaseError for a case that observes activations of a captured graph: a replay does not run the observing
-    Python.
-    """
+    """Raise CaseError if a case observes activations of a captured graph, whose replay runs no observing Python."""
     if case.pipeline.captures and case.observe:
         raise CaseError(
             f"case {case.name} observes activations of a step that is replayed as a CUDA graph",

@@ -30,8 +30,8 @@ class Evidence:
     `result` has the verdict, the numbers of compared records, times, memory and throughput, and the findings of earlier
     checks. A role is "reference" or "candidate". `path(role)` is the folder of its recording. `recording(role)` reads
     this recording: a digest for each (step, kind, name, rank). `run(role)` runs the role's system again, within the
-    case's time limit, and returns the new recording. `log` is a file for the check's own output. `packing` is None, or
-    if every call was compared, the graph nodes that only pack correct values.
+    case's time limit, and returns the new recording. `log` is a file for the check's own output. `packing` is set if
+    every call was compared, not only records: the graph nodes that only pack correct values.
     """
 
     result: CaseResult
@@ -65,9 +65,7 @@ class Check:
 
     @classmethod
     def of(cls, options: Any) -> Self | None:
-        """Return the check with these options, or None if they switch it off. The base class always returns the
-        check.
-        """
+        """Return the check with these options, or None if they switch it off. The base class never does."""
         return cls(options)
 
     def refuse(self, options: RunOptions) -> None:

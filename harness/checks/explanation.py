@@ -22,9 +22,7 @@ FORMATS = {"moved-1": "bitproof.harness.powers.moved.explaining:explainer"}
 
 @dataclass(frozen=True)
 class Explanation:
-    """Whether a certificate accounts for the whole difference of two recordings (`is_whole`), and why, or why not, in
-    words.
-    """
+    """Whether a certificate accounts for the whole difference of two recordings (`is_whole`), and the reason."""
 
     is_whole: bool
     text: str

@@ -31,8 +31,8 @@ def names_of_systems(incomplete: str) -> list[str]:
 
 
 def names_of_faults(incomplete: str) -> list[str]:
-    """The faults whose names begin with `incomplete`: kinds that take arguments, such as `flip-bit`, and the
-    catalogue's.
+    """The faults whose names begin with `incomplete`: the catalogue's, and those that take arguments, like
+    `flip-bit`.
     """
     from bitproof.harness.disturb.entry import catalogue
     from bitproof.harness.disturb.faults import FAULTS

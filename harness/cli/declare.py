@@ -59,9 +59,7 @@ class Command(TyperCommand):
             formatter.write(f"\n{name}:\n" + "".join(f"  {line}\n" for line in each))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse a command line. A command that takes a single case also accepts it as `-k CASE`, like other
-        commands.
-        """
+        """Parse a command line. A command that takes one case also accepts it as `-k CASE`, like other commands."""
         if not any("-k" in param.opts for param in self.params) and any(each.name == "case" for each in self.params):
             args = [word.removeprefix("-k") for word in args if word != "-k"]
         # `run train.py --lr 1` is a likely mistake, so its error shows how to pass arguments to the script.

@@ -48,9 +48,7 @@ def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir:
 
 
 def _lasted(run_dir: Path) -> float:
-    """The seconds from a run's start to its report; infinite if the folder's name contains no time, 0 without a
-    report.
-    """
+    """The seconds from a run's start to its report: infinite if its folder's name has no time, 0 without a report."""
     try:
         began = datetime.strptime(run_dir.name.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
         lasted = (run_dir / report_json.FILE_NAME).stat().st_mtime - began

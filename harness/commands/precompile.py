@@ -41,9 +41,7 @@ def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str],
 
 
 def make(case: Case, out: Path, options: RunOptions) -> PrecompileAnswer:
-    """Precompile the step of a case's candidate into the folder `out`, without printing. Raises the errors of
-    `precompile`.
-    """
+    """Like `precompile`, but prints nothing, and returns facts about the precompiled step."""
     with (
         tempfile.TemporaryDirectory(prefix="bitproof-precompile-") as logs,
         open_session(Path(logs), options) as client,

@@ -107,9 +107,7 @@ def _record(case: Case, system: str, options: RunOptions, target: Target, run_di
 
 
 def record_to(out: Path, case: Case, system: str, options: RunOptions, run_dir: Path) -> None:
-    """Record a system into the new folder `out`, completely or not at all, without printing. Raises the errors of
-    `record`.
-    """
+    """Record a system into the new folder `out`, completely or not at all. Prints nothing. Raises as `record` does."""
     Target(out=out)
     with _beside(out) as new:
         _make(case, system, options, new, run_dir, lambda event: None)
@@ -117,9 +115,7 @@ def record_to(out: Path, case: Case, system: str, options: RunOptions, run_dir: 
 
 
 def _put_where_nothing_is(new: Path, out: Path) -> None:
-    """Rename the folder of a new recording to `out`. Raises UsageError if something was created there in the
-    meantime.
-    """
+    """Rename the folder of a new recording to `out`. Raises UsageError if `out` was created in the meantime."""
     try:
         put_in_place(new, out, replaces=False)
     except FileExistsError as error:

@@ -71,9 +71,7 @@ def script_case(reference: str, candidate: str) -> Case:
 
 
 def _given(name: str) -> Script | None:
-    """The script for a name in a command line: the path of a file, which may contain spaces, or a script and
-    arguments.
-    """
+    """The script for a name in a command line: a file, whose path may have spaces, or a script and arguments."""
     return Script(name) if name.endswith(".py") and os.path.isfile(name) else script_of(name)
 
 

@@ -1,10 +1,11 @@
 """Detects deadlocks: simulates the collectives of all ranks until no rank can continue. Loads no torch.
 
-On NCCL, the launches of a communicator run one after the other on each rank. A group has one communicator for
-collectives, one for batches of messages and, if it was initialized eagerly, one for single messages. So each launch
-begins when the launch before it has ended, and it ends when all participating ranks have begun it. Messages that a
-single call sends run together. A wait blocks its rank until the launch has ended. On NCCL the wait blocks only a
-stream, not the host, but all later work of the stream comes after it, including launches.
+A launch is a call that starts a collective or a message without waiting for its end. On NCCL, the launches of a
+communicator run one after the other on each rank. A group has one communicator for collectives, one for batches of
+messages and, if it was initialized eagerly, one for single messages. So each launch begins when the launch before it
+has ended, and it ends when all participating ranks have begun it. Messages that a single call sends run together. A
+wait blocks its rank until the launch has ended. On NCCL the wait blocks only a stream, not the host, but all later work
+of the stream comes after it, including launches.
 
 For example, rank 0 waits for A before it launches B, and rank 1 waits for B before it launches A: a deadlock.
 
@@ -50,9 +51,7 @@ class RankTurn:
 
     @property
     def queue(self) -> str:
-        """The name of the queue of this launch, which is its communicator or its group: launches of a queue run in
-        sequence.
-        """
+        """The queue of this launch, named by its communicator or its group. The launches of a queue run in sequence."""
         return self.communicator or self.group
 
 
@@ -109,9 +108,7 @@ def crossed(turns_of: Mapping[int, Sequence[RankTurn]]) -> list[Deadlock]:
 
 
 def _goes_on(rank: int, ranks: Mapping[int, _Rank]) -> bool:
-    """Simulate a rank as far as it can go, and end those of its launches that can end. Returns whether anything
-    changed.
-    """
+    """Simulate a rank, and end those of its launches that can end, as far as possible. Returns if anything changed."""
     own, has_moved = ranks[rank], False
     while own.place < len(own.turns):
         waits_for = own.turns[own.place].waits_for
@@ -175,7 +172,8 @@ def _stuck(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> Deadlock:
 def _unlike(ranks: Mapping[int, _Rank]) -> list[Deadlock]:
     """Launches that match by number but are not the same call, or that some ranks of the group do not make.
 
-    If two ranks launch calls with the same names in different orders, calls of different names match.
+    If two ranks launch calls with the same names in different orders, calls with different names match, even if their
+    operators and shapes are equal.
     """
     found = []
     launched = {

@@ -1,9 +1,9 @@
 """Finds races in a graph: pairs of calls that use the same memory, although neither happens before the other.
 
 Imports no torch. The caller reports each call to `Order`, in the graph's order: the memory that it reads and writes,
-its launches, its waits. Memory is named by keys: each piece has one key, and a value may use several pieces. The table
-(`harness.operators.rows`) says which operators launch, wait and order streams. The rules are those of torch's CUDA
-sanitizer:
+its launches (calls that start work without waiting for its end), its waits. Memory is named by keys: each piece has one
+key, and a value may use several pieces. The table (`harness.operators.rows`) says which operators launch, wait and
+order streams. The rules are those of torch's CUDA sanitizer:
 
 1. Calls of one stream run in order, different streams concurrently. The clock of a stream has, for each stream, the
    last call that ends before this stream's next call. An event stores the clock of the stream that recorded it. A
@@ -113,9 +113,7 @@ class Order:
     # -- calls ------------------------------------------------------------------------------------------
 
     def call(self, name: Hashable, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """Report a call on `stream` that reads and writes these pieces of memory. Returns its races with earlier
-        calls.
-        """
+        """Report a call on `stream` that reads and writes these pieces of memory, and return its races."""
         if self._is_single:
             return self.races(reads, writes)
         seq = self._tick(stream)
@@ -143,9 +141,7 @@ class Order:
         return found
 
     def call_of_one(self, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """Like `call`, for memory that no other stream uses in the whole graph, apart from launches: then it is
-        faster.
-        """
+        """Like `call`, but faster: for memory that only this stream and launches use in the whole graph."""
         clock = self._clocks[stream]
         clock[stream] = clock.get(stream, 0) + 1
         for key in (*reads, *writes):
@@ -246,15 +242,14 @@ class Order:
         return list(found.values())
 
     def overdue(self, last_use: Mapping[Key, float]) -> list[tuple[float, Hashable, Race]]:
-        """Return the memory that was freed before the wait for a launch that read it: time and call of the wait, and
-        the race.
+        """Return the races of memory that was freed before the wait for a launch that read it.
+
+        With each race are the time of the wait and the waiting call.
         """
         return [(time, name, race) for work, time, name in self._held for race in _let_go(work, time, last_use)]
 
     def filling(self, keys: Iterable[Key]) -> list[Hashable]:
-        """Return the names of launches that a wait for these pieces of memory would end, and that nothing has waited
-        for.
-        """
+        """Return the names of launches that fill these pieces of memory, and for which nothing has waited."""
         found = (work for key in keys for work in self.open.get(key, ()) if _is_of(work, key) and not work.filled)
         return list(dict.fromkeys(work.name for work in found))
 
@@ -308,9 +303,7 @@ class Order:
         return any(key in work.fills and not work.filled for key in keys for work in self.open.get(key, ()))
 
     def touching(self, keys: Iterable[Key]) -> list[float]:
-        """Return the times of launches that fill or read any of these pieces of memory, and that nothing has waited
-        for.
-        """
+        """Return the times of launches that fill or read these pieces of memory, and for which nothing has waited."""
         return sorted({work.launched for key in keys for work in self.open.get(key, ()) if not work.filled})
 
     # -- streams and lifetimes --------------------------------------------------------------------------
@@ -327,16 +320,15 @@ class Order:
         self._join(stream, self._events.get(event, {}))
 
     def wait_stream(self, stream: Stream, other: Stream | None) -> None:
-        """Report that a stream waits for `other`: its later calls come after all earlier calls there. None means all
-        streams.
+        """Report that a stream waits for `other`, or for all streams if it is None.
+
+        The stream's later calls come after all earlier calls there.
         """
         for each in [*self._clocks] if other is None else [other]:
             self._join(stream, dict(self._clock(each)))
 
     def keep_for(self, keys: Iterable[Key], stream: Stream) -> None:
-        """Report `Tensor.record_stream`: before the allocator reuses this memory, it waits for the stream's use of
-        it.
-        """
+        """Report `Tensor.record_stream`: the allocator reuses this memory only after the stream's use of it."""
         for key in keys:
             self._uses.setdefault(key, _Uses(COMPUTE)).recorded.add(stream)
 

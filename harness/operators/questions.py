@@ -15,9 +15,7 @@ COMMUNICATES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d
 
 @functools.lru_cache(maxsize=1 << 12)
 def known(name: str) -> Operator:
-    """Return the row of an operator such as `aten.empty_like`; without one, the row of its namespace, or an empty
-    row.
-    """
+    """Return the row of an operator such as `aten.empty_like`, or that of its namespace, or an empty row."""
     if (row := ROWS.get(name)) is not None:
         return row
     return ROWS.get(f"{name.partition('.')[0]}.*") or Operator(name=name)
@@ -51,8 +49,9 @@ def overloads(column: Callable[[Operator], str | Iterable[str] | None]) -> froze
 
 
 def names_of_uninitialized(*parts: Uninitialized) -> frozenset[str]:
-    """Return the names, without namespace and overload, of operators whose result is uninitialized in any of these
-    parts.
+    """Return the names of operators that leave any of these parts of their result uninitialized.
+
+    The names are without namespace and overload.
     """
     return names(lambda row: row.uninitialized in parts)
 

@@ -96,8 +96,7 @@ class RowFlow(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Set for an operator that returns before its work is done. The work fills its results and reads its tensor
-    arguments.
+    """Set for an operator that returns before its work is done, which fills its results and reads its tensor arguments.
 
     `takes` is a verb for reading the arguments. `holds_source`: the caller must keep the memory of the arguments until
     the wait; otherwise the runtime keeps it. `awaited_by_source`: the work fills no result, and is ended by a wait for
@@ -236,7 +235,5 @@ class Operator:
     """A proof knows the effect of this collective or higher-order operator; it refuses any other."""
 
     def overload(self, name: str) -> str:
-        """Return the full name of an overload: `aten.add.Tensor`. For a higher-order operator `name` is "", as it has
-        none.
-        """
+        """Return the full name of an overload: `aten.add.Tensor`. A higher-order operator has only the overload ""."""
         return f"{self.name}.{name}" if name else self.name

@@ -1,12 +1,12 @@
 """`bitproof accept`: run cases, measure their drift from baselines, and replace drifted baselines.
 
-1. Run the cases like `run --baseline`, and print the drift in ULPs, and the operator that moved first.
+1. Run the cases like `run --baseline`, and print the drift in ULPs, and the operator whose results changed first.
 2. Store each drifted recording as the new baseline, with the reason, commit and date in its manifest. With `new`, also
    store recordings without a baseline for this environment.
 
-A case that is not as expected keeps its baselines: an error must not become the expected result. With certificates,
-each drift must be explained by a certificate, or a reason must be given. This also holds for the drift from a baseline
-of another environment.
+A case that is not as expected keeps its baselines: an error must not become the expected result. With certificates, the
+drift of each system must be explained by one of them, unless a reason is given, too; drift from a baseline of another
+environment can then be accepted as well.
 """
 
 from __future__ import annotations

@@ -124,8 +124,9 @@ def values_to_keep(baseline_dir: Path | None, case: Case, system: str) -> tuple[
 
 
 def demanded(about: BaselineResult) -> BaselineResult:
-    """`about`, for a run with `--require-baseline`: its status becomes MISSING if no baseline has the run's
-    environment.
+    """Return `about` with the status MISSING if no baseline has the run's environment, otherwise unchanged.
+
+    This is for runs with `--require-baseline`.
     """
     if about.status not in (BaselineStatus.NO_BASELINE, BaselineStatus.NOT_COMPARABLE):
         return about
@@ -236,8 +237,7 @@ def _differences(baseline: Mapping[str, Any], here: Mapping[str, Any]) -> dict[s
 
 
 def _folders(baseline_dir: Path, case: Case, system: str) -> tuple[Path, Path]:
-    """Two folders with baselines of a system, one subfolder per environment: today's folder, and that of earlier
-    versions.
+    """Two folders with a system's baselines, in subfolders by environment: today's, and that of earlier versions.
 
     Earlier versions could use the same folder for two systems, such as `sub/t.py:make` and `sub-t.py:make`. So for the
     second folder the caller must check which system is named in a manifest.

@@ -97,7 +97,7 @@ class _Names(TorchDispatchMode):
 
 
 def check_attention(setting: Setting) -> Answer:
-    """Check that attention repeats its bits, forward and backward, by a kernel that strict determinism allows."""
+    """Check that attention has the same bits twice, forward and backward, and that no kernel of cuDNN is used."""
     device, told, is_ok = setting.device_of(0), [], True
     for dtype, (qk_dim, v_dim) in itertools.product((torch.bfloat16, torch.float32), ((64, 64), (24, 24), (24, 16))):
         runs = [attend(device, dtype, qk_dim, v_dim) for _ in range(2)]
@@ -121,8 +121,7 @@ def attend(device: torch.device, dtype: torch.dtype, qk_dim: int, v_dim: int) ->
 
 
 def check_offload(setting: Setting) -> Answer:
-    """Check that tensors keep their bits when they are offloaded to host memory and reloaded while a stream lags
-    behind.
+    """Check that tensors keep their bits when offloaded to host memory and reloaded while a stream lags behind.
 
     Each test in `OFFLOADS` is for one synchronization that the copies need. A test must not read device memory before
     the copy under test has begun, since a read would synchronize all streams.
@@ -250,9 +249,7 @@ OFFLOADS: dict[str, Callable[[int, torch.device], Tensor]] = {
 
 
 def check_bandwidth(setting: Setting) -> Answer:
-    """Check that computing a digest reads memory fast enough: at MIN_SHARE_OF_BANDWIDTH or more of a copy's
-    bandwidth.
-    """
+    """Check that computing a digest reads memory at MIN_SHARE_OF_BANDWIDTH or more of a copy's bandwidth."""
     device = setting.device_of(0)
     x = torch.ones(setting.max_bytes // 4, device=device)
     digest(x)  # compile the kernel before measuring

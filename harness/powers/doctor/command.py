@@ -108,7 +108,7 @@ def check_cores(num_cores: int) -> MachineCheck:
 
 
 def check_memory(gib: float | None) -> MachineCheck:
-    """Check that eight ranks of a tiny model fit in memory."""
+    """Check that eight ranks of a tiny model fit in memory. `gib` is the available memory, None if unknown."""
     if gib is None:
         return MachineCheck(name="memory", is_ok=True, found="unknown on this system", is_required=False)
     return MachineCheck(
@@ -169,8 +169,7 @@ def check_torch(torch: Torch | str, *, needs_gpus: bool = False) -> Iterator[Mac
 
 
 def check_trial(results: list[CaseResult] | str) -> MachineCheck:
-    """Check that small cases are EQUAL. This can fail with a torch release that cannot trace them, though all else
-    passed.
+    """Check that small cases are EQUAL: a torch release may fail to trace them although all else passed.
 
     `results` is a string, the reason, if the cases could not be run.
     """
@@ -208,8 +207,7 @@ def run_trial() -> list[CaseResult] | str:
 
 
 def check_ranks_code(found: str | None) -> MachineCheck:
-    """Check that the code of a small step is the same on the first and the last rank; `found` is the reason if it is
-    not.
+    """Check that a small step has the same code on the first and the last rank; `found` is the difference, or None.
 
     One rank's traced or precompiled step is used by all ranks. If its code contained a constant that depends on the
     rank, such as the rank's position in a process group, the other ranks would compute with a wrong constant. The step

@@ -75,9 +75,7 @@ class FirstHour:
         write_atomically(report_dir / PAGE, self.page())
 
     def keep(self, folder: Path | None) -> None:
-        """Save these results in the cache `folder`, for the next call to continue from; does nothing if `folder` is
-        None.
-        """
+        """Save these results in the cache `folder`, for the next call to continue from. None saves nothing."""
         if folder is not None:
             keep(folder, KIND, _key(self.about), dataclasses.asdict(self))
 
@@ -112,9 +110,7 @@ def _key(about: Mapping[str, str]) -> str:
 
 
 def earlier(folder: Path | None, about: Mapping[str, str]) -> tuple[Tried, ...]:
-    """Return the passed checks of an interrupted call with the same `about`, from the cache `folder`; () if there are
-    none.
-    """
+    """Return the passed checks of an interrupted call with the same `about`, from the cache `folder`; or ()."""
     value = None if folder is None else read_cached(folder, KIND, _key(about))
     try:
         found = None if value is None else read(FirstHour, value, KIND, RecordingError)

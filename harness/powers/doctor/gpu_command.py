@@ -92,9 +92,7 @@ def examine_gpus(
 
 
 def about(torch: Torch, *, share_gpus: bool = False) -> dict[str, str]:
-    """Return all facts that can change the results, by name, such as "driver": machine, libraries, settings and
-    code.
-    """
+    """Return all facts about machine, libraries, settings and code that can change the results, e.g. "driver"."""
     libraries = sorted(
         f"{name} {found.version}" for found in distributions() if (name := found.name or "").startswith(_LIBRARIES)
     )
@@ -282,10 +280,10 @@ _COLLECTIVE = re.compile(r"(\d+) of group (\w+)")
 
 
 def _holds_up(hung: str, other: str | None) -> bool:
-    """Whether a rank whose last action was `hung` can be the cause that a rank whose last action was `other` waits.
+    """Whether a rank that hangs may block another rank, judged by their last actions, `hung` and `other`.
 
-    False if the first rank's last action is a collective: the rank that hangs does so in its own code. If both actions
-    name a collective of the same group, the rank that hangs must have the smaller number of collectives, since all
+    False if the hanging rank's last action is a collective: the rank that causes a hang hangs in its own code. If both
+    actions name a collective of the same group, the hanging rank must have the smaller number of collectives, since all
     ranks of a group number its collectives alike. This is needed on CUDA, where the hosts of waiting ranks may have run
     past the collective.
     """

@@ -24,10 +24,10 @@ COUNTS_E = ([5, 0, 7, 0, 0, 3, 1, 0], [0] * 7 + [16], [2] * 8, [0, 16] + [0] * 6
 
 
 def products(device: torch.device, counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the products of a grouped matrix product, and its gradients.
+    """Return the result of a grouped matrix product, and its gradients.
 
-    These are each row times its expert's weights (R, F), the gradient of the rows (R, D) and of the weights (E, D, F).
-    `counts_E` are the rows per expert.
+    The result is each row times its expert's weights (R, F); the gradients are those of the rows (R, D) and of the
+    weights (E, D, F). `counts_E` has the number of rows per expert.
     """
     rows_RD, weights_EDF, upstream_RF = (x.to(device) for x in operands(counts_E))
     rows_RD.requires_grad_()
@@ -59,9 +59,7 @@ def one_by_one(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_grouped_mm(setting: Setting) -> Answer:
-    """Check that grouped products and gradients have the same bits twice, and differ from float32 by less than
-    `MAX_ERROR`.
-    """
+    """Check that grouped products and gradients have the same bits twice, and are within `MAX_ERROR` of float32."""
     device, told, wrong = setting.device_of(0), [], []
     for counts_E in COUNTS_E:
         first, second, wanted = products(device, counts_E), products(device, counts_E), one_by_one(counts_E)
@@ -103,8 +101,6 @@ def check_no_rows(setting: Setting) -> Answer:
 
 
 def poison(device: torch.device, counts_E: list[int]) -> None:
-    """Fill memory with NaN and free it, so that a kernel that leaves its output uninitialized is likely to return
-    NaN.
-    """
+    """Fill memory with NaN and free it, so that a kernel that does not write its whole output probably returns NaN."""
     for like in operands(counts_E):
         torch.full(like.shape, math.nan, dtype=like.dtype, device=device)

@@ -21,9 +21,7 @@ GENERATIONS = 2
 
 
 def compute(setting: Setting, rank: int) -> Answer:
-    """Return True, and a digest per kind of call on this rank's device, such as `attention 0f3a..; grouped products
-    77c1..`.
-    """
+    """Return True, and a digest per kind of call on this rank's device, such as `attention 0f3a..; layers 77c1..`."""
     device = setting.device_of(rank)
     found = {"attention": "".join(attend(device, torch.bfloat16, 64, 64)[1])}
     for counts in grouped.COUNTS_E:

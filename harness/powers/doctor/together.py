@@ -36,9 +36,7 @@ def library(device: torch.device) -> list[int]:
 
 
 def check_joined(setting: Setting, rank: int) -> Answer:
-    """Check that all ranks have the same version of NCCL, and that a group gathers from its own ranks, in ascending
-    order.
-    """
+    """Check that all ranks have the same NCCL version, and that each group gathers from its ranks, in order."""
     from torch import distributed
 
     from bitproof.reference.parallel.collectives import all_gather
@@ -63,13 +61,17 @@ def check_joined(setting: Setting, rank: int) -> Answer:
 
 
 def check_rank_order_sums(setting: Setting, rank: int) -> Answer:
-    """Check that sums of bitproof's own collectives add in ascending rank order, for every size, fused or separate."""
+    """Check that bitproof's own sums over ranks add in ascending rank order.
+
+    This is checked for every size, with tensors summed one by one, and joined in a single message.
+    """
     return _sums(setting, rank, is_ordered=True)
 
 
 def check_native_sums(setting: Setting, rank: int) -> Answer:
-    """Check that NCCL's own sums are the same, bit for bit, when repeated, and when tensors are summed fused or
-    separately.
+    """Check that NCCL's own sums over ranks have the same bits when they are repeated.
+
+    They must also be the same if tensors are summed one by one, and joined in a single message.
     """
     return _sums(setting, rank, is_ordered=False)
 

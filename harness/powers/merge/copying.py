@@ -33,9 +33,7 @@ class CopyCapacity:
     entries: int = 1_000_000
 
     def take(self, num_bytes: int, what: Path) -> None:
-        """Reduce the capacity by one entry of this size. Raises RecordingError, naming the path `what`, if none is
-        left.
-        """
+        """Reduce the capacity by one entry of this size. Raises RecordingError, naming `what`, if it is exceeded."""
         self.num_bytes -= num_bytes
         self.entries -= 1
         if self.num_bytes < 0 or self.entries < 0:
@@ -49,9 +47,9 @@ class CopyCapacity:
 
 @contextmanager
 def opened_folder(path: Path) -> Iterator[int | None]:
-    """Open a folder within the block, and yield its file descriptor.
+    """Context with the file descriptor of a folder; None if the path is missing or not a folder.
 
-    Yields None if the path is missing or not a folder, such as a link to a folder. Links in its parents are followed.
+    A link to a folder is not a folder, but links in the parents of the path are followed.
     """
     with _opened(path.name, None, path, stat.S_IFDIR) as folder:
         yield folder
@@ -87,10 +85,10 @@ def copy_file(parent: int, name: str, target: Path, room: CopyCapacity) -> None:
 
 @contextmanager
 def _opened(name: str, parent: int | None, told: Path, kind: int) -> Iterator[int | None]:
-    """Open the entry `name` of the open folder `parent` within the block, and yield its file descriptor.
+    """Context with the file descriptor of the entry `name` in the open folder `parent`.
 
-    Yields None if the entry is missing or not of this `kind`, such as `stat.S_IFDIR`. `told` is the entry's path:
-    errors name it, and without a `parent` it is opened in place of `name`.
+    It is None if the entry is missing or not of this `kind`, such as `stat.S_IFDIR`. `told` is the entry's path: errors
+    name it, and without a `parent` it is opened in place of `name`.
     """
     # Only an entry of the right kind is opened at all: opening a pipe may block, and a device may act.
     path = str(told) if parent is None else name

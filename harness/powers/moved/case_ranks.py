@@ -131,7 +131,7 @@ def _name_unread(operator: Any, args: Any) -> str:
 
 
 def _ranks(argument: Any) -> tuple[int, ...] | None:
-    """The ranks of a process group, which `argument` names or is; None if it is another kind of argument."""
+    """The ranks of a process group, given by its name or as an object of torch; None for any other argument."""
     if isinstance(argument, str):
         return ranks_in(argument)
     if not isinstance(argument, torch.ScriptObject):

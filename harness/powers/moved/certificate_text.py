@@ -11,9 +11,7 @@ MOST_ROWS = 40
 
 
 def lines_of(certificate: MovedCertificate) -> Iterator[str]:
-    """Yield the lines for a terminal: the counts, the calls that are not equal, and whether they explain the
-    difference.
-    """
+    """Yield the lines for a terminal: counts, the calls that are not equal, and whether they explain the difference."""
     c = certificate
     moved, others = len(c.moved), len(c.rows) - len(c.moved)
     more = f", {others} not judged as equal or moved" if others else ""
@@ -38,7 +36,10 @@ def call_text(row: MovedRow) -> str:
 
 
 def amount_text(row: MovedRow) -> str:
-    """How much a call moved, such as "2 ULP in 5 of 16 elements: index 3 of dim 1"; or its state and the reason."""
+    """How much a moved call changed, such as "2 ULP in 5 of 16 elements: index 3 of dim 1".
+
+    For a call that was not found to have moved, it is its state, such as "failed", and the reason.
+    """
     if row.state != MOVED or not row.total:
         return one_line(f"{row.state}: {row.detail}" if row.detail else row.state)
     far = "" if row.ulps is None else f"{row.ulps} ULP in "
@@ -62,9 +63,7 @@ def facts_of(row: MovedRow) -> list[tuple[str, str]]:
 
 
 def verified_lines(c: MovedCertificate) -> Iterator[str]:
-    """Yield lines about the program: whether it is equal, and whether the moved calls account for its whole
-    difference.
-    """
+    """Yield lines about the program: whether it is equal, and whether the moved calls explain its whole difference."""
     found = c.verified
     if found.plain == "not run":
         yield "the program was not run in the new environment: nothing shows whether these calls are all that changed"
@@ -91,9 +90,7 @@ def environment_text(environment: dict[str, str | int]) -> str:
 
 
 def _releases(c: MovedCertificate) -> str:
-    """The releases of packages other than torch in the new environment, such as `, transformers 5.2.0`; "" without
-    any.
-    """
+    """Releases of packages other than torch in the new environment, such as `, transformers 5.2.0`; "" without any."""
     known = {*c.old, "device"}
     return "".join(one_line(f", {name} {value}") for name, value in c.new.items() if name not in known)
 

@@ -39,15 +39,12 @@ def record(folder: Path, program: ProgramRuns, *, budget: int, seconds: float) -
 
 
 def replay(comparison: TwoEnvironments, out: Path | None, *, as_json: bool) -> int:
-    """Replay an archive of recorded operator calls in the new environment, and print the calls whose results
-    changed.
-    """
+    """Replay an archive of recorded operator calls in the new environment, and print those whose results changed."""
     return _finish(comparison.replay(control=False), out, as_json=as_json)
 
 
 def compare(comparison: TwoEnvironments, out: Path | None, *, as_json: bool) -> int:
-    """Record a program's operator calls in the old environment, replay them in the new one, and print those that
-    changed.
+    """Record a program's operator calls in the old environment, and print those whose results change in the new one.
 
     Then the program itself is run in the new environment, to check that these calls explain its whole difference.
     """

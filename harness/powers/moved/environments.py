@@ -38,7 +38,7 @@ class Environment:
     def threads(self) -> int | None:
         """The number of threads that the environment's variables ask for; None if they ask for none.
 
-        Without it each call is replayed with the number of threads that was recorded.
+        Then each call is replayed with the number of threads that was recorded.
         """
         asked = self.variables.get("OMP_NUM_THREADS", "")
         return int(asked) if asked.isdigit() and int(asked) else None
@@ -114,7 +114,7 @@ def _failure(what: str, python: str, status: int, printed: str) -> BitproofError
 def installed(requirement: str) -> str:
     """Return the path of a Python whose environment has the required package, such as `torch==2.15.0`.
 
-    The environment is made on first use. It also finds all packages of this Python. If the requirement is torch, all
+    The environment is made on first use, and also finds all packages of this Python. If the requirement is torch, all
     libraries that torch needs, such as CUDA's, are installed with it. For another package only dependencies that this
     Python lacks are installed, so `transformers==5.2.0` leaves torch unchanged. Raises UsageError unless the text names
     one package and its release, and MachineError if the installation fails.
@@ -142,8 +142,9 @@ def installed(requirement: str) -> str:
 
 
 def package_of(requirement: str) -> str:
-    """Return the name of the required package, such as `transformers`; "" for torch, whose release is always
-    recorded.
+    """Return the name of the required package, such as `transformers`; "" for torch.
+
+    torch's release is always a fact of an environment, so it need not be named.
     """
     named = _REQUIREMENT.fullmatch(requirement)
     return "" if named is None or named[1].lower() == "torch" else named[1]

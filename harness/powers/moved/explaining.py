@@ -37,10 +37,10 @@ def explainer(path: Path) -> Explainer:
 
 
 def _other_recordings(certificate: MovedCertificate, first: Recording, second: Recording) -> list[str]:
-    """In words, how the certificate's recordings differ from these two, at most MOST_REASONS differences; [] if they
-    agree.
+    """The differences between the certificate's recordings and these two, in words; [] if there are none.
 
-    The two recordings are compared in both orders, and the order with fewer differences counts.
+    At most MOST_REASONS are listed. The two recordings are compared in both orders, and the order with fewer
+    differences counts.
     """
     old, new = certificate.recordings
     one, other = identity_of(first), identity_of(second)

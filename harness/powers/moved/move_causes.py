@@ -31,10 +31,10 @@ def causes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _added(sizes: Sequence[int]) -> str:
-    """The place of the bias in the sum of a product, in words: "last", or "to term 0 first".
+    """When the bias is added in the sum of a product, in words: "last", or "to term 0 first".
 
-    `sizes` has an entry per term: the number of terms that were added to the term or the bias before these two met in a
-    common sum.
+    `sizes` is the result of `order_probes._bias`: per term, how many other terms were added before the term and the
+    bias met in a common sum.
     """
     first = min(range(len(sizes)), key=sizes.__getitem__)
     return "last" if min(sizes) == len(sizes) - 1 else f"to term {first} first"

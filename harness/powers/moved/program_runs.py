@@ -66,9 +66,7 @@ class CaseOnRanks:
     identities: list[RecordingIdentity] = field(default_factory=list)
 
     def ask(self, environment: Environment, what: str, folder: Path, seconds: float, **asked: Any) -> dict[str, Any]:
-        """Run the case on all ranks, and join the ranks' answers. Requests and answers are those of
-        `OneProcess.ask`.
-        """
+        """Run the case on all ranks, and join their answers. Requests and answers are those of `OneProcess.ask`."""
         if what == "exchange":
             sets = asked["sets"]
             return {"runs": [self._exchanged(environment, folder, seconds, [*keys]) for keys in sets]}

@@ -1,6 +1,4 @@
-"""Define the certificate of an upgrade: both environments, the calls that moved, and whether they explain the
-difference.
-"""
+"""Define the certificate of an upgrade: both environments, the moved calls, and whether they explain the difference."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ class MovedRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """The verdicts about the program, compared with the old environment, when it runs in the new environment.
+    """The verdicts about the program: its run in the new environment, compared with that in the old one.
 
     `plain` is the verdict of an unchanged run. `with_exchange` is the verdict of a run in which the results of all
     moved calls are replaced by those of the old environment.
@@ -110,9 +108,7 @@ class MovedCertificate:
 
     @property
     def explains_all(self) -> bool:
-        """Whether the program differs only because of the moved calls: with their old results, all records are
-        EQUAL.
-        """
+        """Whether the moved calls explain the whole difference: with their old results, the program is EQUAL."""
         return self.verified.plain == "DIFFERENT" and self.verified.with_exchange == "EQUAL"
 
     def problem(self) -> str | None:

@@ -145,8 +145,9 @@ class TwoEnvironments:
         )
 
     def _add_moved(self, key: str, operator: str) -> None:
-        """Count a call as moved that the program showed to move: with other inputs than the recorded ones, or not
-        recorded.
+        """Add a call to the moved ones, because it changed when the program ran in the new environment.
+
+        Its results had not changed on the recorded inputs, or it had not been recorded.
         """
         row = self.rows.setdefault(key, {"op": operator, "dtypes": [], "shapes": [], "drawn": False, "state": "equal"})
         if row["state"] == "equal":
@@ -189,9 +190,7 @@ class TwoEnvironments:
         return MovedCertificate(**{**vars(certificate), **told})
 
     def _counted(self) -> dict[str, Any]:
-        """The counts of distinct calls for a certificate: "calls", "operators", "equal", and "rows" of all other
-        calls.
-        """
+        """The counts of distinct calls for a certificate: "calls", "operators", "equal", and "rows" of all others."""
         rows = [self._row(row) for row in self.rows.values() if row["state"] != "equal"]
         operators = len({row["op"] for row in self.rows.values()})
         return {"calls": len(self.rows), "operators": operators, "equal": len(self.rows) - len(rows), "rows": rows}

@@ -3,9 +3,9 @@
 1. The reference is recorded once, and the candidate once without a fault. They must agree: otherwise no difference
    could be attributed to a fault. The first step of both is repeated with every call logged, and must agree with the
    recordings.
-2. For each fault, a process is forked from the process that traced the candidate, runs it with the fault, and the
-   result is compared. Nearly all faults show in the first step, so this step is run first, with every call logged. If
-   it shows nothing, all steps run. Equivalent rewrites always run all steps.
+2. For each fault, the process that traced the candidate forks a process, which runs the candidate with the fault; the
+   result is compared with the reference. Nearly all faults show in the first step, so only this step is run first, with
+   every call logged. If it shows nothing, all steps run. Equivalent rewrites always run all steps.
 3. If a later step differs first, that step is replayed with every call logged; a single replay of the reference is used
    for all faults. The blamed call is compared with the sites, i.e. the calls that the fault changed.
 4. If the two systems have different layouts, or one resumes from a checkpoint, the whole case is run for each fault.
@@ -87,7 +87,7 @@ class FaultRuns:
         """CPU seconds so far, on all cores, including this process."""
 
     def begin(self) -> CaseResult:
-        """Run and judge the case without a fault. Faults can only be detected if `shows_faults` is true of the
+        """Run and judge the case without a fault. Faults can be detected only if `shows_faults` holds for the
         result.
         """
         with self._counting():

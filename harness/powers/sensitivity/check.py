@@ -48,9 +48,7 @@ class SensitivityCheck(Check):
         refuse_torchrun("sensitivity", "replays all ranks in one process")
 
     def judge(self, evidence: Evidence) -> Finding | None:
-        """Measure the sensitivity of a case in a separate process; None if the case does not have its expected
-        verdict.
-        """
+        """Measure the sensitivity of a case in a separate process; None if the case has not its expected verdict."""
         from bitproof.harness.powers.sensitivity.report import finding_of
         from bitproof.harness.powers.sensitivity.sensing import Sensing, sense_apart
 
@@ -74,10 +72,9 @@ class SensitivityCheck(Check):
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """Return path, violated rule and counts of the first row whose counts contradict each other; None if there is
-        none.
+        """Find the first row whose counts contradict each other, such as more calls seen than tried.
 
-        For example, more calls may not be seen than tried.
+        Returns its path, the violated rule, and the counts in words; None if there is none.
         """
         from bitproof.harness.powers.sensitivity.report import read_data
 

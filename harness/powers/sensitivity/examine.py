@@ -1,6 +1,7 @@
 """Examines one call of a step: would the compared tensors show an error in its output?
 
-Three kinds of errors are tried: 1 ULP in one element, grossly wrong values, and formulas with other rounding.
+Three kinds of errors are tried: 1 ULP in one element, grossly wrong values, and the results of formulas that round
+differently.
 """
 
 from __future__ import annotations
@@ -61,9 +62,7 @@ class Examiner:
     def __init__(
         self, program: Program, ranks: Ranks, seed: str, isolate: Isolate, compared: Compared | None = None
     ) -> None:
-        """`compared` is given if the case compares every call, not only records: then it also decides if an error
-        shows.
-        """
+        """`compared` is given if the case compares every call, not only records: then it also decides what shows."""
         self._compared = compared
         self._program = program
         self._ranks = ranks

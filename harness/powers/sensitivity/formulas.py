@@ -119,9 +119,7 @@ def _embedding_backwards(grad: Tensor, indices: Tensor, num: int, padding: int, 
 def _adamw_by_steps(
     params: Any, grads: Any, means: Any, squares: Any, maxima: Any, steps: Any, **kwargs: Any
 ) -> list[tuple[Tensor, Tensor]]:
-    """AdamW in separate operations, as in its paper, instead of fused. Returns new parameter and first moment of
-    each.
-    """
+    """AdamW in separate operations, as in its paper, not fused. Returns pairs of new parameter and first moment."""
     lr, beta1, beta2 = float(kwargs["lr"]), kwargs["beta1"], kwargs["beta2"]
     given = []
     for x, g, m, v, step in zip(params, grads, means, squares, steps, strict=True):

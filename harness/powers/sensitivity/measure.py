@@ -97,8 +97,9 @@ class Steps:
 
 
 def refuse_hidden_state(program: Program) -> None:
-    """Raise PassError if a step changes a value that the next step reads but no record compares: errors could hide in
-    it.
+    """Raise PassError if a step changes a value that the next step reads and no record compares.
+
+    Errors could hide in such a value.
     """
     compared = set(program.compared.values())
     for source, slot in program.last.items():

@@ -35,9 +35,7 @@ def copied(x: Tensor) -> Tensor:
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors in a value, which may be a nested tuple or list, in order, without those that have no
-    elements.
-    """
+    """Return the tensors in a value, which may be a nested tuple or list, in order, but no empty tensors."""
     if isinstance(value, Tensor):
         return [value] if value.numel() else []
     return [x for item in value for x in tensors_of(item)] if isinstance(value, (tuple, list)) else []
@@ -61,7 +59,7 @@ def is_safe(value: Any) -> bool:
 
 
 def by_one_ulp(value: Any, chance: random.Random) -> Any:
-    """Return the value with one element off by 1 ULP; None if it has no element or number.
+    """Return the value with one element off by 1 ULP; None if the value contains neither elements nor a number.
 
     `chance` chooses the element, among finite nonzero elements if there are any. If all elements are zero, it becomes
     the ULP of 1, since a subnormal would vanish in any sum. Integers change by 1 and stay within the range of the

@@ -1,9 +1,10 @@
 """A step as a list of calls over numbered slots: the nodes of a graph, then the calls of the optimizer's update.
 
-A slot is a variable that is assigned once per step, with a value on each rank. A call that writes an argument assigns a
-new slot instead, which later readers of that memory read. For example, `x.add_(y)` reads slot 3 and fills slot 7; from
-then on `x` means slot 7. So no value is lost, and a call can be repeated at any time. A step that writes memory and
-later reads a view of it that was made before cannot be expressed like this and is refused.
+A slot is a variable that is assigned once per step, with a value on each rank. A call that writes an argument in place
+is represented as a call that assigns a new slot, and later calls that read this memory read the new slot. For example,
+`x.add_(y)` reads slot 3 and fills slot 7; from then on `x` means slot 7. So no value is lost, and a call can be
+repeated at any time. A step that writes memory and later reads a view of it that was made before cannot be expressed
+like this and is refused.
 """
 
 from __future__ import annotations
@@ -35,9 +36,7 @@ Source = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A placeholder for a value in the arguments of a recorded call; running the call replaces it by the slot's
-    value.
-    """
+    """A placeholder among the arguments of a recorded call. When the call runs, it gets the value of this slot."""
 
     number: int
 
@@ -95,8 +94,9 @@ class Program:
         return self.num_slots - 1
 
     def input(self, source: Source) -> int:
-        """Return the slot of a value that exists before the step, such as ("param", "embed.weight"); created on first
-        use.
+        """Return the slot of a value that exists before the step, such as ("param", "embed.weight").
+
+        It is created on first use.
         """
         if source not in self.inputs:
             self.inputs[source] = self.last[source] = self.slot()
@@ -195,8 +195,8 @@ def add_graph(
 ) -> None:
     """Add the calls of a graph to a program.
 
-    `sources` are kind and name of each graph input, in order; `returned` are those of the records that the graph's
-    outputs become. Raises PassError for a collective on an unknown group.
+    `sources` are kind and name of each graph input, in order; `returned` are kind and name of the record that each
+    output becomes. Raises PassError for a collective on an unknown group.
     """
     variables = Variables(program)
     names = iter(sources)
@@ -284,7 +284,10 @@ def _add_observed(program: Program, variables: Variables, node: Node) -> None:
 
 
 def _frozen(value: Any, variables: Variables, module: GraphModule) -> Any:
-    """Nested arguments of a node with slots in place of nodes. Constants and nested graphs are looked up and kept."""
+    """Nested arguments of a node, with slots in place of nodes.
+
+    A node that stands for an attribute of the module, a constant or a nested graph, is replaced by the attribute.
+    """
     match value:
         case Node(op="get_attr"):
             return functools.reduce(getattr, str(value.target).split("."), module)

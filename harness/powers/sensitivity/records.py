@@ -24,11 +24,11 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityRow:
-    """Counts of the calls of modules and a direction: all `calls`, `tried` ones, those whose error was `seen`, ...
+    """Counts of the calls in modules that match a pattern, such as `layers.*.moe`, and in one direction.
 
-    `at_once` counts the calls whose error was seen when the first element was changed, in the first step. `blind`
-    counts the calls whose errors no comparison can see (see `UnseenCall`). `module` is a pattern, such as
-    `layers.*.moe`.
+    `calls` counts all of them, `tried` those that were examined, and `seen` those whose error was noticed. `at_once`
+    counts those whose error was noticed when the first element was changed, in the first step. `blind` counts those
+    whose errors no comparison can notice (see `UnseenCall`).
     """
 
     __pydantic_config__ = GROWING

@@ -37,9 +37,7 @@ def percent(share: float) -> str:
 
 
 def headline(found: Sensitivity) -> str:
-    """Return one line: the clause, the size of the sample, calls seen at the first try, blind calls, ranks, steps,
-    time.
-    """
+    """Return one line: the clause, the sample's size, calls seen at the first try, blind calls, ranks, steps, time."""
     if found.share is None:
         return f"sensitivity not measured: {found.reason or 'no call was tried'}"
     tried = f", by a sample of {found.total('tried'):,}" if found.is_sampled else ""
@@ -52,8 +50,9 @@ def headline(found: Sensitivity) -> str:
 
 
 def rows(found: Sensitivity) -> list[tuple[str, ...]]:
-    """Return the rows of a table: totals of each direction, then each module and direction. Without tried calls, no
-    row.
+    """Return the rows of a table: the totals of each direction, then each module and direction.
+
+    Rows without tried calls are left out.
     """
     return [_row(row) for row in [*by_direction(found.rows), *found.rows] if row.tried]
 

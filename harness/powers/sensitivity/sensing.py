@@ -3,8 +3,8 @@
 1. Replay a step for all ranks in this process, and check that it has the recorded bits.
 2. Fork a process per core. Each examines its share of the calls. The order of the calls is shuffled with the case's
    seed, so the calls tried within the time limit are a random sample.
-3. Examine the calls whose errors were not seen again in the next step, where parameters differ. An error need not be
-   followed into the next step: the compared tensors include parameters and optimizer state.
+3. In the next step, where parameters differ, examine the calls whose errors were not seen before. An error need not be
+   followed into a next step: the compared tensors include parameters and optimizer state.
 """
 
 from __future__ import annotations
@@ -113,9 +113,7 @@ class _Search:
         self._num_steps = 0
 
     def examine(self) -> bool:
-        """Examine in the current step the calls whose errors were not seen before. Returns whether a next step may be
-        useful.
-        """
+        """In this step, examine the calls whose errors were not seen so far. Returns whether a next step may help."""
         is_first = not self._found
         pending = [index for index in self._order if is_first or self._is_open(index)]
         deadline = None
@@ -137,8 +135,8 @@ class _Search:
         return found is not None and (found.shown is None or bool(_unseen_formulas(found)))
 
     def _note(self, finding: CallFinding) -> None:
-        """Merge a finding with those of earlier steps: a call is seen if any step saw it, and blind if it is blind in
-        all.
+        """Merge a finding with those of earlier steps: a call is seen if any step saw it, and blind if all agree on
+        it.
         """
         known = self._found.get(finding.call)
         if known is None:

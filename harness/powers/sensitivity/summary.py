@@ -65,10 +65,9 @@ def _unseen(program: Program, call: ReplayedCall, finding: CallFinding, is_blind
 
 
 def _reason(program: Program, finding: CallFinding, how: Literal["blind", "lost"]) -> str:
-    """The calls at which a call's error disappeared, most frequent first, such as `rounded away in the cast to
-    bfloat16`.
+    """The calls at which a call's error disappeared, in words, such as `rounded away in the cast to bfloat16`.
 
-    `how` says if gross errors disappeared ("blind") or only those of 1 ULP ("lost").
+    The most frequent come first. `how` says if gross errors disappeared ("blind") or only those of 1 ULP ("lost").
     """
     told = Counter(_told(None if index < 0 else program.calls[index], how) for index in finding.lost)
     return ", ".join(text for text, _ in told.most_common(3))

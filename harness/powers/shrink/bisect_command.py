@@ -43,9 +43,10 @@ def bisect(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[s
 
 
 def checked_options(case: Case, options: RunOptions) -> RunOptions:
-    """The options for the runs of a search; without verifying causes, and repeated only until the first difference.
+    """`options`, changed for the runs of a search.
 
-    Raises UsageError or CaseError if options or case are wrong.
+    Causes are not verified, and a system runs a second time only if systems differ, and only up to the first
+    difference. Raises UsageError or CaseError if options or case are wrong.
     """
     check_case(case)
     check_extra_passes(options.extra_passes, case)
@@ -105,9 +106,7 @@ def _finish(found: Bisection, case: Case, options: RunOptions, run_dir: Path, re
 
 
 def status_of(found: Bisection) -> int:
-    """The exit status: 0 if nothing differs, 1 if the pass to blame was found (or tracing alone differs), otherwise
-    3.
-    """
+    """The exit status: 0 if nothing differs, 1 if the pass to blame was found or tracing alone differs, else 3."""
     if found.problem is None and found.result is not None and found.result.verdict == Verdict.EQUAL:
         return SUCCESS
     return UNJUDGED if found.blamed is None else UNEXPECTED

@@ -1,12 +1,11 @@
-"""Find the pass that first changes the bits, by running the case with only the first passes; for chunk, also the
-region.
+"""Find the pass that first changes the bits, by running the case with only its first passes.
 
 1. Run the case. It must be DIFFERENT, so each of its systems agrees with itself.
 2. A prefix applies only the first passes of the list. The empty prefix only traces; the longest applies all passes and
-   the backend. Guess first: the last pass that changed the number of nodes of the blamed operator. If the prefix before
-   it is EQUAL and the prefix that ends with it is DIFFERENT, it is the answer, after at most 3 runs, including the run
-   of the case. Otherwise bisect the remaining suspects. For n passes, log2(n) + 4 runs are enough. A prefix runs only
-   the candidate, up to the first differing step: a reference is recorded once.
+   the backend. First test a guess: the last pass that changed the number of nodes of the blamed operator. If the prefix
+   before it is EQUAL and the prefix that ends with it is DIFFERENT, it is the answer, after at most 3 runs, including
+   the run of the case. Otherwise bisect the remaining suspects. For n passes, log2(n) + 4 runs are enough. A prefix
+   runs only the candidate, up to the first differing step: a reference is recorded once.
 3. If chunk is the answer and chunks several regions, bisect these: chunk only some of them, in both systems. Then run
    the case with only the remaining region chunked, and find the call to blame in it.
 

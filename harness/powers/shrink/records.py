@@ -48,9 +48,7 @@ class Bisection:
 
     @property
     def blamed(self) -> str | None:
-        """The pass to blame, "trace" if tracing without any pass already differs, or None if the search has no
-        answer.
-        """
+        """The pass to blame, "trace" if tracing without any pass already differs, or None without an answer."""
         return self.suspects[0] if len(self.suspects) == 1 and self.problem is None else None
 
     @property

@@ -104,9 +104,7 @@ class Trial:
 
 @dataclass
 class Budget:
-    """The limits of a search: at most `tries` runs and `seconds` seconds, counted from creation. `spent` counts the
-    runs.
-    """
+    """The limits of a search: at most `tries` runs and `seconds` seconds from creation. `spent` counts the runs."""
 
     tries: int
     seconds: float
@@ -222,8 +220,7 @@ class _Search:
             self.show(f"[{self.budget.elapsed:6.1f} s] try {self.budget.spent}: every size at its least: {told}")
 
     def improve(self, place: int) -> bool:
-        """Try the smaller values of a dimension, and keep the first that still fails the same way. Returns whether
-        there is one.
+        """Try the smaller values of a dimension until one fails the same way, and keep it. Returns whether one does.
 
         `place` is the dimension's index in DIMENSIONS.
         """
@@ -236,8 +233,8 @@ class _Search:
         return False
 
     def _untried(self, dimension: Dimension) -> Iterator[tuple[Changes, Trial]]:
-        """Yield pairs of changes and the changed trial: the smaller values of a dimension that are valid and not yet
-        tried.
+        """Yield the smaller values of a dimension that are valid and new, as changes together with the changed
+        trial.
         """
         for changes in dimension(self.smallest, self.result):
             if self.ignored.issuperset(changes):
@@ -281,7 +278,7 @@ def differences(start: Trial, end: Trial) -> list[tuple[str, Any, Any]]:
 
 
 def _smaller(n: int, least: int = 1, step: int = 1) -> list[int]:
-    """Smaller sizes to try than n: `least`, half of n rounded down to a multiple of `step`, and n - `step`.
+    """Smaller sizes to try in place of n: `least`, half of n rounded down to a multiple of `step`, and n - `step`.
 
     For example, _smaller(8) is [1, 4, 7]. The smallest comes first, since most defects also show with it.
     """
@@ -327,9 +324,9 @@ def _changed(now: Parallelism, **sizes: int) -> Changes:
 
 
 def _batch(name: str) -> Dimension:
-    """The dimension for the batch's size `name`, such as "seq_len": yields smaller sizes to try, also even ones.
+    """Return a function that yields smaller sizes to try for the batch's size `name`, such as "seq_len".
 
-    Even sizes are needed if the batch is split in two.
+    It also yields even sizes, since these are needed if the batch is split in two.
     """
 
     def smaller(trial: Trial, result: CaseResult) -> Iterator[Changes]:
@@ -340,9 +337,7 @@ def _batch(name: str) -> Dimension:
 
 
 def _layers(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Yield numbers of layers to try: fewer layers, with the same number of dense layers or none; then only dense
-    layers.
-    """
+    """Yield numbers of layers to try: fewer layers, with as many dense layers or none; then only dense layers."""
     model = trial.case.model
     if model.layers is None:
         return

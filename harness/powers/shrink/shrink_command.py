@@ -55,9 +55,7 @@ _FILE_SECONDS = 300.0
 
 @dataclass
 class _Drawer:
-    """A client with its own folders for logs and recordings, since the runs of a search have cases with the same
-    name.
-    """
+    """A client with its own folders for logs and recordings, since all runs of a search have the same case name."""
 
     client: Client
     run_dir: Path

@@ -39,9 +39,7 @@ The case itself: {command}"""
 
 
 def tell_own_head(case: Case, result: CaseResult, command: str, packages: str) -> str:
-    """The docstring of a file that reproduces a case with a user's two systems, which needs the installed
-    `packages`.
-    """
+    """The docstring of a file that reproduces a case with a user's two systems; the file needs these `packages`."""
     return f"""Two systems that should agree in every bit, and do not: {case.name}, shrunk.
 
 `reference` is {case.reference}, `candidate` {case.candidate}. {locate(result.first_divergence)} differs first.

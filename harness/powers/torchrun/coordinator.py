@@ -89,7 +89,7 @@ def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator
 
 
 def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
-    """On any rank but 0: run this rank's part of each run, until rank 0 is done.
+    """On ranks other than 0: run this rank's part of each run, until rank 0 is done.
 
     Yields the results that rank 0 sends, and raises the error that ended rank 0.
     """
@@ -176,8 +176,7 @@ class Coordinator:
     def join(self) -> None:
         """Connect with all other ranks, within the time limit of a case.
 
-        Raises RankError, which names ranks that did not connect, or CaseError if ranks have other versions or other
-        code.
+        Raises RankError, which names ranks that did not connect, or CaseError if ranks have other versions or code.
         """
         rendezvous = Rendezvous(self.peers, self.options.timeout, self._made_of)
         hello = Hello(
@@ -251,9 +250,7 @@ class Coordinator:
         self.peers.tell_all(result)
 
     def hear(self) -> Message:
-        """On other ranks than 0: wait for the next message from rank 0, and return it. Raises RankError if rank 0 is
-        gone.
-        """
+        """On ranks other than 0: return the next message from rank 0. Raises RankError if rank 0 is gone."""
         while True:
             self.peers.listen()
             if self.peers.heard:
@@ -262,7 +259,7 @@ class Coordinator:
             self.peers.links.wait(0.2)
 
     def run(self, request: RunRequest) -> None:
-        """On other ranks than 0: run this rank's part of a run, and send its end and its files to rank 0."""
+        """On ranks other than 0: run this rank's part of a run, and send its end and its files to rank 0."""
         localized = self._localized(request)
         account, files = self._run(localized)
         if localized is not request:  # rank 0 removes its own machine's
@@ -305,8 +302,8 @@ class Coordinator:
     def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[Account, list[Path]]:
         """Run this rank's part of a run.
 
-        Returns an Account of how it ended, with the error if it failed, and the rank's files. Raises RankError on other
-        ranks than 0, if rank 0 or the launcher is gone.
+        Returns an Account of how it ended, with the error if it failed, and the rank's files. On ranks other than 0,
+        raises RankError if rank 0 or the launcher is gone.
         """
         number = self.peers.begin_run()
         files = [(self.work / "part").with_suffix(suffix) for suffix in FILES]
@@ -442,9 +439,7 @@ def _ended_for_a_peer(rank: int) -> Failure:
 
 
 def _error_of(accounts: list[Account], run: RunRequest, silent: list[int]) -> RankError | None:
-    """The error to report if a rank failed, did not finish in time, or did not report (`silent`); None if all
-    succeeded.
-    """
+    """The error to report if a rank failed, was not done in time, or did not report (`silent`); None without any."""
     # Failures have times on the monotonic clocks of their machines. `clock` converts them to the time of day.
     ends = [account.end for account in accounts if account.end is not None]
     by_failure = {

@@ -98,9 +98,7 @@ class Line:
         self._outbox.extend(opened)
 
     def put_pulse(self) -> None:
-        """Queue an empty message as a pulse. Does nothing if messages are queued: any message shows that this process
-        lives.
-        """
+        """Queue an empty message as a pulse, unless messages are queued: any message shows that this process lives."""
         if not self._outbox:
             self._outbox.append(memoryview(_HEADER.pack(MAGIC_WORD, 0, 0)))
 
@@ -128,9 +126,7 @@ class Line:
                 self._outbox[0] = first[sent:]
 
     def receive(self) -> None:
-        """Read the bytes that have arrived. Raises ValueError if they are no valid message, or OSError if the peer is
-        gone.
-        """
+        """Read the bytes that have arrived. Raises ValueError for an invalid message, and OSError for a lost peer."""
         for _ in range(64):  # a bound, so that other peers are served too
             try:
                 content = self.socket.recv(_PART)
@@ -260,8 +256,9 @@ class Links:
         self._wake()
 
     def take(self, line: Line) -> tuple[bytes, Path | None] | None:
-        """Return the next message of a peer, and the file with its attached bytes or None; None if there is no
-        message.
+        """Return the next message of a peer and the file with its attached bytes, or None if no message has arrived.
+
+        The file is None for a message without attached bytes.
         """
         with self._changed:
             return line.inbox.popleft() if line.inbox else None
@@ -291,9 +288,7 @@ class Links:
             line.is_known, line.name = True, name
 
     def part_with(self, line: Line, why: str) -> None:
-        """Close the connection to a peer, for the reason `why`, once its queued messages are sent, at most after a
-        second.
-        """
+        """Close the connection to a peer, for the reason `why`, when its messages are sent, or after a second."""
         self._flush([line], _PULSE_SECONDS)
         with self._changed:
             self._drop(line, why)

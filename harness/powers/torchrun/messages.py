@@ -51,9 +51,7 @@ class Welcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """A message that run number `run` has failed on a rank: the other ranks must stop, since they might wait
-    forever.
-    """
+    """A message that run number `run` has failed on a rank. The others must stop, or they might wait forever."""
 
     run: int
 

@@ -40,7 +40,7 @@ AskMadeOf = Callable[[Callable[[], bool]], MadeOf | None]
 
 
 class Rendezvous:
-    """Connects a rank with all others, within `timeout` seconds. Other ranks than 0 connect only to rank 0."""
+    """Connects the ranks: rank 0 with all others, and each of the others with rank 0, within `timeout` seconds."""
 
     def __init__(self, peers: Peers, timeout: float, ask_made_of: AskMadeOf) -> None:
         self._peers = peers
@@ -51,8 +51,7 @@ class Rendezvous:
         self._told_at, self._told = time.monotonic(), ""
 
     def call_roll(self, own: Hello) -> list[Seat]:
-        """On rank 0: wait for all ranks, compare their versions and code, and return each rank's number on its machine
-        and GPU.
+        """On rank 0: wait for all ranks, and compare versions and code. Returns each rank's local rank and GPU.
 
         Raises RankError, which names missing ranks, or CaseError if ranks have other versions or other code.
         """
@@ -167,8 +166,7 @@ class Rendezvous:
             )
 
     def come(self, hello: Hello) -> Welcome:
-        """On other ranks than 0: connect to rank 0, and wait for its answer, which it sends when all ranks have
-        connected.
+        """On ranks other than 0: connect to rank 0, and return its answer, sent when all ranks have connected.
 
         Raises the error that rank 0 sends instead.
         """
@@ -189,9 +187,7 @@ class Rendezvous:
             self._wait_for(f"rank 0 left: {line.gone}", self._deadline, None)
 
     def reach_in_the_end(self, hello: Hello) -> None:
-        """On a rank other than 0 that must end: try for some seconds to connect to rank 0, so that it learns the
-        reason.
-        """
+        """On ranks other than 0 that must end: try for some seconds to connect to rank 0, to send it the reason."""
         if 0 not in self._peers.lines:
             with suppress(BitproofError):
                 self._reach(hello, time.monotonic() + _LAST_SECONDS)
@@ -215,9 +211,7 @@ class Rendezvous:
             return line
 
     def _tell_made_of(self, line: Line) -> None:
-        """Send this rank's versions and code to rank 0, as reported by its host, or the error if the host cannot report
-        them.
-        """
+        """Send this rank's versions and code to rank 0, as reported by its host, or the error if the host fails."""
         try:
             made_of = self._ask_made_of(lambda: line.gone is not None or self._peers.launcher.ended() is not None)
         except BitproofError as error:

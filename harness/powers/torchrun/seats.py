@@ -1,4 +1,4 @@
-"""Assign each rank that a launcher such as torchrun started its number on its machine and its GPU: its seat.
+"""Assign each rank its seat: its number on its machine, and its GPU. For ranks started by a launcher such as torchrun.
 
 This needs no variables from the launcher: each rank sends rank 0 the name of its machine, and the GPUs that it sees. So
 it also works if each rank sees only one GPU, as with `srun --gpus-per-task=1`, and if machines have different numbers
@@ -52,9 +52,7 @@ class Seat:
 
 
 def own_machine() -> str:
-    """A name for this machine that is the same in all its processes. The host name alone may be `localhost` on
-    several.
-    """
+    """A name for this machine, the same in all its processes. A host name would not do: two may be `localhost`."""
     boot = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -92,9 +90,7 @@ def seat(ranks: Sequence[Whereabouts]) -> list[Seat]:
 
 
 def _numbers(groups: Sequence[Hashable], ranks: Sequence[Whereabouts]) -> list[tuple[int, int]]:
-    """Return for each rank its number within its group, and the size of the group. `groups` has the group of each
-    rank.
-    """
+    """Return for each rank its number within its group, and the group's size. `groups` has each rank's group."""
     by_group: dict[Hashable, list[int]] = defaultdict(list)
     for rank, group in enumerate(groups):
         by_group[group].append(rank)

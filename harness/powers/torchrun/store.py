@@ -23,9 +23,7 @@ A = TypeVar("A")
 
 
 class Launcher:
-    """The torchrun process that started this rank, and the store. If it dies, no process is left that would end its
-    ranks.
-    """
+    """The torchrun process that started this rank, and the store. If it dies, nothing is left that ends its ranks."""
 
     def __init__(self) -> None:
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
@@ -60,8 +58,7 @@ class Launcher:
         return None
 
     def error_of_dead_siblings(self) -> RankError | None:
-        """The error that names the ranks, among those that this torchrun process started, that have ended; None if all
-        live.
+        """The error that names ended ranks, among those that this torchrun process started; None if all live.
 
         torchrun ends all ranks of its machine if one dies, but does not report which. Always None except on Linux,
         where the children of a process are listed.
@@ -172,8 +169,7 @@ class Store:
 
 
 def _apart(act: Callable[[], A], deadline: float) -> A:
-    """Run `act` in a thread, and return its result; signals are handled meanwhile. Raises TimeoutError after a time
-    limit.
+    """Run `act` in a thread, and return its result; meanwhile signals are handled. Raises TimeoutError if it is late.
 
     If an interrupt ends the wait, the thread gets a moment to end, since Python does not exit cleanly while a thread
     runs C++ code.

@@ -1,3 +1,1 @@
-"""Cases whose two systems divide tensors differently among ranks: compare their parts, and bound rounding
-differences.
-"""
+"""Cases whose systems divide tensors differently among ranks: compare their parts, and bound rounding."""

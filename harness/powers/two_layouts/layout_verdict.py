@@ -14,9 +14,7 @@ two units in the last place. 7 of 60 correct pairs of systems had such a tensor 
 
 
 def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
-    """CLOSE if rounding explains every difference; otherwise DIFFERENT and, in words, the first difference it does not
-    explain.
-    """
+    """CLOSE if rounding explains every difference; else DIFFERENT and, in words, the first unexplained difference."""
     if layouts.is_rounding:
         return Verdict.CLOSE, None
     if layouts.is_within and layouts.in_float64:
@@ -35,9 +33,7 @@ def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
 
 
 def first_beyond(layouts: LayoutBounds, comparison: Comparison) -> Divergence | None:
-    """The first tensor that differs by more than rounding, as a divergence on its first differing rank; None without
-    any.
-    """
+    """The first tensor that differs by more than rounding, as a divergence on its first differing rank, or None."""
     beyond_in_float64 = layouts.in_float64.rows if layouts.in_float64 and layouts.in_float64.shows_defect else []
     for row in [*layouts.rows, *beyond_in_float64]:
         if row.is_beyond:
@@ -79,8 +75,7 @@ def remarks_on(layouts: LayoutBounds) -> list[str]:
 
 
 def told_near(layouts: LayoutBounds) -> str | None:
-    """A remark on tensors that are within their bounds, but differ by more than rounding usually does; None without
-    any.
+    """A remark on tensors within their bounds that differ by more than rounding usually does; None without any.
 
     Example: "a small defect is possible: 5 tensors differ by more than rounding usually does, most of all 3 tensors of
     blocks.1.norm, by up to 85% of the bound; elsewhere at most 20%".

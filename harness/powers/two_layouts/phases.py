@@ -74,8 +74,9 @@ def apart_from(candidate: Manifest) -> int:
 
 
 def _are_added_alike(*sides: Sequence[Meeting]) -> bool:
-    """Whether both systems add equally many parts to each gradient and, if a gradient has only one, run equally many
-    backwards.
+    """Whether both systems add the same number of parts to each gradient.
+
+    If there is only one part, the numbers of backward passes must be equal, too.
     """
     parts, backwards = (
         [{meeting.backwards for meeting in side if meeting.what == what} for side in sides]

@@ -156,8 +156,7 @@ def measure_in_float64(
 
 
 def student_quantile(level: float, degrees: int) -> float:
-    """The factor that |error / spread| exceeds with probability `level`, if the spread is estimated from `degrees`
-    distances.
+    """The factor that |error / spread| exceeds with probability `level`, for a spread of `degrees` distances.
 
     Two-sided Student's t distribution: Student, Biometrika 6 (1908), 1. Its integral for whole degrees of freedom:
     Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.
@@ -200,9 +199,7 @@ class Distances:
     least: float
 
     def bound(self, factor: float) -> float:
-        """The largest relative error that other orders of sums explain: `factor` spreads, or `least`, relative to the
-        norm.
-        """
+        """The largest relative error that other orders of sums explain: `factor` spreads, at least `least`."""
         spread = self.spread
         return self.relative(max(factor * spread, self.least)) if math.isfinite(spread) else math.inf
 
@@ -217,9 +214,7 @@ class Distances:
         return self.error > NEAR_SPREADS * self.spread and self.error > self.least / FEWEST_UNITS
 
     def relative(self, distance: float) -> float:
-        """A distance as a fraction of the tensor's norm. If the norm is 0, this is infinite, or 0 for the distance
-        0.
-        """
+        """A distance as a fraction of the tensor's norm. If the norm is 0, it is 0 or infinite."""
         return distance / self.norm if self.norm else (0.0 if distance == 0 else math.inf)
 
 
@@ -328,9 +323,9 @@ def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[b
 
 
 def squared_distance(own: Values, other: Values) -> float:
-    """The squared distance of two tensors; infinite if they differ in dtype, shape, NaNs, infinities, or as integers.
+    """The squared distance of two tensors. Infinite for other dtypes, shapes, NaNs, infinities, or integers.
 
-    If they differ only in signs of zero, it is the smallest positive number.
+    If two tensors differ only in signs of zero, it is the smallest positive number.
     """
     if own.dtype != other.dtype or own.shape != other.shape:
         return math.inf

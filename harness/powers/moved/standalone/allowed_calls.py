@@ -71,9 +71,7 @@ def is_allowed(operator: Any) -> bool:
 
 
 def computes(operator: Any) -> bool:
-    """Whether a call of this operator computes values: False for views and for operators that return uninitialized
-    memory.
-    """
+    """Whether a call computes values: False for views and for operators that return uninitialized memory."""
     schema = operator._schema
     if schema.name.partition("::")[2].startswith(UNSET) and not operator._overloadname.endswith("out"):
         return False

@@ -45,9 +45,7 @@ class ValuesFile:
 
 
 def write_json(path: str, values: dict[str, Any]) -> None:
-    """Write an object as JSON, with a digest over it under the key "digest". An existing file is replaced
-    atomically.
-    """
+    """Write an object as JSON, with a digest over it under the key "digest". An old file is replaced atomically."""
     text = json.dumps(values | {"digest": short_digest(json.dumps(values, sort_keys=True).encode())})
     with open(path + ".part", "w") as file:
         file.write(text)

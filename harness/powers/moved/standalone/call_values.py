@@ -165,7 +165,7 @@ def _number(text: str) -> float:
 
 
 def span(tensor: Tensor) -> tuple[int, int]:
-    """The byte offsets in its storage of a tensor's first element, and of the end of its last element."""
+    """Where a tensor's elements are in its storage: the byte offsets of the first element, and after the last."""
     size = tensor.element_size()
     first = int(tensor.storage_offset()) * size
     return first, first + reach(tensor.shape, tensor.stride()) * size
@@ -221,9 +221,7 @@ def measured(tensor: Tensor) -> dict[str, Any]:
 
 
 def drawn(dtype: torch.dtype, count: int, seed: int, told: dict[str, Any]) -> bytes:
-    """The bytes of `count` random values with the distribution `told` (see `measured`), the same bytes on every
-    machine.
-    """
+    """The bytes of `count` random values with the distribution `told` (see `measured`), the same on every machine."""
     if "mean" in told:
         mean, deviation = told["mean"], told["deviation"]
         hold(math.isfinite(mean) and math.isfinite(deviation), "not a distribution")

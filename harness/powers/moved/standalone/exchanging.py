@@ -58,8 +58,7 @@ class ExchangeSession:
         self.events = Events(self.exchange)
 
     def end(self, old: list[Any]) -> dict[str, Any]:
-        """Return the number of replaced results, and the first call that departs from the `old` run's log (see
-        `_culprit`).
+        """Return the number of replaced results, and the first call that departs from the `old` log (see `_culprit`).
 
         The keys are "exchanged", "has_same_calls", "moved_again" and "other".
         """

@@ -43,8 +43,7 @@ def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _terms(call: dict[str, Any], rows_KN: Tensor, bias: float = 0.0) -> Tensor | None:
-    """N sums of K terms, shape (N,), computed by the call's operator; None if it does not add in a way that is known
-    here.
+    """N sums of K terms, shape (N,), computed by the call's operator; None for an operator that is not known here.
 
     A product adds the terms as a row times ones. `bias` is added to the product by operators such as `addmm`.
     """
@@ -120,8 +119,7 @@ def _order(call: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _bias(call: dict[str, Any]) -> list[int] | None:
-    """When a product's bias is added: per term, the number of other terms in the smallest subtree with the term and the
-    bias.
+    """For each term of a product, how many other terms were added before the term and the bias met in a common sum.
 
     If a kernel starts with the bias and adds from left to right, these are 0, 1, 2, ... If it adds the bias last, each
     is the number of all other terms. None if the operator has no bias.

@@ -63,8 +63,10 @@ class _Recorder(Listener):
             call["results"] = [self.kept(value) for value in event.values]
 
     def kept(self, value: Any) -> dict[str, Any]:
-        """Store a result within the budget. Returns its digest, and dtype, shape and block (None if not stored) if a
-        tensor.
+        """Store a result within the budget, and describe it.
+
+        Returns a dict with its "digest", its "block" (None if it is not stored) and, for a tensor, its "dtype" and
+        "shape".
         """
         row: dict[str, Any] = {"digest": digest_of(value), "block": None}
         if isinstance(value, Tensor) and is_plain(value):

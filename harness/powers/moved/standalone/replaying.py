@@ -18,8 +18,7 @@ TIMES = 3
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
-    """The facts that decide a kernel's bits: releases of torch and Python, processor, instruction set, threads, and
-    device.
+    """The facts that decide a kernel's bits: torch, Python, processor, instruction set, threads, and device.
 
     "device" is missing for the CPU.
     """
@@ -37,9 +36,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 
 
 def _release(package: str) -> dict[str, str]:
-    """{package: its release as this Python would import it}, such as {"transformers": "5.2.0"}; {} if the name is
-    "".
-    """
+    """{package: its release as this Python would import it}, such as {"transformers": "5.2.0"}; {} without a name."""
     return {package: importlib.metadata.version(package)} if package else {}
 
 
@@ -66,8 +63,9 @@ def run_call(archive: Archive, call: dict[str, Any], threads: int | None = None)
 def run_loaded(
     call: dict[str, Any], bases: list[bytes], state: bytes | None, threads: int | None = None, device: str = "cpu"
 ) -> list[Any]:
-    """Run a call on new storages with the bytes `bases`, and return its results. `threads` replaces the recorded
-    number.
+    """Run a call on new storages with the bytes `bases`, and return its results.
+
+    `threads` replaces the recorded number of threads.
     """
     operator = operator_named(call["op"])
     args, kwargs = arguments(call, bases, state, device)
@@ -89,9 +87,7 @@ def run_loaded(
 
 
 def _on(value: Any, device: str) -> Any:
-    """An argument in which each device is replaced by `device`. Needed for calls such as `full`, which name a
-    device.
-    """
+    """An argument in which each device is replaced by `device`, since calls such as `full` name a device."""
     if isinstance(value, list):
         return [_on(each, device) for each in value]
     if isinstance(value, dict):
@@ -218,9 +214,7 @@ def _ulps(a: Tensor, b: Tensor) -> int | None:
 
 
 def _where(differ: Tensor) -> str:
-    """The elements that differ, in words: all, an index, first or last indices of a dim, a vector lane, or a
-    percentage.
-    """
+    """The elements that differ, in words: all, an index, the first or last of a dim, a vector lane, or a percentage."""
     if bool(differ.all()):
         return "all elements"
     places = differ.nonzero()

@@ -84,9 +84,7 @@ def run_plain(text: str, folder: Path, timeout: float, *arguments: str) -> tuple
 
 
 def _probe(scene: Scene, folder: Path, run: Run) -> list[str]:
-    """Run both graphs whole in a file, read all values into `scene.seen`, and return the names of outputs that
-    differ.
-    """
+    """Run both graphs whole in a file, read all values into `scene.seen`, and return the names of differing outputs."""
     outputs = {name: list(side.outputs) for name, side in scene.sides.items()}
     text = render(scene, outputs["reference"], lambda side, node: False, True)[0]
     status, printed = run(text, folder, scene.timeout, str(folder))

@@ -1,6 +1,4 @@
-"""The content of a self-contained file: two graphs, their inputs and outputs, and the values that their calls
-returned.
-"""
+"""The content of a self-contained file: two graphs, their inputs and outputs, and the values of their calls."""
 
 from __future__ import annotations
 
@@ -153,9 +151,7 @@ def content_of(scene: Scene, side: str, node: Node) -> Input | None:
 
 
 def _readable(content: str, dtype: str) -> Any:
-    """A value as a list of numbers, if these are few and reproduce every bit; otherwise `content` itself, its packed
-    bytes.
-    """
+    """A value as a list of numbers, if they are few and reproduce every bit; otherwise `content`, its packed bytes."""
     data = zlib.decompress(base64.b64decode(content))
     type_ = getattr(torch, dtype)
     if not 0 < len(data) <= _FEW * type_.itemsize or type_.is_complex:

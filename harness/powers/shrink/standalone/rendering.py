@@ -48,9 +48,7 @@ def render(
 
 
 def _file(scene: Scene, inputs: Sequence[Input], functions: str, collectives: Sequence[Node], probing: bool) -> str:
-    """The file's text: the tables and the functions of both graphs, then the functions that are the same in every
-    file.
-    """
+    """The file's text: tables and the functions of both graphs, then the functions that are the same in every file."""
     groups = {group_name(node): scene.partitions[group_name(node)] for node in collectives}
     tables = [f"WORLD_SIZE = {scene.world_size}", _INPUTS_ARE]
     tables += ["INPUTS = {", *(entry.line for entry in inputs), "}"]

@@ -197,7 +197,8 @@ class Parallelism:
 class Batch:
     """The input of a rank in a step: `sequences` rows of `seq_len` tokens, from the text that `data` names.
 
-    The ranks of a tensor group read the same documents, all others read different ones.
+    Ranks with the same data coordinate, such as those of a tensor group, read the same documents; others read different
+    ones.
     """
 
     __pydantic_config__ = STRICT

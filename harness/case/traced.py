@@ -34,9 +34,10 @@ class Pipeline:
     """The optional passes of the graph pipeline, and the backend that runs the finished graph.
 
     `isolate_groups` gives the experts' all-to-alls their own process group if they share one, and `isolate_gathers` the
-    parameters' all-gathers. `bucket` joins the all-gathers of a block into one, and also its reduce-scatters. `overlap`
-    reorders nodes so that one chunk's all-to-all runs during the other chunk's compute. `overlap_costs` is the path of
-    a cost model for this order, fitted to a machine; None for bitproof's own model.
+    parameters' all-gathers. `bucket` joins the all-gathers of a block into larger ones, and likewise its
+    reduce-scatters. `overlap` reorders nodes so that one chunk's all-to-all runs during the other chunk's compute.
+    `overlap_costs` is the path of a cost model for this order, fitted to a machine; None for bitproof's own, which is
+    fitted to a CPU.
 
     `backend`: "fx" runs the graph operator by operator. "regional_inductor" compiles regions of it, by default only
     attention operators. "inductor" compiles the whole graph; it fuses operators and so rounds less often: expect CLOSE.

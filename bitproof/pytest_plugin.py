@@ -64,7 +64,7 @@ def bitproof_result(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 @pytest.fixture
 def bitproof_keeps_bits() -> Iterator[Any]:
-    """Context for the whole test: each Inductor pass that runs must be proved to keep every bit, or the test fails."""
+    """During the test, each Inductor pass that runs must be proved to keep every bit; otherwise the test fails."""
     import bitproof
 
     with bitproof.keeps_bits() as kept:

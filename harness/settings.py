@@ -130,9 +130,9 @@ def made(part: type[T], given: Mapping[str, Any]) -> T:
 
 
 def checked(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the keywords of a Python call for a dataclass, and return them, with lists converted to tuples.
+    """Check the values that a Python call gives for the options of a dataclass, and return them.
 
-    Raises UsageError for an invalid value.
+    Lists become tuples. Raises UsageError for an invalid value.
     """
     values = {}
     for each in options_of(part):

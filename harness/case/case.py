@@ -194,7 +194,7 @@ class Case:
 
     @property
     def chunk_dim(self) -> int:
-        """The dim of activations along which chunks are cut: 0 for batch, 1 for seq; 0 if the model is folded."""
+        """The dim of activations along which chunks are cut: 0 for batch, 1 for seq, but 0 if the model is folded."""
         assert self.chunking is not None
         return 0 if self.chunking.dim == "batch" or self.model.folded else 1
 

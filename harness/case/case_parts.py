@@ -184,7 +184,7 @@ class Parallelism:
 
     @property
     def data_ranks(self) -> int:
-        """The number of ranks of a stage that read different data, i.e. without counting tensor-parallel ranks."""
+        """The number of ranks of a stage that read different data: a tensor group counts as one rank."""
         return self.stage_ranks // self.tp
 
     @property

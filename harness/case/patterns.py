@@ -61,7 +61,10 @@ def check_pattern(pattern: str, what: str) -> None:
 
 
 def _agree(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether two patterns may match the same name. Both are lists of components; additional ones are not compared."""
+    """Whether two patterns, as lists of components, may match the same name.
+
+    If one has more components than the other, the additional ones are ignored.
+    """
     return all("*" in (one, other) or one == other for one, other in zip(first, second, strict=False))
 
 

@@ -49,7 +49,7 @@ def select(cases: Sequence[Case], expression: str | None) -> list[Case]:
 
 
 def asks_for(expression: str | None) -> bool:
-    """Whether an expression asks for cases by name, such as moe_seq, in contrast to `not moe_seq` or none."""
+    """Whether an expression selects cases by name: True for `moe_seq`, False for `not moe_seq` or None."""
     return bool(expression and expression.strip()) and not compile_expression(str(expression))(lambda name: False)
 
 

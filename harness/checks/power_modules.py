@@ -1,4 +1,4 @@
-"""Import modules of powers, the optional abilities of bitproof, for the core: only if an option needs them.
+"""Import modules of powers (optional abilities of bitproof) for the core, only if an option needs them.
 
 For example, only `run --baseline` imports the module of `power_module("baselines.drifted")`.
 """

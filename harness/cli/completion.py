@@ -31,9 +31,7 @@ def names_of_systems(incomplete: str) -> list[str]:
 
 
 def names_of_faults(incomplete: str) -> list[str]:
-    """The faults whose names begin with `incomplete`: the catalogue's, and those that take arguments, like
-    `flip-bit`.
-    """
+    """The faults whose names begin with `incomplete`: the catalogue's, and those with arguments, like `flip-bit`."""
     from bitproof.harness.disturb.entry import catalogue
     from bitproof.harness.disturb.faults import FAULTS
 

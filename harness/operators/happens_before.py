@@ -217,7 +217,10 @@ class Order:
         return found
 
     def unfinished(self, keys: Iterable[Key]) -> list[Race]:
-        """Return the races with code after the graph: work that is not waited for on memory that outlives the graph."""
+        """Return the races of the graph's work with its caller.
+
+        These are writes and reads of memory that outlives the graph, for which nothing has waited.
+        """
         found: dict[tuple[Hashable, str], Race] = {}
 
         def add(first: Hashable, does: str, key: Key, work: Launch | None = None) -> None:
@@ -242,9 +245,9 @@ class Order:
         return list(found.values())
 
     def overdue(self, last_use: Mapping[Key, float]) -> list[tuple[float, Hashable, Race]]:
-        """Return the races of memory that was freed before the wait for a launch that read it.
+        """Return the races of memory that was freed before the wait for a launch that reads it.
 
-        With each race are the time of the wait and the waiting call.
+        Each race follows the time of its wait and the waiting call: (time, call, race).
         """
         return [(time, name, race) for work, time, name in self._held for race in _let_go(work, time, last_use)]
 

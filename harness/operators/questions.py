@@ -40,7 +40,7 @@ def names(holds: Callable[[Operator], object]) -> frozenset[str]:
 
 
 def overloads(column: Callable[[Operator], str | Iterable[str] | None]) -> frozenset[str]:
-    """Return the full names of all overloads that a column of the table contains. `column` returns it from a row."""
+    """Return the full names of all overloads in a column of the table; `column` returns a row's value in it."""
     found = set()
     for row in ROWS.values():
         value = column(row)

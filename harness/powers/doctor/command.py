@@ -256,7 +256,7 @@ def probe_torch() -> Torch | str:
 
 
 def available_gib() -> float | None:
-    """Return how much memory in GiB new processes can use, also within the container's limit; None if unknown."""
+    """Return how much memory in GiB new processes can use, within the container's limit; None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))

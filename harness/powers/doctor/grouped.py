@@ -59,7 +59,10 @@ def one_by_one(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_grouped_mm(setting: Setting) -> Answer:
-    """Check that grouped products and gradients have the same bits twice, and are within `MAX_ERROR` of float32."""
+    """Check that grouped products and gradients have the same bits twice, and are right.
+
+    They must differ by less than `MAX_ERROR` from the results of `one_by_one` in float32.
+    """
     device, told, wrong = setting.device_of(0), [], []
     for counts_E in COUNTS_E:
         first, second, wanted = products(device, counts_E), products(device, counts_E), one_by_one(counts_E)

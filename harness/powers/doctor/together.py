@@ -23,7 +23,7 @@ launches: list[str] = []
 
 
 def note(rank: int, line: str) -> None:
-    """Add a collective that this rank launches to `launches`. Lines about other actions of the rank are ignored."""
+    """If the line is about a collective that this rank launches, append it to `launches`."""
     if line.startswith("launches "):
         launches.append(line.removeprefix("launches "))
 

@@ -39,8 +39,9 @@ class OneProcess:
     def ask(self, environment: Environment, what: str, folder: Path, seconds: float, **asked: Any) -> dict[str, Any]:
         """Run the program in a process of this environment, and return the answer of `standalone/answer_request`.
 
-        `what` is the request. "record" takes a `budget` of bytes; "results" takes `keys`, `inputs` and a `budget`, and
-        stores results below `folder`; "exchange" takes `sets` of keys of calls, and runs the program once per set.
+        `what` is the request. "record" takes a `budget` of bytes. "results" stores results below `folder`; it takes a
+        `budget`, and the calls by their `keys` and `inputs` (see `call_events.CallEvent`). "exchange" takes `sets`,
+        each of keys, and runs the program once per set.
         """
         results = str(folder / "results")
         more: dict[str, dict[str, Any]] = {

@@ -97,7 +97,7 @@ class TwoEnvironments:
     def verify(self) -> Verified:
         """Run the program in the new environment: unchanged, then with the old results of the moved calls.
 
-        Requires the calls that `replay` found to have moved.
+        Call `replay` first: it finds the moved calls.
         """
         # A program that finds a cache of its first run makes fewer calls, and would hide those that moved.
         (old,) = self._runs([[]], self.old)

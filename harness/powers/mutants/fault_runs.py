@@ -87,9 +87,7 @@ class FaultRuns:
         """CPU seconds so far, on all cores, including this process."""
 
     def begin(self) -> CaseResult:
-        """Run and judge the case without a fault. Faults can be detected only if `shows_faults` holds for the
-        result.
-        """
+        """Run and judge the case without a fault. If `shows_faults(result)` is false, no fault can be detected."""
         with self._counting():
             return self._begin()
 

@@ -35,7 +35,7 @@ def copied(x: Tensor) -> Tensor:
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors in a value, which may be a nested tuple or list, in order, but no empty tensors."""
+    """Return the tensors in a value, in order, without empty ones. The value may be a nested tuple or list."""
     if isinstance(value, Tensor):
         return [value] if value.numel() else []
     return [x for item in value for x in tensors_of(item)] if isinstance(value, (tuple, list)) else []

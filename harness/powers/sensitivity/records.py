@@ -65,8 +65,8 @@ class UnseenCall:
 class FormulaRow:
     """Counts for a formula that differs from an operator by rounding only, such as `1 / sqrt(x)` for `rsqrt`.
 
-    Of the `tried` calls of the operator, `seen` had results by the formula that the comparison showed, `same` had the
-    same bits, and `lost` had other bits that no compared tensor showed.
+    `tried` counts the calls that were computed by the formula instead. Their results had the same bits (`same`), other
+    bits that a compared tensor showed (`seen`), or other bits that none showed (`lost`).
     """
 
     __pydantic_config__ = GROWING

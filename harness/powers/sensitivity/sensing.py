@@ -135,9 +135,7 @@ class _Search:
         return found is not None and (found.shown is None or bool(_unseen_formulas(found)))
 
     def _note(self, finding: CallFinding) -> None:
-        """Merge a finding with those of earlier steps: a call is seen if any step saw it, and blind if all agree on
-        it.
-        """
+        """Merge a finding with those of earlier steps: seen if any step saw the call, blind if it is blind in all."""
         known = self._found.get(finding.call)
         if known is None:
             if finding.shown and finding.tries == 1:

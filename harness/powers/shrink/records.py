@@ -58,7 +58,7 @@ class Bisection:
 
     @property
     def divergence(self) -> Divergence | None:
-        """The first divergence of the two systems, in the case with only the found region chunked if there is one."""
+        """The first divergence of the two systems. If a region was found, only this region is chunked in the case."""
         result = self.region_result or self.result
         return result.first_divergence if result else None
 

@@ -233,9 +233,7 @@ class _Search:
         return False
 
     def _untried(self, dimension: Dimension) -> Iterator[tuple[Changes, Trial]]:
-        """Yield the smaller values of a dimension that are valid and new, as changes together with the changed
-        trial.
-        """
+        """Yield the smaller values of a dimension that are valid and new, as changes and changed trial."""
         for changes in dimension(self.smallest, self.result):
             if self.ignored.issuperset(changes):
                 continue
@@ -310,7 +308,7 @@ def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 def _groups(ep: int, tp: int, ranks: int) -> list[tuple[int, int]]:
     """The sizes (ep, tp) of expert and tensor parallelism to try on `ranks` ranks.
 
-    These are the present sizes, their largest divisors of the number of ranks, halves, and 1 for either.
+    These are the present sizes, their greatest common divisors with the number of ranks, halves, and 1 for either.
     """
     # A group's size must divide the number of ranks.
     fit = math.gcd(ep, ranks), math.gcd(tp, ranks)
@@ -337,7 +335,7 @@ def _batch(name: str) -> Dimension:
 
 
 def _layers(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Yield numbers of layers to try: fewer layers, with as many dense layers or none; then only dense layers."""
+    """Yield numbers of layers to try: fewer layers, with as many dense layers as now or none; then only dense ones."""
     model = trial.case.model
     if model.layers is None:
         return

@@ -439,7 +439,7 @@ def _ended_for_a_peer(rank: int) -> Failure:
 
 
 def _error_of(accounts: list[Account], run: RunRequest, silent: list[int]) -> RankError | None:
-    """The error to report if a rank failed, was not done in time, or did not report (`silent`); None without any."""
+    """The error to report if a rank failed, was late, or did not report (`silent`); None if all succeeded."""
     # Failures have times on the monotonic clocks of their machines. `clock` converts them to the time of day.
     ends = [account.end for account in accounts if account.end is not None]
     by_failure = {

@@ -1,4 +1,4 @@
-"""Assign each rank its seat: its number on its machine, and its GPU. For ranks started by a launcher such as torchrun.
+"""Assign each rank its seat, i.e. its number on its machine, and its GPU, if a launcher such as torchrun started it.
 
 This needs no variables from the launcher: each rank sends rank 0 the name of its machine, and the GPUs that it sees. So
 it also works if each rank sees only one GPU, as with `srun --gpus-per-task=1`, and if machines have different numbers

@@ -199,7 +199,10 @@ class Distances:
     least: float
 
     def bound(self, factor: float) -> float:
-        """The largest relative error that other orders of sums explain: `factor` spreads, at least `least`."""
+        """The largest relative error that other orders of sums explain.
+
+        It is `factor` times the spread, but at least `least`, as a fraction of the norm.
+        """
         spread = self.spread
         return self.relative(max(factor * spread, self.least)) if math.isfinite(spread) else math.inf
 
@@ -214,7 +217,7 @@ class Distances:
         return self.error > NEAR_SPREADS * self.spread and self.error > self.least / FEWEST_UNITS
 
     def relative(self, distance: float) -> float:
-        """A distance as a fraction of the tensor's norm. If the norm is 0, it is 0 or infinite."""
+        """A distance as a fraction of the tensor's norm; if that is 0, infinite unless the distance is 0."""
         return distance / self.norm if self.norm else (0.0 if distance == 0 else math.inf)
 
 
@@ -323,7 +326,7 @@ def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[b
 
 
 def squared_distance(own: Values, other: Values) -> float:
-    """The squared distance of two tensors. Infinite for other dtypes, shapes, NaNs, infinities, or integers.
+    """The squared distance of two tensors; infinite unless dtype, shape, NaNs, infinities and integers agree.
 
     If two tensors differ only in signs of zero, it is the smallest positive number.
     """

@@ -165,7 +165,7 @@ def _number(text: str) -> float:
 
 
 def span(tensor: Tensor) -> tuple[int, int]:
-    """Where a tensor's elements are in its storage: the byte offsets of the first element, and after the last."""
+    """The byte offset of a tensor's first element in its storage, and the offset after its last element."""
     size = tensor.element_size()
     first = int(tensor.storage_offset()) * size
     return first, first + reach(tensor.shape, tensor.stride()) * size

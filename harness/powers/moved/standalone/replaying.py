@@ -189,7 +189,10 @@ def _measured(old: Tensor | None, new: Any) -> dict[str, Any]:
 
 
 def ordered(values: Tensor) -> Tensor:
-    """Integers in the order of the floating-point values: adjacent values have distance 1, and so have -0 and 0."""
+    """Convert floating-point values to integers in the same order.
+
+    Adjacent values have the distance 1, and so have -0 and 0. Integers are returned unchanged.
+    """
     if values.is_complex():
         values = torch.view_as_real(values)
     if not values.is_floating_point():

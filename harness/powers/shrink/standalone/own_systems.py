@@ -2,10 +2,10 @@
 
 `alone_text` assembles it from the user's files, the functions below and, if those files import `watch`, `simple_watch`.
 So the functions below use only torch, the standard library and functions of `template`. A system that needs more of the
-case or of bitproof fails in such a file. Then another kind of file is written (`commands/shrink`).
+case or of bitproof fails in such a file; then another kind of file is written (`shrink_command`).
 
-The ranks of each side are processes, joined by gloo, with the seeds and settings of a run. Each rank saves the tensors
-that its system shows at every step. Then both sides are compared, bit for bit.
+The ranks of each system are processes, joined by gloo, with the same seeds and settings as under bitproof. Each rank
+saves the tensors that its system shows at every step. Then the tensors of both systems are compared, bit for bit.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def takes(function: Any, *arguments: Any) -> bool:
 
 
 def take_steps(made: Any, keep: Callable[..., None]) -> None:
-    """Have a system take the case's steps, and pass the tensors of each to `keep`.
+    """Run all steps of a system, and pass the tensors of each step to `keep`.
 
     Raises NotImplementedError for a system that renames its tensors.
     """
@@ -75,7 +75,7 @@ def take_steps(made: Any, keep: Callable[..., None]) -> None:
 
 
 def run_rank(side: str, rank: int, folder: str) -> None:
-    """The process of a rank of a side: run its system, and save the shown tensors. Exits with 0, or 2 on an error."""
+    """Run a rank of a system, and save the tensors that it shows. Exits the process with 0, or 2 after an error."""
     try:
         world_size = CASE["parallelism"]["world_size"]
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

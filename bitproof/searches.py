@@ -93,6 +93,7 @@ def shrink(
 
     call = asked("shrink", ShrinkSettings, case, reference, candidate, settings)
     with _written_down(call, report_dir) as (folder, _):
+        # Without the extra passes: shrinking may remove some, and names the remaining ones itself.
         kept = words(replace(call.options, extra_passes=()))
         return shrink_and_report(call.case, call.options, Budget(tries, timeout), folder, kept)
 

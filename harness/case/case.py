@@ -89,7 +89,7 @@ class Case:
     observe: tuple[str, ...] = ()
     autoplace: Autoplace | None = None
     preload: tuple[str, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict, hash=False)
+    options: dict[str, Any] = field(default_factory=dict, hash=False)  # a dict has no hash
     steps: int = 20
     seed: int = 0
     model: Model = field(default_factory=Model)
@@ -140,6 +140,7 @@ class Case:
                 f"case {self.name} lists unknown kinds", expected=", ".join(KINDS), found=", ".join(sorted(unknown))
             )
         self._check_bounds()
+        # Built-in systems have no `save` and `load`.
         are_both_yours = is_factory(self.reference) and is_factory(self.candidate)
         if self.resume_at is not None and not (are_both_yours and 0 < self.resume_at < self.steps):
             raise CaseError(
@@ -226,6 +227,7 @@ class Case:
 
     def _check_bounds(self) -> None:
         close, apart = self.close_within, self.differs_within
+        # Between two layouts the limit may be left out: then it is measured.
         is_derived = self.expected == "CLOSE" and self.reference_parallelism is not None and close is None
         is_stated = (self.expected == "CLOSE") == (close is not None) and 0 < (1 if close is None else close) < math.inf
         if not (is_stated or is_derived):
@@ -375,6 +377,7 @@ def script_of(system: str) -> Script | None:
         return None
     prefix, _, rest = first.partition(":")
     revision, _, file = rest.partition(":") if prefix == "git" else ("", "", first)
+    # `train.py:make` is a factory, and `git:train.py` has no revision.
     if not file.endswith(".py") or (":" in file and not revision) or (prefix == "git" and not revision):
         return None
     return Script(file, tuple(args), revision)

@@ -20,6 +20,7 @@ from bitproof.harness.case.patterns import check_patterns, root_of
 from bitproof.harness.errors import CaseError
 from bitproof.harness.validate import STRICT
 
+# 8 elements of bfloat16 take 16 bytes; the rows of grouped matrix products must be multiples of that.
 DIM_MULTIPLE = 8
 
 

@@ -108,7 +108,7 @@ def _record(case: Case, system: str, options: RunOptions, target: Target, run_di
 
 def record_to(out: Path, case: Case, system: str, options: RunOptions, run_dir: Path) -> None:
     """Record a system into the new folder `out`, completely or not at all. Prints nothing. Raises as `record` does."""
-    Target(out=out)
+    Target(out=out)  # raises UsageError if `out` exists
     with _beside(out) as new:
         _make(case, system, options, new, run_dir, lambda event: None)
         _put_where_nothing_is(new, out)

@@ -41,6 +41,7 @@ from bitproof.harness.records import (
 
 MeasureDrift = Callable[[Path, Path], list[Drift]]
 
+# If only these facts differ, the bits are compared all the same, to show the drift that a new version brings.
 _VERSION_FIELDS = {
     f"machine.{name}"
     for name in (

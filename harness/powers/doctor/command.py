@@ -248,6 +248,7 @@ def probe_torch() -> Torch | str:
     try:
         done = run_command(command, PROBE_SECONDS)
         if done.status == 0:
+            # The last line only, since an imported package may print lines before it.
             return Torch(**json.loads(done.out.splitlines()[-1]))
         lines = done.err.strip().splitlines()
         return lines[-1] if lines else f"importing it ended with exit status {done.status}"

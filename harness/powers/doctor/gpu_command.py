@@ -40,7 +40,7 @@ from bitproof.harness.runtime.sources import own_digest
 
 _CHECKS_SECONDS = 1800
 _CASE_SECONDS = 600.0
-_HANG_SECONDS = 60.0
+_HANG_SECONDS = 60.0  # this case always runs until its time is up
 ALONE, TOGETHER = names_of("alone"), names_of("together")
 NAMES = (*ALONE, *TOGETHER)
 """The checks of `run`, on a single device and on all ranks; importing that module would load torch."""
@@ -111,6 +111,7 @@ def about(torch: Torch, *, share_gpus: bool = False) -> dict[str, str]:
     }
 
 
+# Packages with parts of CUDA, such as nvidia-nccl-cu12, and Triton.
 _LIBRARIES = ("nvidia-", "triton", "pytorch-triton")
 
 

@@ -103,6 +103,7 @@ def _joined(setting: Setting, rank: int, store: str, check: Callable[[Setting, i
         pin_nccl(os.environ, native=native)
         if setting.shared_gpus:
             allow_shared_gpu(os.environ, rank)
+    # An even number of ranks also gets groups of a part of the ranks, which are checked, too.
     mesh = Mesh(rank, Parallelism(world_size=setting.ranks, ep=1 if setting.ranks % 2 else 2), device)
     board: Any = SimpleNamespace(write=together.note)
     rooms = FileStore(store, setting.ranks)

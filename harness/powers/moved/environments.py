@@ -53,6 +53,7 @@ class Environment:
             asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
             asked.write_text(json.dumps(request))
             words = [str(START), what, str(asked), str(answered)]
+            # The program must iterate its sets in the same order in both environments.
             done = self._run(words, {"PYTHONHASHSEED": "0", **self.variables}, seconds)
             if done.status == 0 and answered.is_file():
                 return answer_or_refusal(json.loads(read_plain(answered, UNPACKED * 16)), what, self.python)

@@ -182,6 +182,7 @@ def _finish(
     replay: Sequence[str],
     page: Page | None,
 ) -> int:
+    # A case for which no fault was planned did not run, and must not become UNVERIFIED.
     ran = {result.case.name for result in results}
     judged = [case for case in cases if case.name in ran]
     complete_results = complete(judged, list(results), found.problem or "")

@@ -130,6 +130,7 @@ class FaultRuns:
         )
         if unmet := entry.unmet(self.case):
             return replace(blank, status="not struck", reason=f"it needs {'; '.join(unmet)}")
+        # Between two layouts, or with a candidate that resumes, a verdict takes more than one run of a system.
         if self.case.reference_parallelism is not None or self.case.resume_at is not None:
             return self._outcome_of_case(blank, entry)
         if entry.is_fault and (outcome := self._outcome_of_first_step(blank, entry)):

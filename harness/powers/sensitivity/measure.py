@@ -87,7 +87,7 @@ class Steps:
         self.step += 1
         if self.ranks:
             self.held = [after(self.program, values) for values in self.ranks]
-        self.ranks = []  # before the next step's values come
+        self.ranks = []  # frees these values before the next step makes as many
         before = [
             own | {(INPUT, name): x for name, x in trainer.data.step(self.step)._asdict().items()}
             for own, trainer in zip(self.held, self.trainers, strict=True)

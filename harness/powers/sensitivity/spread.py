@@ -153,6 +153,7 @@ class _Wrong:
                     self.lost.append(call.index)
 
     def _hold(self, call: ReplayedCall, rank: int, given: Sequence[tuple[int, Any]]) -> None:
+        # A list and no generator: every wrong result must be noted.
         if not any([self._differs(slot, rank, value) for slot, value in given if self._is_known(slot)]):
             self.lost.append(call.index)
 

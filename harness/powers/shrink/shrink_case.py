@@ -317,6 +317,7 @@ def _groups(ep: int, tp: int, ranks: int) -> list[tuple[int, int]]:
 
 
 def _changed(now: Parallelism, **sizes: int) -> Changes:
+    # Sequence parallelism needs tp of at least 2, so it is switched off together with tp.
     changes: dict[str, Any] = {**sizes, "sequence": now.sequence and sizes.get("tp", now.tp) > 1}
     return {f"parallelism.{name}": value for name, value in changes.items() if value != getattr(now, name)}
 
@@ -354,6 +355,7 @@ def _size(name: str) -> Dimension:
     def smaller(trial: Trial, result: CaseResult) -> Iterator[Changes]:
         model = trial.case.model
         now = getattr(model, name)
+        # Dense layers have no experts: if all layers are dense, a run with fewer experts would show nothing new.
         is_read = name not in ("experts", "top_k") or model.dense_layers is None or model.dense_layers != model.layers
         if now is not None and is_read:
             yield from ({f"model.{name}": n} for n in _smaller(now, least, step))
@@ -396,6 +398,7 @@ SIZES: tuple[Dimension, ...] = (
 
 def _all_sizes(trial: Trial, result: CaseResult) -> Iterator[Changes]:
     """Yield a single change, which makes all sizes minimal at once."""
+    # The first change that each dimension yields is its smallest size.
     sizes = [next(dimension(trial, result), {}) for dimension in SIZES]
     yield {name: least for each in sizes for name, least in each.items()}
 

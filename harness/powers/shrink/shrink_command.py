@@ -195,6 +195,7 @@ class _Shrinking:
         print(f"it fails: {symptom}" if confirmed else f"the confirming run was {final.verdict.value}: do not trust it")
         folder = self.run_dir / FOLDER
         case_file = folder / "case.json"
+        # Shrinking may have removed passes, so they are named here, and not in `replay`.
         options = self.replay + tuple(part for text in smallest.extra_passes for part in ("--extra-pass", text))
         options += (CASE_FILE, str(case_file))
         command = shlex.join(["bitproof", "run", *options])

@@ -160,6 +160,7 @@ class Coordinator:
         self._told_of: str | None = None
         self.peers = Peers(rank, self.world_size, work)
         self._own_dir = self._first_dir = run_dir.resolve()
+        # Started at once, so that the host loads torch while ranks still connect.
         self._host = self._start_host()
 
     def close(self, problem: Problem | None = None) -> None:

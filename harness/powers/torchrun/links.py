@@ -64,6 +64,7 @@ class Line:
 
     def __init__(self, peer: socket.socket, name: str, spool: Path) -> None:
         peer.setblocking(False)
+        # Small messages must not wait for later ones.
         with contextlib.suppress(OSError):
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = peer

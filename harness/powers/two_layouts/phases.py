@@ -89,6 +89,8 @@ def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
     """A key that is equal for two collectives that add in the same order. Any two collectives over two ranks do."""
     if meeting.what == "backward":
         return meeting.what, "", str(meeting.backwards), 0
+    # Ranks such as "0,1,2": two terms have only one sum, whichever collective adds them. A scaling's operator has its
+    # factor.
     is_ordered = meeting.ranks.count(",") > 1 or meeting.backwards > 1 or meeting.what == "scale"
     return meeting.what, meeting.ranks, meeting.operator if is_ordered else "", meeting.elements
 
@@ -101,6 +103,7 @@ def _follows_places(meeting: Meeting) -> bool:
     """
     if meeting.phase == "forward" or meeting.what != "sum":
         return False
+    # `elements` is 0 for sums over two ranks, and 1 for single numbers, which no layout divides.
     return meeting.elements > 1 or (meeting.phase != "backward" and meeting.operator.startswith("all_reduce"))
 
 

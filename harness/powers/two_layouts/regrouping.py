@@ -304,6 +304,7 @@ def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[b
         if (box := box_of(record))
     ]
     same = alike(box for *_, box in boxes)
+    # The parts cannot be matched: then no rank of the candidate has any cell, and the distance is infinite.
     if not same:
         return False, [_Unit(rank, (), []) for rank in here]
     cuts = joint_cuts(same)

@@ -151,6 +151,7 @@ def _bits(call: dict[str, Any]) -> int | None:
     terms, dtype = order["terms"], _inner(call)[1]
     thirds = sorted({0, 1, order["first"], terms // 4, terms // 2, 3 * terms // 4, terms - 1})
     places = [(small, last) for small in thirds for last in thirds if 0 < small != last > 0]
+    # The stored bits of a significand in bfloat16, float16, float32 and float64, and one more each.
     for bits in (7, 8, 10, 11, 23, 24, 52, 53):
         for small, last in places:
             for one, other in ((0, last), (last, 0)):  # a kernel may add the last term first

@@ -59,6 +59,7 @@ class _Recorder(Listener):
 
     def after(self, event: CallEvent) -> None:
         call = self.calls.get(event.key)
+        # Only the first call with this key has its inputs recorded, so only its results belong to them.
         if call is not None and not call["results"] and not is_drawn(call):
             call["results"] = [self.kept(value) for value in event.values]
 

@@ -22,7 +22,7 @@ CollectivesRequest = Literal["auto", "shared", "gloo", "native"]
 ControlRequest = Literal["always", "when_different", "never"]
 Control = Literal["always", "when_different", "never", "up_to_difference", "logged"]
 LOGS_STEP = "up_to_difference", "logged"
-"""Second runs with these controls log the differing step."""
+"""The values of `control` with which second runs log the operator calls of the first differing step."""
 OnEvent = Callable[[Event], None]
 
 SYNTAX = "MODULE_OR_FILE:FUNCTION[@before=PASS|@after=PASS]"

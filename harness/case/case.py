@@ -32,7 +32,7 @@ from bitproof.harness.validate import STRICT, read
 Kind = Literal["loss", "grad", "param", "buffer", "optimizer", "grad_norm", "activation", "rng"]
 KINDS: tuple[Kind, ...] = typing.get_args(Kind)
 USUAL_KINDS = KINDS[:5]
-"""The kinds that every case may have; others are recorded if a case requests them, `rng` if a step draws."""
+"""The kinds that every case may have. Others are recorded if a case requests them; `rng`, if a step draws numbers."""
 
 
 ExpectedVerdict = Literal["EQUAL", "DIFFERENT", "CLOSE"]

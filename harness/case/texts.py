@@ -7,8 +7,9 @@ from pathlib import Path
 PYDOC = "pydoc"
 PYDOC_LINES = "pydoc_lines"
 ADVERSARIAL = "adversarial"
-"""Documents that exercise cases which are rare in real text; see `reference.data.adversarial_documents`. They have
-their own weights.
+"""Documents with features that are rare in real text, such as single bytes (`reference.data.adversarial_documents`).
+
+A case with them also has other initial weights, whose rows differ in scale, so that rounding shows.
 """
 
 _TEXTS = (PYDOC, PYDOC_LINES, ADVERSARIAL)

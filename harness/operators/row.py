@@ -139,7 +139,7 @@ class Operator:
     adopts: str | None = None
     """The argument whose memory `self` shares from then on."""
     runs_operator: bool = False
-    """It runs an operator that is among its arguments, with the arguments that follow."""
+    """It runs an operator that is one of its arguments, and passes the arguments after this one to it."""
     writes: str | None = None
     """The argument that is written or freed, though the schema does not say so."""
     counts_in: tuple[str, ...] = ()
@@ -159,13 +159,13 @@ class Operator:
     rearranges: str | None = None
     """The overload that changes dims and leaves every element unchanged."""
     is_sized: bool = False
-    """The result of a view has the sizes in the call."""
+    """The call states the sizes of its result, a view, as `expand` does."""
     keeps_order: bool = False
-    """A view has its argument's elements in the same order."""
+    """The result has its argument's elements in the same order."""
     reshapes: bool = False
-    """`default` returns all elements in their order, in its argument's memory or in new memory."""
+    """The overload `default` returns all elements in their order, in its argument's memory or in new memory."""
     joins: bool = False
-    """`default` concatenates tensors along a dim."""
+    """The overload `default` concatenates tensors along a dim."""
     packs: bool = False
     """It packs values together, or returns parts of them."""
     moves: bool = False
@@ -198,9 +198,9 @@ class Operator:
     attends: bool = False
     """It mixes the positions of a sequence."""
     sums_ranks: bool = False
-    """A collective that adds values of several ranks."""
+    """It is a collective that adds values of several ranks."""
     exchanges: bool = False
-    """A collective that exchanges rows between ranks."""
+    """It is a collective that exchanges rows between ranks."""
     adds: str | None = None
     """It adds the elements of its first argument along dims, or computes their mean; this is the argument of the
     dims."""

@@ -245,7 +245,7 @@ OFFLOADS: dict[str, Callable[[int, torch.device], Tensor]] = {
     "freed while it is reloaded": _freed_while_reloaded,
     "read by the host": _read_by_the_host,
 }
-"""Test of each guard by name: returns a tensor of `TEST_VALUE`, or other values if the guard is missing."""
+"""The tests of `check_offload` by name. Each returns a tensor of `TEST_VALUE` if the copies wait as they must."""
 
 
 def check_bandwidth(setting: Setting) -> Answer:

@@ -32,7 +32,7 @@ class Environment:
     python: str = sys.executable
     variables: Mapping[str, str] = field(default_factory=dict)
     package: str = ""
-    """A package whose release is a fact of this environment, beside torch."""
+    """A package whose release counts as a fact of this environment, as torch's always does; "" for none."""
 
     @property
     def threads(self) -> int | None:

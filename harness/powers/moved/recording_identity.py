@@ -16,9 +16,9 @@ from bitproof.harness.powers.moved.records import RecordingIdentity
 from bitproof.harness.records import Recording
 
 MOST = 100
-"""The most characters of a fact in a message."""
+"""The maximum number of characters of a fact in a message."""
 _OF_THE_SYSTEM = ("system", "ranks", "passes", "settings")
-"""Facts that an identity leaves out: two systems of the same bits and environment share an explanation."""
+"""Facts that an identity leaves out, so that systems with the same bits and environment have the same identity."""
 
 
 def identity_of(recording: Recording) -> RecordingIdentity:

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 Arguments = Mapping[str, Any]
 Formula = Callable[..., Any]
-"""Takes the call's positional and keyword arguments; returns the value that replaces the call's result."""
+"""A function that takes a call's arguments, and returns the value that replaces the call's result."""
 
 
 def _wide(function: Formula) -> Formula:

@@ -20,7 +20,7 @@ from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall, S
 from bitproof.harness.torch_operators import storage_key
 
 Get = Callable[[int], Any]
-"""Returns a slot's value on a rank."""
+"""A function that returns the value of a slot on one rank."""
 
 Ranks = Sequence[Sequence[Any]]
 """The values of all slots: `ranks[rank][slot]`."""

@@ -22,7 +22,7 @@ from bitproof.harness.powers.sensitivity.perturb import same, tensors_of
 from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall
 
 FAILURE = "failure"
-"""The kind of an error that makes a call fail, instead of the kind of a compared tensor."""
+"""The value of `Fate.shown` if the error makes a call fail, in place of the kind of a compared tensor."""
 
 KERNELS_REFUSE = (RuntimeError, IndexError, ValueError, TypeError, OverflowError)
 """Errors that kernels and collectives raise for wrong arguments; any other error is our own bug."""

@@ -131,7 +131,7 @@ Changes = Mapping[str, Any]
 
 Run = Callable[[Trial], CaseResult]
 Show = Callable[[str], None]
-"""Shows a line about a run that has ended, or about the result."""
+"""A function that shows a line about a run that has ended, or about the result."""
 
 
 def change(trial: Trial, changes: Changes) -> Trial:

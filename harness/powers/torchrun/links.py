@@ -30,15 +30,15 @@ SILENCE = 7.0
 """Seconds without a pulse after which a peer counts as gone."""
 _PULSE_SECONDS = 1.0
 PAUSE_SECONDS = 3.0
-"""If an iteration of the serving thread takes so much longer than its timeout, this process itself was stopped.
+"""If an iteration of the serving thread takes this many seconds more than its timeout, this process was suspended.
 
-Then the peers were not silent.
+Then silence of the peers does not count.
 """
 _HEADER = struct.Struct(">8sQQ")  # MAGIC, and the sizes in bytes of the JSON and of the files
 MAGIC_WORD = b"bitprf\x00\x01"
 # A stranger can connect too, so its first message must be short.
 _MAX_FIRST, _MAX_TEXT = 1 << 20, 1 << 30
-"""The most bytes of JSON, before and after a peer is known."""
+"""The most bytes of JSON in a peer's first message, and in each later one."""
 _PART = 1 << 20
 _MAX_WAITING = 1024  # peers that connect at the same moment
 _CONNECT_SECONDS = 5.0

@@ -47,7 +47,9 @@ FLOAT64 = "float64"
 
 
 Record = Callable[[Role, str, Across], Recorded]
-"""Runs a role's system once and returns its recording. Arguments: the role, the run's name such as `cells`, settings.
+"""A function that runs a role's system once, and returns its recording.
+
+Its arguments are the role, the run's name, such as `cells`, and the settings of the run.
 """
 
 

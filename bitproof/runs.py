@@ -47,7 +47,7 @@ class Run:
 
     @property
     def as_expected(self) -> bool:
-        """Whether the case got its expected verdict and differences, no baseline drifted, and no check objects."""
+        """Whether verdict and differences are the expected ones, no baseline drifted, and no check found a problem."""
         return self.result.as_expected
 
     @property

@@ -34,7 +34,7 @@ class Boundary(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its record, such as layers.1.moe.router@forward.output0.chunk1."""
+        """The name of this tensor's record, such as layers.1.moe.router@forward.output0.chunk1."""
         output = "" if self.output is None else f".output{self.output}"
         call = f".call{self.earlier}" if self.earlier else ""
         chunk = "" if self.chunk is None else f".chunk{self.chunk}"
@@ -42,7 +42,7 @@ class Boundary(NamedTuple):
 
 
 def boundary_of(name: str) -> Boundary | None:
-    """The boundary in a record's name; None for a name of another form."""
+    """The boundary that a record's name describes, as `Boundary.name` makes it; None for a name of another form."""
     match = re.fullmatch(r"([^@]+)@(forward|backward)(?:\.output(\d+))?(?:\.call(\d+))?(?:\.chunk([01]))?", name)
     if match is None:
         return None

@@ -165,7 +165,7 @@ def _check_compiled(case: Case) -> None:
 
 
 def _check_captured(case: Case) -> None:
-    """Raise CaseError if a case observes activations of a captured graph, whose replay runs no observing Python."""
+    """Raise CaseError if a case observes activations of a captured graph: a replay runs no Python code."""
     if case.pipeline.captures and case.observe:
         raise CaseError(
             f"case {case.name} observes activations of a step that is replayed as a CUDA graph",

@@ -108,7 +108,7 @@ def crossed(turns_of: Mapping[int, Sequence[RankTurn]]) -> list[Deadlock]:
 
 
 def _goes_on(rank: int, ranks: Mapping[int, _Rank]) -> bool:
-    """Simulate a rank, and end those of its launches that can end, as far as possible. Returns if anything changed."""
+    """Simulate a rank as far as possible, and end its launches that can end. Returns whether anything changed."""
     own, has_moved = ranks[rank], False
     while own.place < len(own.turns):
         waits_for = own.turns[own.place].waits_for
@@ -147,7 +147,7 @@ def _is_launched(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _held_up(rank: int, ranks: Mapping[int, _Rank]) -> list[Deadlock]:
-    """Deadlocks in queues: a launch is next on a rank, but on another rank it is queued after one that never ends."""
+    """Deadlocks in queues: a launch is next on a rank, but its match on another rank is behind one that never ends."""
     found, own = [], ranks[rank]
     for queue, calls in own.calls.items():
         for index in calls[own.ended.get(queue, 0)] if own.ended.get(queue, 0) < len(calls) else ():

@@ -43,7 +43,7 @@ _CASE_SECONDS = 600.0
 _HANG_SECONDS = 60.0  # this case always runs until its time is up
 ALONE, TOGETHER = names_of("alone"), names_of("together")
 NAMES = (*ALONE, *TOGETHER)
-"""The names of the checks in `run.py`, repeated here because importing that module would load torch."""
+"""The names of the checks in `run.py`, taken from the plan, since importing that module would load torch."""
 CASES_TRIED = names_of("case")
 Device = Literal["cuda", "cpu"]
 

@@ -90,7 +90,7 @@ def environment_text(environment: dict[str, str | int]) -> str:
 
 
 def _releases(c: MovedCertificate) -> str:
-    """Releases of packages other than torch in the new environment, such as `, transformers 5.2.0`; "" without any."""
+    """Releases of packages other than torch in the new environment, such as `, transformers 5.2.0`; "" if none."""
     known = {*c.old, "device"}
     return "".join(one_line(f", {name} {value}") for name, value in c.new.items() if name not in known)
 

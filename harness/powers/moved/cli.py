@@ -1,4 +1,4 @@
-"""`bitproof moved`: which operator calls change their bits between two environments."""
+"""`bitproof moved`: find the operator calls whose results change between two environments."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Environment:
     def threads(self) -> int | None:
         """The number of threads that the environment's variables ask for; None if they ask for none.
 
-        Then each call is replayed with the number of threads that was recorded.
+        If it is None, each call is replayed with the number of threads that was recorded.
         """
         asked = self.variables.get("OMP_NUM_THREADS", "")
         return int(asked) if asked.isdigit() and int(asked) else None

@@ -267,7 +267,7 @@ class Bisector:
 
 
 def shared_reference(recording: Recording, case: Case) -> Recording:
-    """The recording of a reference, made for another prefix, as if it were made for the reference of `case`.
+    """A reference's recording, made for another prefix of the passes, as if it were made for the reference of `case`.
 
     It is cut to the steps of `case`, and its manifest names `case`. A new run would record the same bits, since passes
     do not affect a reference without a graph. Raises RecordingError for a reference with a graph.

@@ -48,7 +48,7 @@ class Bisection:
 
     @property
     def blamed(self) -> str | None:
-        """The pass to blame, "trace" if tracing without any pass already differs, or None without an answer."""
+        """The pass to blame, "trace" if tracing without any pass already differs, None if there is no answer."""
         return self.suspects[0] if len(self.suspects) == 1 and self.problem is None else None
 
     @property

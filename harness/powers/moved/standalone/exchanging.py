@@ -50,7 +50,7 @@ class _Exchange(Listener):
 class ExchangeSession:
     """Replaces results of calls with these keys by the old environment's results, in a run that is done under `events`.
 
-    The folder `results` has the old results; None without any.
+    The folder `results` has the old results; None if there are none.
     """
 
     def __init__(self, results: str | None, keys: set[str]) -> None:

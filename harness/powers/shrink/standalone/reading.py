@@ -31,8 +31,8 @@ class NoFileError(BitproofError):
 class Input(NamedTuple):
     """An input of the functions in a file, with its values.
 
-    `contents` has one content for all ranks, or one per rank; without any, the input is drawn at random. `origin`, in
-    words, becomes a comment in the file.
+    `contents` has one content for all ranks, or one per rank; if it is empty, the input is drawn at random. `origin`,
+    in words, becomes a comment in the file.
     """
 
     name: str

@@ -101,7 +101,7 @@ def run_rank(rank: int, folder: str) -> None:
 
 
 def compare_alone() -> int:
-    """Compare in this process; no call is a collective. Returns 0 if equal, 1 if different, 2 after an error."""
+    """Compare all ranks in this process, without collectives. Returns 0 if equal, 1 if different, 2 after an error."""
     try:
         return tell(max(int(differs_on(rank)) for rank in range(WORLD_SIZE)))
     except Exception:

@@ -122,7 +122,7 @@ def _layout(tensor: Tensor) -> str:
 
 
 def _local(tensor: Tensor, at: str) -> Tensor:
-    """This rank's part of a tensor, as a dense tensor. Raises TypeError, which names the place `at`, without one."""
+    """This rank's part of a tensor, as a dense tensor. Raises TypeError, which names the place `at`, if it has none."""
     from bitproof.harness.capture.digest import plain
 
     try:

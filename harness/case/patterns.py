@@ -18,7 +18,7 @@ def pattern_of(module: str) -> str:
 
 
 def root_of(patterns: str, module: str) -> str | None:
-    """The module that matches one of `patterns` and is or contains `module`; None without any.
+    """The module that matches one of `patterns` and is or contains `module`; None if there is none.
 
     `patterns` are joined by commas, and `*` stands for one component. For example, the pattern layers.*.moe and the
     module layers.1.moe.router have the result layers.1.moe.

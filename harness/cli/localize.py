@@ -1,4 +1,4 @@
-"""`bitproof localize`: the cause of a case's first difference."""
+"""`bitproof localize`: find the cause of a case's first difference."""
 
 from __future__ import annotations
 

@@ -98,8 +98,8 @@ def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
 def _follows_places(meeting: Meeting) -> bool:
     """Whether a sum depends on how gradients are divided among ranks: in the order of its terms, or in its terms.
 
-    The order does for a sum over more than two ranks. The terms may for a functional all-reduce, with which DTensors
-    add the results of parts, such as norms.
+    The order depends on it if the sum is over more than two ranks. The terms may depend on it in a functional
+    all-reduce, with which DTensors add the results of parts, such as norms.
     """
     if meeting.phase == "forward" or meeting.what != "sum":
         return False

@@ -7,7 +7,7 @@
     Run, Comparison, Verdict        the results of a run
     watch                           make a system from a function that trains once
     prove(f, g, *inputs), keeps_bits
-                                    prove two functions, modules or graphs equal, or a graph and a pass's result
+                                    prove that two functions, modules or graphs are equal, or that a pass keeps bits
     Check, Evidence, Finding, Sentence, Table, Code, setting
                                     for your own checks, which `--check FILE.py:CLASS` loads
     assert_bitwise_equal            assert that two tensors, or structures of them, agree in every bit
@@ -15,7 +15,7 @@
     Mesh, compiler_problem          for systems: a factory's argument, and why this machine cannot compile
 
 Everything below `bitproof.harness`, `bitproof.reference` and `bitproof.cases` may change without notice. Importing this
-module loads neither torch nor those three: each name is loaded at its first use. `Mesh` needs torch: use it in
+module loads neither torch nor those three: each name is loaded when it is first used. `Mesh` needs torch: use it in
 annotations only.
 """
 
@@ -185,7 +185,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its module."""
+    """Import a public name from its module when it is first used."""
     if name not in _HOME:
         raise AttributeError(f"module 'bitproof' has no attribute {name!r}")
     import importlib

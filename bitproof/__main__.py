@@ -4,8 +4,10 @@ from __future__ import annotations
 
 
 def main() -> int:
-    """Run the command line's command and return its exit status. Afterwards signals are ignored, so they cannot change
-    it."""
+    """Run the command of the command line and return its exit status.
+
+    Afterwards signals are ignored, so that they cannot change the status.
+    """
     _end_when_interrupted()
     from bitproof.harness.runtime import garbage, interrupts, output, text_loader
 
@@ -21,7 +23,7 @@ def main() -> int:
 
 
 def _end_when_interrupted() -> None:
-    """Handle signals as harness/runtime/interrupts.py does, until that module is loaded."""
+    """End the process at a signal, as harness/runtime/interrupts.py does; used until that module is loaded."""
     import os
     import signal
 

@@ -25,15 +25,16 @@ _MAX_TOLD = 10
 def assert_bitwise_equal(actual: Any, expected: Any, *, msg: str | None = None) -> None:
     """Assert that two tensors agree in dtype, in shape and in every bit, including -0.0 and the payloads of NaNs.
 
-    `actual` and `expected` may also be nested mappings, lists, tuples and dataclasses of tensors, with the same types,
-    keys and lengths. Numbers, texts and None among them must agree in type and value, floats in bits. Devices and
-    strides do not matter. A DTensor counts as this rank's local shard, and must agree in placements and global shape;
-    no tensor of a GPU is fetched whole. For example, `assert_bitwise_equal(model(x), model(x))`.
+    `actual` and `expected` may also be nested mappings, lists, tuples and dataclasses that contain tensors; types, keys
+    and lengths must then agree, too. Numbers, strings and None among them must agree in type and value, floats in their
+    bits. Devices and strides may differ. A DTensor is compared by this rank's local shard, and must agree in placements
+    and global shape. Tensors are compared a slice at a time, so none of a GPU is copied to the host as a whole. For
+    example, `assert_bitwise_equal(model(x), model(x))`.
 
-    Raises AssertionError, which starts with `msg` if given, and describes each part that differs (the first ten): its
-    path, the number of differing elements, the first element's index and its bits in both, the largest distance in
-    ULPs, and a histogram of distances. Raises TypeError for values without comparable bits: a sparse, nested,
-    quantized, fake or freed tensor, or any other kind of object.
+    Raises AssertionError, which starts with `msg` if given, and describes the first ten differing parts: the path, the
+    number of differing elements, the first element's index and its bits in both, the largest distance in ULPs, and a
+    histogram of distances. Raises TypeError for values without comparable bits: a sparse, nested, quantized, fake or
+    freed tensor, or any other kind of object.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
     problems = list(_differences(actual, expected, ""))
@@ -46,7 +47,7 @@ def assert_bitwise_equal(actual: Any, expected: Any, *, msg: str | None = None) 
 
 
 def _differences(actual: Any, expected: Any, path: str) -> Iterator[str]:
-    """Yield a text for each part that differs, in the order of `expected`."""
+    """Yield a description of each part that differs, in the order of `expected`. `path` leads to the two values."""
     import torch
 
     at = f" at {path}" if path else ""
@@ -121,7 +122,7 @@ def _layout(tensor: Tensor) -> str:
 
 
 def _local(tensor: Tensor, at: str) -> Tensor:
-    """This rank's dense tensor. Raises TypeError if there is none."""
+    """This rank's part of a tensor, as a dense tensor. Raises TypeError, which names the place `at`, if it has none."""
     from bitproof.harness.capture.digest import plain
 
     try:

@@ -15,8 +15,10 @@ _TOLD = ("digest", "dtype", "shape", "placements")
 
 
 def frame_of_run(result: CaseResult, run_dir: Path) -> pd.DataFrame:
-    """A row per tensor that either system recorded, in the order of computation. Tensors of the candidate alone are
-    last."""
+    """A DataFrame with a row per tensor that either system recorded.
+
+    Rows are in the order of computation, followed by tensors that only the candidate recorded.
+    """
     reference, candidate = _recordings(result, run_dir)
     keys = list(dict.fromkeys([*reference.records, *candidate.records]))
     table = pd.DataFrame(keys, columns=list(Key._fields))
@@ -29,7 +31,10 @@ def frame_of_run(result: CaseResult, run_dir: Path) -> pd.DataFrame:
 
 
 def _recordings(result: CaseResult, run_dir: Path) -> tuple[Recording, Recording]:
-    """Both systems' first recordings; the same recording twice if a case compares a system with itself."""
+    """The recordings of both systems' first runs.
+
+    They are the same recording if a case compares a system with itself. Raises RecordingError if one is missing.
+    """
     folder = run_dir / "recordings" / result.case.name
     found = dict(first_runs(folder))
     missing = [system for system in (result.case.reference, result.case.candidate) if system not in found]

@@ -1,7 +1,8 @@
 """Declare the keywords of `bitproof.run` and similar functions, for type checkers.
 
-Their meanings and defaults are documented at their fields in `harness/changes.py` and `harness/options.py`, which also
-define the command line. `tests/bitproof/test_keywords.py` compares these types with those fields.
+Their meanings and defaults are documented at the fields of the same names in `harness/changes.py` and
+`harness/options.py`, which also define the command line. `tests/bitproof/test_keywords.py` compares the types here with
+those fields.
 """
 
 from __future__ import annotations
@@ -106,8 +107,11 @@ class RunSettings(LocalizeSettings, total=False):
 def read_settings(
     name: str, taken: type[Any], given: Mapping[str, Any], first: type[A], second: type[B]
 ) -> tuple[A, B]:
-    """The instances of `first` and `second` with the values of a call's keywords. `name` is the called function. Raises
-    TypeError for a keyword that `taken` lacks, and UsageError for a value that its option does not take."""
+    """Make instances of the dataclasses `first` and `second` from the keywords of a call.
+
+    `name` is the called function, and `taken` the TypedDict of its keywords. Raises TypeError for any other keyword,
+    and UsageError for an invalid value.
+    """
     from bitproof.harness.settings import checked, made
 
     known = taken.__optional_keys__ | taken.__required_keys__

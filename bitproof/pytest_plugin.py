@@ -2,12 +2,12 @@
 
     bitproof_run                            run a case and fail the test unless it gets its expected verdict
     bitproof_result                         the run of the case named by the test's marker, whatever its verdict
-    bitproof_keeps_bits                     prove every Inductor pass in the test to keep every bit
+    bitproof_keeps_bits                     prove for every Inductor pass in the test that it keeps every bit
     @pytest.mark.bitproof(CASE, **options)  name the case, with options of `bitproof.run`
 
-If a test fails after it ran cases, its report has a section for each, with its divergence. Run folders go below
-pytest's temporary folder, or to `--bitproof-reports DIR`. Every pytest of an environment with bitproof loads this file,
-so it imports only the modules that a test needs.
+If a test fails after it ran cases, its report has a section for each case, with its divergence. Run folders are created
+in pytest's temporary folder, or in DIR with `--bitproof-reports DIR`. pytest loads this file whenever bitproof is
+installed, so it imports other modules only when a test needs them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def bitproof_run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
-    """A function with the parameters of `bitproof.run`, which fails the test unless the case is as expected.
+    """A function with the parameters of `bitproof.run`, which fails the test unless the case has its expected verdict.
 
-    Returns the `bitproof.Run`. `expect="DIFFERENT"` replaces the case's expected verdict.
+    It returns the `bitproof.Run`. Its further parameter `expect`, such as "DIFFERENT", replaces the case's expected
+    verdict.
     """
     run = _runner(request, tmp_path)
 
@@ -63,7 +64,7 @@ def bitproof_result(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 @pytest.fixture
 def bitproof_keeps_bits() -> Iterator[Any]:
-    """The Inductor passes that ran in the test, each proved to keep every bit; the test fails if one is not."""
+    """During the test, each Inductor pass that runs must be proved to keep every bit; otherwise the test fails."""
     import bitproof
 
     with bitproof.keeps_bits() as kept:
@@ -72,7 +73,7 @@ def bitproof_keeps_bits() -> Iterator[Any]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Show the results of a failed test's cases."""
+    """Add the results of the cases that a failed test ran to its report."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     if report.when == "call" and report.failed:

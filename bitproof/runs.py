@@ -1,6 +1,6 @@
 """Run cases, record systems and compare recordings from Python, like the command line.
 
-Nothing here loads torch into the caller's process: ranks run in separate processes. Nothing prints.
+No torch is loaded into the caller's process, since ranks run in separate processes, and nothing is printed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A case's run: its result, and the folder with its report, recordings and logs."""
+    """A run of a case: its result, and the folder with its report, recordings and logs."""
 
     report: Report
     folder: Path
@@ -47,7 +47,7 @@ class Run:
 
     @property
     def as_expected(self) -> bool:
-        """Whether the case got its expected verdict, in the expected kinds of records."""
+        """Whether verdict and differences are the expected ones, no baseline drifted, and no check found a problem."""
         return self.result.as_expected
 
     @property
@@ -56,7 +56,7 @@ class Run:
         return self.result.first_divergence
 
     def assert_as_expected(self) -> Run:
-        """Raise AssertionError, with the blamed call, unless the case got its expected verdict.
+        """Raise AssertionError, with the difference and the blamed call, unless the case got its expected verdict.
 
         Returns this run, so that a script may end in `print(bitproof.run(...).assert_as_expected())`.
         """
@@ -68,23 +68,23 @@ class Run:
     def frame(self) -> pd.DataFrame:
         """The comparison as a DataFrame with a row per tensor.
 
-        Columns: step, rank, kind, name, both systems' digests, dtypes and shapes, `equal`. If only one system recorded
-        a tensor, the columns of the other are missing. Raises RecordingError if the run left no recordings of both
-        systems, e.g. after an error.
+        Its columns are step, rank, kind, name, both systems' digests, dtypes and shapes, and `equal`. If only one
+        system recorded a tensor, the other's values are missing. Raises RecordingError if the run has no recordings of
+        both systems, e.g. after an error.
         """
         from bitproof.frames import frame_of_run
 
         return frame_of_run(self.result, self.folder)
 
     def __str__(self) -> str:
-        """The verdict, the first difference, the blamed call, errors, and the replay command."""
+        """Text with the verdict, the first difference, the blamed call, errors, and the command for a repetition."""
         from bitproof.harness.report.terminal import tell_case
         from bitproof.harness.runtime.output import shown
 
         return shown("\n".join([*tell_case(self.report, self.result), f"  report: {self.folder / 'report.html'}"]))
 
     def _repr_html_(self) -> str:
-        """This run in a notebook: the verdict, the cause, and a link to the report."""
+        """HTML for a notebook: the verdict, the cause, and a link to the report."""
         from bitproof.harness.report import causes, text
 
         cells = "".join(
@@ -98,8 +98,10 @@ class Run:
 
 
 def cases(expression: str | None = None) -> tuple[Case, ...]:
-    """The cases of bitproof and of installed distributions, or those that a `-k` expression selects. For example,
-    `cases("moe and not seq")`. Raises UsageError for an invalid expression, or if it selects nothing."""
+    """The cases of bitproof and of installed packages; with an expression, those that it selects.
+
+    For example, `cases("moe and not seq")`. Raises UsageError if the expression is invalid, or if it selects nothing.
+    """
     from bitproof.builtin_cases import all_cases
     from bitproof.harness.case.select import select
 
@@ -122,16 +124,16 @@ def run(
 ) -> Run:
     """Run a case, given as a `Case`, by its name or by its JSON file, and write a run folder under `report_dir`.
 
-    Without a case, `reference` and `candidate` are compared: systems by name, or factories of the calling script, test
-    or module, which ranks find again by file and name. A training script is a system, too, run unmodified: a file such
-    as "train.py", or with arguments, "train.py --fused". `args` are arguments for the scripts of both systems, and
-    `reference="git:HEAD~1"` is the candidate's script in that revision: `run(reference="git:HEAD~1",
+    Without a case, `reference` and `candidate` are compared: names of systems, or factories of the calling script, test
+    or module, which ranks find again by file and name. A training script is a system, too, and is run unmodified: a
+    file such as "train.py", or with arguments, "train.py --fused". `args` are arguments for the scripts of both
+    systems, and `reference="git:HEAD~1"` is the candidate's script in that revision: `run(reference="git:HEAD~1",
     candidate="train.py", args=["--steps", "5"])`.
 
     `settings` are the options of `bitproof run`, by the same names with `_` for `-`: `bitproof run --help` describes
-    them, and `bitproof.keywords.RunSettings` has their types. `on_event` is called with progress. Returns the run,
-    whatever its verdict: compare `verdict`, or call `assert_as_expected`. Raises UsageError for a wrong call or case,
-    before anything runs.
+    them, and `bitproof.keywords.RunSettings` has their types. `on_event` is called with each event of the run's
+    progress. Returns the run, whatever its verdict: compare `verdict`, or call `assert_as_expected`. Raises UsageError
+    if arguments or the case are wrong, before anything runs.
     """
     from bitproof.harness.commands.scripts import is_script, script_sides
 
@@ -147,7 +149,10 @@ def run(
 
 @dataclass(frozen=True)
 class Asked:
-    """A parsed call of `bitproof.run` or similar: the case as given, the case to run, and options."""
+    """A checked call of `bitproof.run` or a similar function: the case as given, with its changes, and the options.
+
+    `case` is the given case after `changes`.
+    """
 
     given: Case | str
     case: Case
@@ -155,7 +160,10 @@ class Asked:
     options: RunOptions
 
     def replay(self, folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Files of the run folder, and command-line options, that repeat this call."""
+        """The means to repeat this call on the command line.
+
+        Returns the texts of files that must be written into `folder`, by name, and the options.
+        """
         from bitproof.harness.settings import words
 
         files, named = _files_of(self.given, self.options.names, folder)
@@ -170,7 +178,10 @@ def asked(
     candidate: System | None,
     settings: Mapping[str, Any],
 ) -> Asked:
-    """Parse a call of the function `name`. Raises UsageError, and TypeError for an unknown keyword."""
+    """Check the arguments of a call of the function `name`, and convert them.
+
+    `taken` has the function's keywords. Raises UsageError, or TypeError for an unknown keyword.
+    """
     from bitproof.harness.changes import Changes, change_case
     from bitproof.harness.options import RunOptions
     from bitproof.keywords import read_settings
@@ -187,7 +198,7 @@ def asked(
 
 
 def _checks_of(settings: Mapping[str, Any]) -> tuple[tuple[Check, ...], dict[str, Any]]:
-    """The checks that a call switches on, and its other keywords. A check's options are keywords, too."""
+    """The checks that the keywords of a call switch on, and the remaining keywords, without the options of checks."""
     from bitproof.harness.checks.shipped import active, all_checks
     from bitproof.harness.settings import checked, options_of
 
@@ -210,7 +221,7 @@ def run_asked(
     on_event: OnEvent,
     more: Callable[[CaseResult], Mapping[str, str]] = lambda result: {},
 ) -> Run:
-    """Run the requested case, and write the run folder, with `more` files by name."""
+    """Run the case of a call, and write the run folder. `more` returns further files for it, as texts by name."""
     from bitproof.harness.commands.run import NO_RESULT
     from bitproof.harness.compare.outcome import complete
     from bitproof.harness.execute import launch
@@ -268,7 +279,7 @@ def _refuse_while_loading(name: str) -> None:
 
 
 def _source(system: System | None) -> str | None:
-    """A system's name; for a factory, its file and name."""
+    """The name of a system: for a factory, its file and name, `FILE.py:NAME`; None if `system` is None."""
     from bitproof.harness.user_code.user_object import source_of
 
     return system if system is None or isinstance(system, str) else source_of(system)
@@ -292,8 +303,9 @@ def _case_of(reference: str | None, candidate: str | None) -> Case:
 
 
 def _files_of(case: Case | str, names: Mapping[str, str], folder: Path) -> tuple[dict[str, str], list[str]]:
-    """The rest of a replay command: texts of files by their names in `folder`, and the options that name these
-    files.
+    """The files and options that a command needs to use the same case and the same mapping of names.
+
+    Returns the texts of files that must be written into `folder`, by name, and the options that name these files.
     """
     from bitproof.harness.case.case_file import case_text
     from bitproof.harness.report.text import CASE_FILE
@@ -325,10 +337,10 @@ def record(
     report_dir: str | Path = "reports",
     **settings: Unpack[RecordSettings],
 ) -> Path:
-    """Record one system on a case at `out`, a folder that must not exist yet, and return it.
+    """Record one system on a case into `out`, a folder that must not exist yet, and return `out`.
 
     `settings` are the options of `bitproof record`, by the same names with `_` for `-`. Logs go to a run folder under
-    `report_dir`. Raises UsageError for a wrong call and RankError if the system fails.
+    `report_dir`. Raises UsageError if arguments are wrong, and RankError if the system fails.
     """
     from bitproof.harness.capture.selection import parse_values
     from bitproof.harness.changes import Changes, change_case
@@ -351,15 +363,17 @@ def record(
 
 
 def diff(first: str | Path, second: str | Path) -> Comparison:
-    """Compare two recordings: a verdict, counts by kind, and the first record that differs. Raises UsageError for a
-    path that is no folder and RecordingError for a damaged recording."""
+    """Compare two recordings; returns a verdict, counts by kind, and the first record that differs.
+
+    Raises UsageError if a path is not a folder, and RecordingError if a recording is damaged.
+    """
     from bitproof.harness.commands.record import compare_recordings
 
     return compare_recordings(Path(first), Path(second))
 
 
 def find_case(case: Case | str) -> Case:
-    """The case itself, the case with this name, or the case in this JSON file."""
+    """Return the given case, or the case with this name or in this JSON file."""
     from bitproof.harness.case.case_file import read_case
     from bitproof.harness.changes import Changes, named_case
 

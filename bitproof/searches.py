@@ -1,7 +1,8 @@
-"""Run the other commands from Python: find a cause, a pass, a smaller case or a proof, or measure sensitivity.
+"""Call the other commands from Python: find a cause, a pass, a smaller case or a proof, or measure sensitivity.
 
-Each function takes a case, or two systems, like `bitproof.run`, and the options of the command with its name, as
-keywords. It writes the command's run folder and returns a typed result. Nothing prints, and torch is not loaded here.
+Each function takes a case, or two systems, like `bitproof.run`, and as keywords the options of the command with the
+same name. It writes the command's run folder and returns a typed result. Nothing is printed, and torch is not loaded
+into this process.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ def localize(
     on_event: OnEvent | None = None,
     **settings: Unpack[LocalizeSettings],
 ) -> Run:
-    """Run a case with any expected verdict, and find the cause of its first difference: see `first_divergence`.
+    """Run a case, whatever verdict it expects, and find the cause of its first difference.
 
-    Raises UsageError for a wrong call or case, before anything runs.
+    The returned run has it in `first_divergence`. Raises UsageError if arguments or the case are wrong, before anything
+    runs.
     """
     from bitproof.harness.commands.localize import LOCALIZE_FILE, any_difference
     from bitproof.harness.report.story import render
@@ -55,9 +57,10 @@ def bisect(
     candidate: System | None = None,
     **settings: Unpack[LocalizeSettings],
 ) -> Bisection:
-    """Find the pass that first changes a case's bits: see `blamed`, and `problem` if there is no answer.
+    """Find the pass that first changes a case's bits.
 
-    Raises UsageError for a wrong call or case, before anything runs.
+    The result has it in `blamed`, or the reason in `problem` if there is no answer. Raises UsageError if arguments or
+    the case are wrong, before anything runs.
     """
     from bitproof.harness.execute.transport import refuse_torchrun
     from bitproof.harness.powers.shrink.bisect_command import checked_options, search
@@ -81,8 +84,8 @@ def shrink(
 ) -> Shrunk:
     """Make a failing case as small as possible while it still fails in the same way.
 
-    The search ends after `tries` runs or `timeout` seconds. Raises UsageError for a wrong call or case, before anything
-    runs.
+    The search ends after `tries` runs or `timeout` seconds. Raises UsageError if arguments or the case are wrong,
+    before anything runs.
     """
     from bitproof.harness.powers.shrink.shrink_case import Budget
     from bitproof.harness.powers.shrink.shrink_command import shrink_and_report
@@ -90,6 +93,7 @@ def shrink(
 
     call = asked("shrink", ShrinkSettings, case, reference, candidate, settings)
     with _written_down(call, report_dir) as (folder, _):
+        # Without the extra passes: shrinking may remove some, and names the remaining ones itself.
         kept = words(replace(call.options, extra_passes=()))
         return shrink_and_report(call.case, call.options, Budget(tries, timeout), folder, kept)
 
@@ -116,13 +120,13 @@ def prove(
     timeout: float = 600.0,
     **settings: Unpack[ProveSettings],
 ) -> ProofOutcome | PairProof:
-    """Prove, without running a rank, that a case's systems compute equal bits for every input: see `verdict`.
+    """Prove, without running a rank, that a case's systems compute equal bits for every input.
 
-    The proof runs in a separate process, within `timeout` seconds; its log goes to a run folder in `report_dir`. Raises
-    UsageError for a wrong call or case.
+    The result has the outcome in `verdict`. The proof runs in a separate process, within `timeout` seconds; its log
+    goes to a run folder in `report_dir`. Raises UsageError if arguments or the case are wrong.
 
-    `prove(f, g, *inputs)` is `prove_equal(f, g, *inputs)`: for two functions, modules, graphs or exported programs.
-    Raises TypeError for a keyword of the other form.
+    `prove(f, g, *inputs)` is `prove_equal(f, g, *inputs)`: it proves two functions, modules, graphs or exported
+    programs equal. Raises TypeError for a keyword that belongs to the other form.
     """
     if dynamic_shapes is not None and not others:
         raise TypeError("prove(case) takes no dynamic_shapes: those are of prove(f, g, *inputs)")
@@ -148,11 +152,11 @@ def sensitivity(
     report_dir: str | Path = "reports",
     **settings: Unpack[SensitivitySettings],
 ) -> Sensitivity | None:
-    """Change each operator call of a step by 1 ULP, one at a time, and count how many the case's comparison detects.
+    """Change each operator call of a step by 1 ULP, one at a time, and count the changes that the case notices.
 
-    `sample` is the number of calls to try, drawn by the case's seed. No call starts after `limit` seconds; 0 means no
-    limit. Returns None if the case is not as expected, since nothing was measured. Raises UsageError for a wrong call
-    or case, before anything runs.
+    `sample` is the number of calls to try, drawn by the case's seed; None tries all. After `limit` seconds no further
+    call is tried; 0 means no limit. Returns None if the case does not get its expected verdict: then nothing is
+    measured. Raises UsageError if arguments or the case are wrong, before anything runs.
     """
     from bitproof.harness.powers.sensitivity.check import SensitivityCheck, SensitivityOptions
     from bitproof.harness.powers.sensitivity.records import Effort
@@ -167,8 +171,11 @@ def sensitivity(
 
 @contextmanager
 def _written_down(call: Asked, report_dir: str | Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Yield the report folder and the replay options, and suppress the command's output within the block. A case
-    without a file is written there, so that a replay finds it."""
+    """Context for a call of a command: yields the report folder, and the options that repeat the call.
+
+    In the block, standard output and errors are suppressed. A case that is not in a file is written into the report
+    folder, so that a command can repeat the call.
+    """
     folder = Path(report_dir)
     files, words = call.replay(folder)
     for name, text in files.items():

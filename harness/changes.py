@@ -1,4 +1,4 @@
-"""Change settings of every selected case, as the options of a command ask."""
+"""Change settings of every selected case, as the options of a command say."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bitproof.harness.settings import CHANGES, option, setting, settings
 
 
 def check_data(data: str | Path | None) -> str | None:
-    """The `data` of a case that trains on this file; None without a file. Raises UsageError for a missing file."""
+    """The `batch.data` of a case that trains on this file; None without a file. Raises UsageError if it is missing."""
     if data is not None and not os.path.isfile(data):
         raise UsageError("there is no such data file", expected="a text file", found=str(data))
     return None if data is None else data_of_file(Path(data))
@@ -75,7 +75,7 @@ class Changes:
 
 
 def change_case(case: Case, changes: Changes) -> Case:
-    """The case with these changes. Raises CaseError if they do not fit it."""
+    """Return the case with these changes. Raises CaseError if a change does not fit the case."""
     values: dict[str, Any] = {
         name: value for name in ("reference", "candidate", "steps") if (value := getattr(changes, name)) is not None
     }
@@ -120,7 +120,10 @@ def _changed_chunking(case: Case, changes: Changes) -> Chunking | None:
 
 
 def named_case(cases: Sequence[Case], name: str, changes: Changes) -> Case:
-    """The case with exactly this name, changed. Raises UsageError, with similar names, if there is none."""
+    """Return the case with exactly this name, with the changes.
+
+    Raises UsageError, which suggests similar names, if there is none.
+    """
     for case in cases:
         if case.name == name:
             return change_case(case, changes)

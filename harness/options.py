@@ -1,4 +1,4 @@
-"""Define the options of a run, shared by the launcher, the session and a case's run. Loads no torch."""
+"""Define the options of a run, for the process that starts it and those that execute it. Loads no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CollectivesRequest = Literal["auto", "shared", "gloo", "native"]
 ControlRequest = Literal["always", "when_different", "never"]
 Control = Literal["always", "when_different", "never", "up_to_difference", "logged"]
 LOGS_STEP = "up_to_difference", "logged"
-"""Second runs with these controls log the differing step."""
+"""The values of `control` with which second runs log the operator calls of the first differing step."""
 OnEvent = Callable[[Event], None]
 
 SYNTAX = "MODULE_OR_FILE:FUNCTION[@before=PASS|@after=PASS]"
@@ -34,7 +34,10 @@ MAX_JOBS = 999
 
 @dataclass(frozen=True, kw_only=True)
 class Stress:
-    """The strength of `disturb.stress`: the longest sleep in seconds, and the threads per operator."""
+    """How strongly the timing of a run is disturbed (`disturb.stress`).
+
+    `longest_sleep` is the longest random sleep in seconds, and `num_threads` the number of threads per operator.
+    """
 
     longest_sleep: float = 0.002
     num_threads: int = 1
@@ -50,7 +53,7 @@ class Stress:
 
 
 def check_seconds(value: float) -> str:
-    """The error message for a number of seconds that is too large to wait for; "" for a valid number."""
+    """The error message for a number of seconds that is too large to wait for, or NaN; "" for a valid number."""
     return "" if value <= MAX_SECONDS else f"{value} is not a number of seconds up to {MAX_SECONDS:g}."  # nor is NaN
 
 
@@ -97,14 +100,15 @@ def _read_baseline(baseline: bool, baseline_dir: str | Path | None) -> Path | No
 class RunOptions:
     """The options of a run; each field is a setting with its own documentation.
 
-    In addition: `timeout` is in seconds per case, and `explain_timeout` is the limit for finding the cause, in addition
-    to that. `control` may also be "up_to_difference" (systems run a second time only if two differ, and only up to the
-    differing step) or "logged" (always, after the first runs were compared). With both, second runs log the differing
-    step, so that a search need not replay it. `names`, unless empty, maps the candidate's names to the reference's, and
-    replaces the names that it declares itself (see `harness.user_code.names`). `kept_graphs` is the folder of prepared
-    graphs that are reused between runs, None to trace every graph. `baseline_dir` is the folder of baselines to compare
-    with, None for no comparison; with `files_baselines`, recordings are made to become baselines. `active` are the
-    checks that judge each case after its verdict, in order.
+    In addition: `timeout` is in seconds per case, and `explain_timeout` limits the additional time for finding a cause.
+    `control` may have two more values: with "up_to_difference", systems run a second time only if they differ, and only
+    up to the first differing step; with "logged", they always do, but only after their first runs were compared. With
+    both, the second runs log the calls of the differing step, so that the search for the cause need not run this step
+    again. `names`, if not empty, maps the candidate's names to the reference's, and replaces the names that the
+    candidate declares itself (see `harness.user_code.names`). `kept_graphs` is the folder of traced graphs that are
+    reused between runs, None to trace every graph. `baseline_dir` is the folder of baselines to compare with, None for
+    no comparison. `files_baselines`: the recordings may become new baselines. `active` are the checks that examine each
+    case after its verdict, in order.
     """
 
     inject: str | None = setting(
@@ -304,17 +308,20 @@ class RunOptions:
     verbose: bool = setting(False, "--verbose -v", MORE, "Write the passes' debug logs to the logs.")
 
     def of_run(self, role: Role, *, is_stressed: bool) -> RunOptions:
-        """The options of one run of a case: faults, passes and names only apply to the candidate."""
+        """The options for one run of a system: faults, passes, names and stress are removed if they do not apply.
+
+        Faults, passes and names apply to the candidate only, stress only if `is_stressed`.
+        """
         mine = replace(self, stress=self.stress if is_stressed else None, checks=(), active=())
         return mine if role == "candidate" else replace(mine, inject=None, extra_passes=(), names={})
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The options of the active checks, which a replay repeats."""
+        """The options of the active checks, which the command that repeats a run also contains."""
         return tuple(check.options for check in self.active)
 
     def remarks(self) -> tuple[str, ...]:
-        """Remarks in the report about how every case was run, e.g. with an untested torch."""
+        """Remarks for the report about how all cases were run, e.g. with an untested torch."""
         told = [warning] if (warning := warning_of(torch_version())) else []
         if self.control == "never":
             told.append(

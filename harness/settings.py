@@ -1,11 +1,11 @@
 """Declare settings of a run once, as fields of a dataclass; options, keywords and replay commands follow from them.
 
-A field states its type, its default, its documentation and the options that set it. These fields define the options of
-the command line and their help (`harness.cli.declare`), the keywords of `bitproof.run` and of the pytest plugin
+A field states its type, its default, its documentation and the options that set it. This defines the options of the
+command line and their help (`harness.cli.declare`), the keywords of `bitproof.run` and of the pytest plugin
 (`bitproof.keywords`), and the command line that repeats a run (`words`).
 
-Most settings have a single option, whose value is the field's. Several options may set the same field (`--stress` and
-`--stress-threads`): the field then states how to convert from and to the options.
+Most settings have a single option, with the same value as the field. Several options may set one field, such as
+`--stress` and `--stress-threads`: the field then has functions that convert between its value and theirs.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Option:
     """An option: its names on the command line, its keyword in Python, and its help.
 
     A switch that is on by default has both of its forms as one name: `--verify/--no-verify`. `kind` is the type of its
-    value in Python (None: the field's type), `typed` the command line's type if it differs. `least` is the smallest
-    number, and `problem` returns an error text for a value, "" if it is valid. `names_code` marks a system or a pass,
-    which may name a file. `repeats`: whether a replay repeats it. `command_line_only` is the reason why Python does not
-    offer it, "" if it does.
+    value in Python (None: the field's type), and `typed` the type on the command line if it differs. `least` is the
+    smallest allowed number. `problem` returns the error message for a value, "" if it is valid. `names_code`: the value
+    is a system or a pass, whose name may contain a file. `repeats`: the command that repeats a run contains it.
+    `command_line_only` is the reason why it is no keyword in Python, "" if it is one.
     """
 
     names: tuple[str, ...]
@@ -55,7 +55,7 @@ class Option:
     command_line_only: str = ""
 
     def words(self, value: Any) -> list[str]:
-        """The option with a value, as words of a command line that mean the same in any folder."""
+        """The words of a command line that set this option to a value; relative paths are made absolute."""
         on, _, off = self.names[0].partition("/")
         if value is True:
             return [on]
@@ -73,7 +73,10 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class FieldOptions:
-    """A field's options. `read` converts their values to the field's value, and `tell` is the inverse."""
+    """The options of a field. `read` converts their values to the field's value, and `tell` converts back.
+
+    `tell` returns a dict by the options' keywords. Both are None if there is one option, with the field's value.
+    """
 
     options: tuple[Option, ...]
     read: Callable[..., Any] | None = None
@@ -81,25 +84,28 @@ class FieldOptions:
 
 
 def setting(default: Any, name: str, group: str, help: str, **more: Any) -> Any:
-    """A dataclass field that a single option with the same value sets."""
+    """Define a dataclass field that a single option sets, with the same value."""
     return settings(default, option(name, group, help, default=default, **more))
 
 
 def settings(default: Any, *options: Option, read: Any = None, tell: Any = None) -> Any:
-    """A dataclass field that several options set, or an option whose value is converted."""
+    """Define a dataclass field that several options set, or that has another value than its option.
+
+    `read` and `tell` convert between the options' values and the field's value (see `FieldOptions`).
+    """
     made = {"default_factory": dict} if default == {} else {"default": default}
     return field(**made, metadata={"setting": FieldOptions(options=options, read=read, tell=tell)})
 
 
 def option(names: str, group: str, help: str, **more: Any) -> Option:
-    """An option. A short name is last, as in "--jobs -j"."""
+    """Make an option. `names` are separated by spaces, a short name last, as in "--jobs -j"."""
     first, *others = names.split()
     keyword = more.pop("keyword", first.partition("/")[0].removeprefix("--").replace("-", "_"))
     return Option(names=(first, *others), keyword=keyword, group=group, help=help, **more)
 
 
 def options_of(part: type[Any]) -> tuple[Option, ...]:
-    """The options of a dataclass, in the order of its fields, each with its type."""
+    """The options of a dataclass, in the order of its fields, each with its type in `kind`."""
     hints = get_type_hints(part)
     found = []
     for name, declared in _settings_of(part):
@@ -109,8 +115,10 @@ def options_of(part: type[Any]) -> tuple[Option, ...]:
 
 
 def made(part: type[T], given: Mapping[str, Any]) -> T:
-    """An instance of a dataclass from values by keyword, with defaults for missing values. Keywords of other
-    dataclasses are ignored."""
+    """Make an instance of a dataclass from option values by keyword; missing ones get their defaults.
+
+    Keywords of other dataclasses are ignored.
+    """
     values: dict[str, Any] = {}
     for name, declared in _settings_of(part):
         asked = {each.keyword: given.get(each.keyword, each.default) for each in declared.options}
@@ -122,7 +130,10 @@ def made(part: type[T], given: Mapping[str, Any]) -> T:
 
 
 def checked(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a Python call for a dataclass, with lists as tuples. Raises UsageError for an invalid value."""
+    """Check the values that a Python call gives for the options of a dataclass, and return them.
+
+    Lists become tuples. Raises UsageError for an invalid value.
+    """
     values = {}
     for each in options_of(part):
         if each.keyword not in given:
@@ -137,7 +148,7 @@ def checked(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problem(option: Option, value: Any) -> str:
-    """The error about a value, by the option's words, numbers and types; "" if it is valid."""
+    """The error message for a value, according to the option's type, words and limits; "" if it is valid."""
     known = words_in(option.kind)
     if known and value not in known and not (value is None and type(None) in get_args(option.kind)):
         return f"{value!r}, not one of {', '.join(known)}"
@@ -160,8 +171,11 @@ def told(value: Any) -> dict[str, Any]:
 
 
 def words(*values: Any, usual: Mapping[str, Any] | None = None) -> list[str]:
-    """The command line that recreates these dataclasses, in any folder: every option that is not at its default.
-    `usual` has the defaults, by keyword, of a command with different defaults."""
+    """The words of a command line that recreates these dataclasses: every option that is not at its default.
+
+    Relative paths are made absolute, so it can be run in any folder. `usual` has other defaults, by keyword, for a
+    command that has its own.
+    """
     found: list[str] = []
     for part in [part for value in values for part in (value, *getattr(value, "parts", ()))]:
         now = told(part)
@@ -172,12 +186,15 @@ def words(*values: Any, usual: Mapping[str, Any] | None = None) -> list[str]:
 
 
 def words_in(kind: Any) -> list[str]:
-    """The allowed words of a type: ["batch", "seq"] for Literal["batch", "seq"] | None; empty for other types."""
+    """The words that a type allows: ["batch", "seq"] for Literal["batch", "seq"] | None; [] if it is no Literal."""
     return [word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part)]
 
 
 def absolute_source(text: str) -> str:
-    """`FILE:NAME`, or a script's command line, with the file's absolute path; any other name unchanged."""
+    """The name of a system or pass with an absolute file path, if it contains a file; otherwise unchanged.
+
+    Names with files are `FILE:NAME` and a script's command line.
+    """
     if script := script_of(text):
         return str(script._replace(file=str(Path(script.file).absolute())))
     source, colon, name = text.rpartition(":")

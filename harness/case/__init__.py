@@ -1,6 +1,6 @@
 """A case: two systems, a model, its layout on ranks, and the expected verdict. Every run starts from a case.
 
-This package has its definition, its file, and its selection by expressions.
+This package defines cases, reads and writes their files, and selects cases by expressions.
 """
 
 from bitproof.harness.case.autoplace import Autoplace, Plan, with_plan

@@ -1,6 +1,6 @@
-"""Define a case's request for solved placements of parameters, and the resulting plan.
+"""Define how a case requests placements of parameters that a solver chooses, and the resulting plan.
 
-A plan is part of the case: every rank gets it, every recording's manifest states it, and users may write a plan by
+A plan is part of the case: every rank gets it, every recording's manifest contains it, and users may write a plan by
 hand.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The placements that differ from whole layers with fully sharded parameters.
+    """How parameters are placed on ranks, where this differs from the default: whole layers, fully sharded parameters.
 
     `split` names the layers that the ranks of a tensor group share, such as layers.0.attention;
     `reference.parallel.tensor` splits their parameters. `replicated` names the parameters that are whole on each rank;
@@ -34,10 +34,10 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Autoplace:
-    """Placements that a linear program chooses on the mesh of the case's parallelism.
+    """A case's request for placements of parameters that a linear program chooses, on the case's mesh.
 
-    `memory_mib` bounds a rank's memory, in MiB, as the linear program counts it (see `harness.placement.build`).
-    `source` is the origin of placements: "solver", the only one so far. `plan` is the result; None until then.
+    `memory_mib` limits a rank's memory, in MiB, as the linear program counts it (see `harness.placement.build`).
+    `source` is "solver", the only source of placements so far. `plan` is the result; None until it is solved.
     """
 
     __pydantic_config__ = STRICT
@@ -57,6 +57,6 @@ class Autoplace:
 
 
 def with_plan(case: Case, plan: Plan) -> Case:
-    """The case with a plan for its placements."""
+    """The case with this plan for its parameters' placements."""
     assert case.autoplace is not None
     return replace(case, autoplace=replace(case.autoplace, plan=plan))

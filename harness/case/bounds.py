@@ -12,14 +12,14 @@ FLOAT32_MAX = 3.4028234663852886e38
 
 @dataclass(frozen=True)
 class Bounds:
-    """Numbers from `low` to `high`; with `is_open`, `high` is excluded. If `low` is an integer, integers only."""
+    """The numbers from `low` to `high`; `is_open` excludes `high`. Only integers if `low` is an integer."""
 
     low: int | float
     high: int | float
     is_open: bool = False
 
     def check(self, field: str, value: Any) -> None:
-        """Raise CaseError, naming the field, for a value outside. `True` is no number here."""
+        """Raise CaseError, naming the field, if the value is not within the bounds, or is `True` or `False`."""
         is_whole = isinstance(self.low, int)
         kinds = int if is_whole else (int, float)
         if isinstance(value, kinds) and not isinstance(value, bool) and self._holds(value):
@@ -37,10 +37,10 @@ class Bounds:
 
 
 LONGEST_NAME = 100
-"""The most characters in a case's name."""
+"""The maximum number of characters in a case's name."""
 
 SEED = Bounds(0, 2**32 - 1)
-"""numpy's range of seeds, the smallest of all seeded generators."""
+"""numpy's range of seeds, since it is the smallest among the generators that are seeded."""
 STEPS = Bounds(1, 1_000_000)
 RANKS = Bounds(1, 65_536)
 MOST_STEPS_OF_RANKS = 10_000_000
@@ -50,7 +50,7 @@ TOKENS = Bounds(1, 1 << 24)
 GIB = Bounds(0.0, 1e6)
 MIB = Bounds(0.0, 1e9)
 RATE = Bounds(0.0, FLOAT32_MAX)
-"""Rates multiply float32 values or are added to them: a larger rate would be infinity."""
+"""Rates multiply float32 values or are added to them, and a larger rate would become infinity in float32."""
 CAPACITY = Bounds(0.001, 1000.0)
 LOSS_PIECES = Bounds(1, 4096)
 BETA = Bounds(0.0, 1.0, is_open=True)

@@ -32,7 +32,7 @@ from bitproof.harness.validate import STRICT, read
 Kind = Literal["loss", "grad", "param", "buffer", "optimizer", "grad_norm", "activation", "rng"]
 KINDS: tuple[Kind, ...] = typing.get_args(Kind)
 USUAL_KINDS = KINDS[:5]
-"""The kinds that every case may have; others are recorded if a case requests them, `rng` if a step draws."""
+"""The kinds that every case may have. Others are recorded if a case requests them; `rng`, if a step draws numbers."""
 
 
 ExpectedVerdict = Literal["EQUAL", "DIFFERENT", "CLOSE"]
@@ -42,29 +42,29 @@ ExpectedVerdict = Literal["EQUAL", "DIFFERENT", "CLOSE"]
 class Case:
     """Two systems to compare on one model, and the expected verdict.
 
-    `differs`, for a case that expects DIFFERENT, lists the kinds that differ at the first differing step: exactly
-    those, on any rank. Later steps inherit the difference and prove nothing more. `differs_within` bounds the size: the
-    largest relative error, as for `close_within`, of any tensor of that step; without it a defect of any size passes as
-    the expected difference, and reports say that no bound is stated.
+    `differs`, for a case that expects DIFFERENT, lists the kinds of records that differ at the first differing step:
+    exactly those must differ, on any rank. Later steps only continue the difference. `differs_within` limits the size
+    of the difference: the largest relative error, as for `close_within`, of any tensor of that step. Without it a
+    defect of any size passes as the expected difference, and reports state that there is no limit.
 
     `close_within`, for a case that expects CLOSE, is the largest relative error |r - c| / |r| (Euclidean norms over one
     tensor) that any recorded floating-point tensor may have; all others must agree in bits.
 
     `grad_norm`: the norm of all gradients, over all ranks, is recorded at every step, as a separate kind. `autoplace`:
-    placements are solved for, and both systems compute under them.
+    a solver chooses the placements of parameters, and both systems use them.
 
     `observe` has patterns over module names: the outputs of these modules, and their gradients, are recorded at every
     step, as kind `activation`.
 
-    `preload` names modules that take long to import, such as a framework: the process from which all ranks are forked
-    imports them once. `options` are for the user's factories, which read them as `case.options`.
+    `preload` names modules that take long to import, such as a framework: they are imported once, by the process from
+    which all ranks are forked. `options` are for the user's factories, which read them as `case.options`.
 
-    `reference_parallelism`, if stated, is the reference's layout, and `parallelism` the candidate's: then logical
-    tensors are compared (`harness.compare.relaid`). Such a case may expect CLOSE without a bound, which is then derived
-    from the reference's own sums in other orders.
+    `reference_parallelism`, if stated, is the layout of the reference, and `parallelism` that of the candidate: then
+    whole tensors are compared, independent of their division (`harness.compare.relaid`). Such a case may expect CLOSE
+    without a limit: then the limit is measured by running the reference with its sums in other orders.
 
-    `resume_at`: after this many steps the candidate saves, is killed, and continues in new processes. With
-    `resumes_reference` the reference takes those steps and saves, on its own ranks, and the candidate loads its
+    `resume_at`: after this many steps the candidate saves a checkpoint, is killed, and continues in new processes. With
+    `resumes_reference` the reference runs these steps and saves, on its own ranks, and the candidate loads this
     checkpoint into its own layout.
 
     `schedule`: a step has micro-batches, which pass through the stages of a pipeline if `parallelism.pp` is above 1.
@@ -89,7 +89,7 @@ class Case:
     observe: tuple[str, ...] = ()
     autoplace: Autoplace | None = None
     preload: tuple[str, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict, hash=False)
+    options: dict[str, Any] = field(default_factory=dict, hash=False)  # a dict has no hash
     steps: int = 20
     seed: int = 0
     model: Model = field(default_factory=Model)
@@ -140,6 +140,7 @@ class Case:
                 f"case {self.name} lists unknown kinds", expected=", ".join(KINDS), found=", ".join(sorted(unknown))
             )
         self._check_bounds()
+        # Built-in systems have no `save` and `load`.
         are_both_yours = is_factory(self.reference) and is_factory(self.candidate)
         if self.resume_at is not None and not (are_both_yours and 0 < self.resume_at < self.steps):
             raise CaseError(
@@ -168,7 +169,7 @@ class Case:
 
     @property
     def bound(self) -> float | None:
-        """The largest relative error that the case allows; None if it states no bound."""
+        """The largest relative error that the case allows; None if it states no limit."""
         return self.close_within or self.differs_within
 
     @property
@@ -188,27 +189,29 @@ class Case:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of the token ids in a micro-batch: (sequences, tokens of each), or (tokens,) if the model is
-        folded."""
+        """The shape of a micro-batch's token ids: (sequences, seq_len), or (tokens,) if the model is folded."""
         rows, seq_len = self.batch.sequences // self.micro_batches, self.batch.seq_len
         return (rows * seq_len,) if self.model.folded else (rows, seq_len)
 
     @property
     def chunk_dim(self) -> int:
-        """The dim of activations that chunks are cut along. A folded model has all tokens in dim 0."""
+        """The dim of activations along which chunks are cut: 0 for batch, 1 for seq, but 0 if the model is folded."""
         assert self.chunking is not None
         return 0 if self.chunking.dim == "batch" or self.model.folded else 1
 
     def of(self, role: str) -> Case:
-        """The case as the system of this role runs it: the reference may have its own parallelism."""
+        """The case with the parallelism of the system in this role, since the reference may have its own."""
         if role != "reference" or self.reference_parallelism is None:
             return self
         return dataclasses.replace(self, parallelism=self.reference_parallelism)
 
     @property
     def first_step(self) -> int:
-        """The first compared step: `resume_at` if another number of ranks saves and loads, else 0. Before it only the
-        reference runs, on its own ranks."""
+        """The first step whose records are compared.
+
+        It is 0, or `resume_at` if the candidate continues from a checkpoint of the reference on another number of
+        ranks: only the reference runs the steps before.
+        """
         has_as_many = self.of("reference").parallelism.world_size == self.parallelism.world_size
         return 0 if has_as_many or not self.resumes_reference else self.resume_at or 0
 
@@ -219,11 +222,12 @@ class Case:
 
     @property
     def most_ranks(self) -> int:
-        """The number of ranks of the larger of the two systems."""
+        """The number of ranks of the system that has more of them."""
         return max(self.parallelism.world_size, self.of("reference").parallelism.world_size)
 
     def _check_bounds(self) -> None:
         close, apart = self.close_within, self.differs_within
+        # Between two layouts the limit may be left out: then it is measured.
         is_derived = self.expected == "CLOSE" and self.reference_parallelism is not None and close is None
         is_stated = (self.expected == "CLOSE") == (close is not None) and 0 < (1 if close is None else close) < math.inf
         if not (is_stated or is_derived):
@@ -266,7 +270,10 @@ class Case:
             )
 
     def _check_folded_chunks(self) -> None:
-        """Refuse along batch a half that ends inside a sequence, and along seq a number of tokens that has no half."""
+        """Raise CaseError if a folded model cannot be split in two.
+
+        Along batch, each half must consist of whole sequences; along seq, the number of tokens must be even.
+        """
         assert self.chunking is not None
         sequences, seq_len, (tokens,) = self.batch.sequences, self.batch.seq_len, self.input_shape
         if self.chunking.dim == "batch" and sequences % 2:
@@ -308,12 +315,15 @@ class Case:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether both systems are a user's trainers, which may ignore any field of the case, such as its model."""
+        """Whether both systems are a user's trainers, which may ignore fields of the case such as its model."""
         return are_foreign(self.reference, self.candidate)
 
     def stated(self) -> dict[str, Any]:
-        """The case as plain JSON values, without the defaults of a foreign case, which may be untrue for its systems.
-        Reading the result gives the same case again."""
+        """The case as plain JSON values; if both systems are a user's trainers, without defaults.
+
+        Such systems may ignore fields of the case, so defaults might be untrue for them. `from_dict` makes the same
+        case from the result.
+        """
         values = self.to_dict()
         if not self.is_foreign:
             return values
@@ -332,7 +342,7 @@ class Case:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Case:
-        """The inverse of `to_dict`. Raises CaseError for an unknown field or a value of the wrong type."""
+        """Make a case from the values of `to_dict`. Raises CaseError for unknown fields and values of wrong types."""
         return read(Case, values, "case", CaseError)
 
 
@@ -341,13 +351,15 @@ _ALWAYS_SO = {"name", "family", "reference", "candidate", "expected", "differs",
 
 
 def file_of(source: str) -> Path | None:
-    """The file in the `source` of a factory, None if it is a module."""
+    """The path of the file in a factory's `source`, such as train.py; None if `source` is a module."""
     return Path(source) if source.endswith(".py") or "/" in source else None
 
 
 class Script(NamedTuple):
-    """A training script as a system: its file, its arguments, and the git revision of the file, "" for none. As a
-    system's name it is a command line: `train.py --lr 3e-4`, or `git:4f2a91c:train.py --lr 3e-4`."""
+    """A training script as a system: its file, its arguments, and the git revision of the file or "".
+
+    As text, the name of the system, it is a command line: `train.py --lr 3e-4`, or `git:4f2a91c:train.py --lr 3e-4`.
+    """
 
     file: str
     args: tuple[str, ...] = ()
@@ -358,26 +370,29 @@ class Script(NamedTuple):
 
 
 def script_of(system: str) -> Script | None:
-    """The script in a system's name; None for any other system, such as `train.py:make`."""
+    """The script that a system's name describes; None if the system is no script, such as `train.py:make`."""
     try:
         first, *args = shlex.split(system)
     except ValueError:
         return None
     prefix, _, rest = first.partition(":")
     revision, _, file = rest.partition(":") if prefix == "git" else ("", "", first)
+    # `train.py:make` is a factory, and `git:train.py` has no revision.
     if not file.endswith(".py") or (":" in file and not revision) or (prefix == "git" and not revision):
         return None
     return Script(file, tuple(args), revision)
 
 
 def is_factory(system: str) -> bool:
-    """Whether a system's name is that of a user's factory, in a module or a file."""
+    """Whether a system's name describes a user's factory: `FILE.py:NAME` or `MODULE:NAME`."""
     return ":" in system and script_of(system) is None
 
 
 def are_foreign(reference: object, candidate: object) -> bool:
-    """Whether both systems are a user's trainers (factories or scripts), or such a trainer and itself under
-    torch.compile."""
+    """Whether both systems are a user's trainers (factories or scripts).
+
+    The system `compiled`, which runs the reference under torch.compile, counts as a user's if the reference is.
+    """
     names = [
         each
         for each in (reference, candidate)

@@ -24,12 +24,12 @@ LONGEST_CHAIN = 50
 
 
 def read_case(path: Path, known: Callable[[], Sequence[Case]] = tuple) -> Case:
-    """Read a case, in the form of `Case.to_dict`. Raises CaseError for an invalid file.
+    """Read a case from a JSON file, in the form of `Case.to_dict`. Raises CaseError for an invalid file.
 
-    Without a family the file's name is the family. If both systems are a user's, `ep` is 1 unless it is stated, as such
-    trainers choose their own layout. With `"like"`, fields missing in the file are those of another case: a case in
-    `known`, by name, or in another file. Example: `{"like": "moe_seq", "steps": 2}`. Files are searched beside the file
-    that names them, and then in the working directory.
+    If the file has no family, its name is the family. If both systems are a user's, `ep` is 1 unless it is stated,
+    since such trainers choose their own layout. A file with `"like"` takes all missing fields from another case, which
+    is one in `known`, by name, or another file. Example: `{"like": "moe_seq", "steps": 2}`. File names in the file are
+    relative to its folder, or else to the working directory.
     """
     values = _values(path, known, ())
     try:
@@ -40,7 +40,10 @@ def read_case(path: Path, known: Callable[[], Sequence[Case]] = tuple) -> Case:
 
 
 def _values(path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
-    """The fields in a file, with those of the case that it is like; `through` are the files on the way to it."""
+    """The fields in a file, completed by those of the case that its field `like` names.
+
+    `through` are the files that led to this one, in order, since a file may name another file.
+    """
     try:
         values = parse(read_plain(path, LARGEST))
     except (OSError, ValueError, RecursionError) as error:
@@ -57,7 +60,7 @@ def _values(path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path
 
 
 def _like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
-    """The fields of the case that a file names in its field `like`."""
+    """The fields of the case that a file names in its field `like`. Raises CaseError if files name each other."""
     if isinstance(like, str) and like.endswith(".json"):
         other = path.parent / like
         if _real(other) in through:
@@ -85,7 +88,7 @@ def _like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: t
 
 
 def _real(path: Path) -> Path:
-    """A path without links; unchanged if that fails, as for a link to itself, which reading then reports."""
+    """A path with all links resolved. If this fails, the path is unchanged, and reading it raises the error."""
     try:
         return Path(os.path.realpath(path))
     except (OSError, ValueError):
@@ -99,7 +102,7 @@ def _joined(base: Any, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _beside(path: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """A file's values, with the paths in them made relative to the working directory."""
+    """The fields of a file, with paths relative to its folder replaced by paths from the working directory."""
     found = dict(values)
     for side in ("reference", "candidate"):
         if script := script_of(str(found.get(side))):
@@ -116,7 +119,7 @@ def _beside(path: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_here(folder: Path, file: Path) -> str:
-    """A file's path from the working directory. `file` is relative to `folder`; unchanged if there is no such file."""
+    """The path of a file from the working directory, if it exists in `folder`; otherwise `file` unchanged."""
     there = folder / file
     if file.is_absolute() or not os.path.isfile(there):
         # `os.path.isfile` accepts a name that is too long; `Path.is_file` raises.
@@ -136,7 +139,7 @@ def _with_defaults(values: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def case_text(case: Case) -> str:
-    """The text of a case's file, which `read_case` reads."""
+    """The text of a JSON file for this case, which `read_case` can read."""
     values = case.stated()
     values["parallelism"]["ep"] = case.parallelism.ep  # the default in a file differs from a case's default
     return json.dumps(values, indent=1) + "\n"

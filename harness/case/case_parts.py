@@ -20,6 +20,7 @@ from bitproof.harness.case.patterns import check_patterns, root_of
 from bitproof.harness.errors import CaseError
 from bitproof.harness.validate import STRICT
 
+# 8 elements of bfloat16 take 16 bytes; the rows of grouped matrix products must be multiples of that.
 DIM_MULTIPLE = 8
 
 
@@ -27,9 +28,10 @@ DIM_MULTIPLE = 8
 class Model:
     """A model, its size, and its attention: "flex" is FlexAttention with a mask that separates documents.
 
-    The other sizes make a flavor smaller or larger; None keeps the flavor's size. `dim` is the model dim. Hidden dims
-    scale with `dim`, and the number of key/value heads scales with `heads`. The first `dense_layers` of the `layers`
-    have no experts; the default is the flavor's number, but at most `layers`. A family refuses sizes that it lacks.
+    `flavor` is a named size of the family. The other sizes change single sizes of the flavor; None keeps them. `dim` is
+    the model dim. Hidden dims scale with `dim`, and the number of key/value heads scales with `heads`. The first
+    `dense_layers` of the `layers` have no experts; the default is the flavor's number, but at most `layers`. A family
+    refuses sizes that it does not have.
 
     `capacity` limits the rows that an expert receives from a rank in a call: to `capacity` times an even share of the
     rank's rows, rounded up. Rows above the limit are dropped: the expert adds nothing to their tokens. So no tensor's
@@ -89,14 +91,14 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunking:
-    """Splits a block's input in two.
+    """Splits the input of some modules (blocks) in two chunks along a dim, which are computed one after the other.
 
-    `modules` is a pattern over fully qualified module names in which `*` stands for one component, or several such
-    patterns, joined by commas; no matched module may be inside another.
+    `modules` is a pattern over fully qualified module names, in which `*` stands for one component, or several such
+    patterns, joined by commas; no matched module may be inside another. If `only` is not empty, just these of the
+    matching modules are chunked.
 
-    With `early_grad_accumulation` the gradients of both chunks are added before their cast and reduce-scatter; without,
-    each is reduced separately, and the results are added. `only`, if not empty, names the matching modules that are
-    chunked: the others run whole.
+    `early_grad_accumulation`: the gradients of both chunks are added first, then cast and reduce-scattered. Without it,
+    each chunk's gradient is reduced separately, and the results are added.
     """
 
     __pydantic_config__ = STRICT
@@ -118,27 +120,27 @@ class Chunking:
             )
 
     def root_of(self, module: str) -> str | None:
-        """The chunked module that contains `module` or is it: layers.1.moe for layers.1.moe.router; else None."""
+        """The chunked module that is or contains `module`, such as layers.1.moe for layers.1.moe.router, or None."""
         root = root_of(self.modules, module)
         return root if not self.only or root in self.only else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """The ranks, and the layout of parameters on them.
+    """The ranks, and how parameters are divided among them.
 
     Rank r has expert-parallel coordinate r % ep and expert-FSDP coordinate r // ep. Parameters are sharded over all
     `world_size` ranks, expert parameters over (world_size / ep, ep). With tensor parallelism, rank r has tensor
-    coordinate r % tp and data coordinate r // tp. Parameters except the experts' are split over tp before they are
-    sharded over the ranks of a tensor coordinate. Experts are never split over tp: ranks that share a text divide its
-    tokens, and send each to its experts.
+    coordinate r % tp and data coordinate r // tp. Parameters other than the experts' are first split over tp, then
+    sharded over the ranks with the same tensor coordinate. Experts are not split over tp: the ranks that read the same
+    data divide its tokens among them, and each sends its tokens to their experts.
 
     With a pipeline, `pp` > 1, the ranks are cut into pp equal parts, each with the layers of its own stages (see
-    `Schedule`), and the above holds for each part: rank r has pipeline coordinate r // (world_size / pp).
+    `Schedule`). All of the above then holds within each part. Rank r has pipeline coordinate r // (world_size / pp).
 
-    `shared_groups`: groups over the same ranks are a single process-group object, as in meshes that cache them.
+    `shared_groups`: process groups over the same ranks are a single object, as in meshes that cache them.
 
-    `sequence`: outside layers that a tensor group splits, each rank of the group has an equal part of the sequence. So
+    `sequence`: outside layers that are split over tp, each rank of a tensor group has an equal part of the sequence. So
     a split layer begins with an all-gather and ends with a reduce-scatter.
     """
 
@@ -183,18 +185,22 @@ class Parallelism:
 
     @property
     def data_ranks(self) -> int:
-        """The number of a stage's data coordinates. Ranks of a tensor group read the same data, so they count once."""
+        """The number of ranks of a stage that read different data: a tensor group counts as one rank."""
         return self.stage_ranks // self.tp
 
     @property
     def expert_fsdp(self) -> int:
-        """The number of ranks that share the parameters of an expert shard."""
+        """The number of ranks over which the parameters of the same experts are sharded."""
         return self.stage_ranks // self.ep
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A rank's input in a step: `sequences` rows of `seq_len` tokens of its own documents."""
+    """The input of a rank in a step: `sequences` rows of `seq_len` tokens, from the text that `data` names.
+
+    Ranks with the same data coordinate, such as those of a tensor group, read the same documents; others read different
+    ones.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -209,7 +215,10 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """dtypes: parameters are stored in float32, computed with in `compute`, gradients reduced in `reduce`."""
+    """The dtypes of a step: `compute` for forward and backward, `reduce` for gradients when they are reduced.
+
+    Parameters are stored in float32.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -219,7 +228,7 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """How the graph treats each activation that backward reads; eager saves all.
+    """How the graph pipeline treats activations that backward reads: saved, recomputed or offloaded. Eager saves all.
 
     | policy      | saved                                                      | else                               |
     |-------------|------------------------------------------------------------|------------------------------------|
@@ -247,7 +256,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
-    """AdamW's settings, and how far a step moves an expert bias toward balance."""
+    """AdamW's settings. `expert_bias_lr` is how far a step moves each expert's bias toward a balanced load."""
 
     __pydantic_config__ = STRICT
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Boundary(NamedTuple):
-    """A tensor at a module's boundary in a step.
+    """A tensor that a module returns in a call, or its gradient ("backward").
 
-    `output` is its index among the tensors that the module returns, None if it returns a single tensor; `earlier`
-    counts the module's calls before this one, in a step, or in a chunk's part of it.
+    `output` is its index among the tensors that the module returns, None if it returns a single tensor. `earlier` is
+    the number of earlier calls of the module in this step, within the same chunk if it is chunked.
     """
 
     module: str
@@ -34,7 +34,7 @@ class Boundary(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its record, such as layers.1.moe.router@forward.output0.chunk1."""
+        """The name of this tensor's record, such as layers.1.moe.router@forward.output0.chunk1."""
         output = "" if self.output is None else f".output{self.output}"
         call = f".call{self.earlier}" if self.earlier else ""
         chunk = "" if self.chunk is None else f".chunk{self.chunk}"
@@ -42,7 +42,7 @@ class Boundary(NamedTuple):
 
 
 def boundary_of(name: str) -> Boundary | None:
-    """The boundary in a record's name; None for a name of another form."""
+    """The boundary that a record's name describes, as `Boundary.name` makes it; None for a name of another form."""
     match = re.fullmatch(r"([^@]+)@(forward|backward)(?:\.output(\d+))?(?:\.call(\d+))?(?:\.chunk([01]))?", name)
     if match is None:
         return None
@@ -57,7 +57,7 @@ def boundary_of(name: str) -> Boundary | None:
 
 
 def check_observed(case: Case) -> None:
-    """Raise CaseError for an invalid pattern over module names, and for systems without known boundaries."""
+    """Raise CaseError if a case's `observe` has an invalid pattern, or if a system cannot show its activations."""
     for pattern in case.observe:
         if not is_pattern(pattern):
             raise CaseError(
@@ -77,7 +77,7 @@ def check_observed(case: Case) -> None:
 
 
 def observed_modules(patterns: Sequence[str], modules: Iterable[str]) -> list[str]:
-    """The modules that match some pattern, in their order. Raises CaseError for a pattern that matches none."""
+    """The module names that match any of the patterns, in order. Raises CaseError if a pattern matches none."""
     names = [name for name in modules if name]
     fitting = {pattern: [name for name in names if fits(pattern, name)] for pattern in patterns}
     for pattern, found in fitting.items():

@@ -1,4 +1,4 @@
-"""Match module names with patterns: `*` stands for one component, and in `observe` `**` for several."""
+"""Match module names with patterns: `*` stands for one component, and `**`, allowed only in `observe`, for several."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ _OBSERVED = re.compile(r"(\*\*?|\w+)(\.(\*\*?|\w+))*")
 
 
 def pattern_of(module: str) -> str:
-    """The chunking pattern that a module and its counterparts in other layers match: layers.*.moe for layers.1.moe."""
+    """The pattern that also matches a module's counterparts in other layers: layers.*.moe for layers.1.moe."""
     return ".".join("*" if part.isdigit() else part for part in module.split("."))
 
 
 def root_of(patterns: str, module: str) -> str | None:
-    """The module that matches one of `patterns` and is or contains `module`: layers.1.moe for layers.1.moe.router; else
-    None. Patterns are joined by commas, and `*` stands for one component."""
+    """The module that matches one of `patterns` and is or contains `module`; None if there is none.
+
+    `patterns` are joined by commas, and `*` stands for one component. For example, the pattern layers.*.moe and the
+    module layers.1.moe.router have the result layers.1.moe.
+    """
     for pattern in patterns.split(","):
         wanted = pattern.split(".")
         parts = module.split(".")[: len(wanted)]
@@ -29,7 +32,10 @@ def root_of(patterns: str, module: str) -> str | None:
 
 
 def check_patterns(patterns: str, what: str) -> None:
-    """Raise CaseError if one of the patterns is invalid or within another. Errors call a pattern `what`."""
+    """Raise CaseError if a pattern is invalid, or may match a module inside a module that another pattern matches.
+
+    `patterns` are joined by commas. Errors call a pattern `what`.
+    """
     each = patterns.split(",")
     for pattern in each:
         check_pattern(pattern, what)
@@ -55,16 +61,19 @@ def check_pattern(pattern: str, what: str) -> None:
 
 
 def _agree(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether two patterns may match the same name, judging by the components that both have."""
+    """Whether two patterns, as lists of components, may match the same name.
+
+    If one has more components than the other, the additional ones are ignored.
+    """
     return all("*" in (one, other) or one == other for one, other in zip(first, second, strict=False))
 
 
 def is_pattern(text: str) -> bool:
-    """Whether a text is a dotted module name with `*` and `**` for components."""
+    """Whether a text is a pattern: a dotted module name whose components may also be `*` or `**`."""
     return _OBSERVED.fullmatch(text) is not None
 
 
 def fits(pattern: str, module: str) -> bool:
-    """Whether a pattern with `*` and `**` matches a module: layers.** matches layers.1.moe, and not layers."""
+    """Whether a pattern with `*` and `**` matches a module: layers.** matches layers.1.moe, but not layers."""
     parts = {"*": "[^.]+", "**": ".+"}
     return re.fullmatch(r"\.".join(parts.get(part, part) for part in pattern.split(".")), module) is not None

@@ -1,4 +1,4 @@
-"""Define the pipeline schedule of a case's micro-batches, and refuse unsupported schedules."""
+"""Define how a step is divided into micro-batches and pipeline stages, and refuse what is not supported."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ _STAGES = Bounds(1, 256)
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A step in micro-batches: equal parts of a rank's rows, in order; gradients are added in the same order.
+    """A step in micro-batches: equal parts of a rank's rows, in order; their gradients are added in the same order.
 
-    If `parallelism.pp` is more than 1, the model's layers are cut into pp * `stages_per_rank` stages, and the ranks of
-    pipeline coordinate s % pp have stage s. `order` is the order of a rank's work: "gpipe" runs all forwards, then all
-    backwards; "1f1b" alternates forwards and backwards as soon as the pipeline is full, interleaved if a rank has
+    If `parallelism.pp` is more than 1, the model's layers are cut into pp * `stages_per_rank` stages, and stage s is on
+    the ranks with pipeline coordinate s % pp. `order` is the order of a rank's work: "gpipe" runs all forwards, then
+    all backwards; "1f1b" alternates forwards and backwards as soon as the pipeline is full, interleaved if a rank has
     several stages.
 
-    `tied`: the embeddings and the projection to logits, in the first and the last stage, share their value. Each stage
-    has a copy and the gradient of its own use; both copies get the sum, once a step. `shared`: the same for the
-    parameters of two modules, the first of them in an earlier stage; the graph pipeline traces them as a single object.
+    `tied`: the embeddings in the first stage and the projection to logits in the last have the same value. Each of the
+    two stages has its own copy and the gradient of its own use; once a step the gradients are added, and both copies
+    get the sum. `shared` does the same for the parameters of two named modules, the first of them in an earlier stage;
+    the graph pipeline traces their parameters as a single object.
     """
 
     __pydantic_config__ = STRICT
@@ -47,13 +48,18 @@ class Schedule:
 
 
 def stage_of_layer(layer: int, num_layers: int, num_stages: int) -> int:
-    """The stage of a layer. Stages have consecutive layers, as evenly as possible. Example: 5 layers in 2 stages:
-    layers 0, 1 and 2 in stage 0, layers 3 and 4 in stage 1."""
+    """The stage of a layer. Stages have consecutive layers, and nearly equal numbers of them.
+
+    Example: with 5 layers in 2 stages, stage 0 has the layers 0, 1 and 2, and stage 1 the layers 3 and 4.
+    """
     return layer * num_stages // num_layers
 
 
 def check_schedule(case: Case) -> None:
-    """Raise CaseError for stages without micro-batches, unequal micro-batches, and systems without stages."""
+    """Raise CaseError if a case's micro-batches or stages are not possible, or not supported by its systems.
+
+    For example, a pipeline needs a schedule, and micro-batches must have equal sizes.
+    """
     pp, schedule = case.parallelism.pp, case.schedule
     if schedule is None:
         if pp > 1:

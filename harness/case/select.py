@@ -29,8 +29,10 @@ Node = Callable[[Predicate], bool]
 
 
 def select(cases: Sequence[Case], expression: str | None) -> list[Case]:
-    """The cases that match, in their order; all cases if the expression is None or blank. Raises UsageError for an
-    invalid expression, or if it matches nothing."""
+    """The cases that match the expression, in order; all cases if it is None or blank.
+
+    Raises UsageError if the expression is invalid or no case matches.
+    """
     if expression is None or not expression.strip():
         return list(cases)
     evaluate = compile_expression(expression)
@@ -47,12 +49,15 @@ def select(cases: Sequence[Case], expression: str | None) -> list[Case]:
 
 
 def asks_for(expression: str | None) -> bool:
-    """Whether an expression names its cases, such as moe_seq; `not moe_seq`, which selects all others, does not."""
+    """Whether an expression selects cases by name: True for `moe_seq`, False for `not moe_seq` or None."""
     return bool(expression and expression.strip()) and not compile_expression(str(expression))(lambda name: False)
 
 
 def compile_expression(expression: str) -> Node:
-    """The expression as a function of a predicate over names. Raises UsageError that points at the column."""
+    """Convert an expression to a function: given whether a name matches, it returns whether the expression is true.
+
+    Raises UsageError, which shows the column of the mistake.
+    """
     return _Parser(expression).parse()
 
 

@@ -1,4 +1,4 @@
-"""Define a machine's part (shard) of a selection of cases."""
+"""Define a shard: the part of a selection of cases that one of several machines runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bitproof.harness.case.case import Case
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """The part of a selection that a machine ran: number `index`, counted from 1, of `count`."""
+    """The part of a selection of cases that a machine ran: part `index` of `count` parts, counted from 1."""
 
     index: int
     count: int
@@ -22,7 +22,7 @@ class Shard:
 
     @staticmethod
     def parse(text: str, selection: Iterable[Case]) -> Shard | None:
-        """The shard for a text such as `2/4`; None for any other text."""
+        """The shard for a text such as `2/4`, part 2 of 4; None for any other text."""
         found = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
         if found is None or int(found[1]) > int(found[2]):
             return None

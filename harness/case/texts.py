@@ -1,4 +1,4 @@
-"""Name the texts that come with bitproof, for `batch.data` of a case."""
+"""List the texts that come with bitproof, which a case's `batch.data` may name instead of a file."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from pathlib import Path
 PYDOC = "pydoc"
 PYDOC_LINES = "pydoc_lines"
 ADVERSARIAL = "adversarial"
-"""Documents that exercise cases which are rare in real text; see `reference.data.adversarial_documents`. They have
-their own weights.
+"""Documents with features that are rare in real text, such as single bytes (`reference.data.adversarial_documents`).
+
+A case with them also has other initial weights, whose rows differ in scale, so that rounding shows.
 """
 
 _TEXTS = (PYDOC, PYDOC_LINES, ADVERSARIAL)
 
 
 def is_text_of_ours(data: str) -> bool:
-    """Whether `batch.data` names a text that comes with bitproof, and no file."""
+    """Whether `data`, a case's `batch.data`, names a text that comes with bitproof, rather than a file."""
     return data in _TEXTS
 
 
 def data_of_file(file: Path) -> str:
-    """A file's name in `batch.data`. A file with the name of a built-in text gets ./ in front."""
+    """The `batch.data` for a file: its path, with ./ in front if this is the name of a text of bitproof."""
     return f"./{file}" if is_text_of_ours(str(file)) else str(file)

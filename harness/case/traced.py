@@ -1,4 +1,4 @@
-"""Define the systems that run a traced graph, their settings in a case, and the cases that some of them refuse."""
+"""Define the systems that run a traced graph, the settings of the graph pipeline, and the cases that it refuses."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ COMPILED = "compiled"
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """The optional passes of the graph pipeline, and the backend for the finished graph.
+    """The optional passes of the graph pipeline, and the backend that runs the finished graph.
 
-    `isolate_groups` gives expert all-to-alls their own process group if they share a group, `isolate_gathers` does so
-    for parameters' all-gathers; `bucket` joins the all-gathers and reduce-scatters of a block; `overlap` reorders nodes
-    to overlap one chunk's all-to-all with the other chunk's compute. `overlap_costs` is the path of a cost model for
-    that, fitted to another machine than bitproof's own.
+    `isolate_groups` gives the experts' all-to-alls their own process group if they share one, and `isolate_gathers` the
+    parameters' all-gathers. `bucket` joins the all-gathers of a block into larger ones, and likewise its
+    reduce-scatters. `overlap` reorders nodes so that one chunk's all-to-all runs during the other chunk's compute.
+    `overlap_costs` is the path of a cost model for this order, fitted to a machine; None for bitproof's own, which is
+    fitted to a CPU.
 
-    `backend`: "fx" runs the graph operator by operator; "regional_inductor" compiles regions of it, by default only
-    attention operators; "inductor" compiles the whole graph, which fuses operators and so rounds less often: expect
-    CLOSE; "cuda_graph" captures the graph once, and replays it with static inputs and outputs. On a CPU its calls run
-    in sequence with the same static inputs and outputs.
+    `backend`: "fx" runs the graph operator by operator. "regional_inductor" compiles regions of it, by default only
+    attention operators. "inductor" compiles the whole graph; it fuses operators and so rounds less often: expect CLOSE.
+    "cuda_graph" captures the graph once, and replays it with static inputs and outputs; on a CPU its calls run one
+    after the other with the same static inputs and outputs.
 
-    `regions`, for "regional_inductor", selects other regions: patterns over module names, as in `Chunking`. A call of a
-    matching module is a region, with separate regions for forward and backward and for each chunk.
+    `regions`, only for "regional_inductor", selects other regions: patterns over module names, as in `Chunking`. A call
+    of a matching module is a region, with separate regions for forward and backward and for each chunk.
 
-    `until` names the last pass to apply, "" for none: the graph then runs without the later passes and without the
-    backend.
+    `until` names the last pass to apply, "" for none: later passes and the backend are left out. None applies all.
     """
 
     __pydantic_config__ = STRICT
@@ -87,7 +87,7 @@ OPTIONAL_PASSES = tuple(field.name for field in fields(Pipeline) if field.defaul
 
 
 def check_traced(case: Case) -> None:
-    """Raise CaseError for a case that asks joint, autoplace, precompiled or compiled for unsupported features."""
+    """Raise CaseError if a case asks a traced or compiled system for a feature that it does not support."""
     _check_joint(case)
     _check_autoplace(case)
     _check_precompiled(case)
@@ -114,8 +114,11 @@ def _check_joint(case: Case) -> None:
 
 
 def _check_autoplace(case: Case) -> None:
-    """Refuse the system autoplace without a memory bound, and a bound without that system, unless the case states its
-    plan. With a bound, also refuse chunks and a memory policy."""
+    """Raise CaseError if a case's field `autoplace` and its systems do not fit.
+
+    The system autoplace needs the field, and the field needs the system unless it states a plan. With the field, chunks
+    and memory policies are refused.
+    """
     is_asked = AUTOPLACE in (case.reference, case.candidate)
     if is_asked != (case.autoplace is not None) and not (case.autoplace and case.autoplace.plan):
         raise CaseError(
@@ -138,9 +141,7 @@ def _check_precompiled(case: Case) -> None:
 
 
 def _check_compiled(case: Case) -> None:
-    """Refuse the system `compiled` unless the reference is a user's own, and refuse passes for bitproof's own
-    graphs.
-    """
+    """Raise CaseError if the system `compiled` has a built-in reference, or passes of the graph pipeline."""
     if COMPILED not in (case.reference, case.candidate):
         return
     if case.reference in (COMPILED, "eager", "eager_chunked", *PREPARED):
@@ -164,7 +165,7 @@ def _check_compiled(case: Case) -> None:
 
 
 def _check_captured(case: Case) -> None:
-    """Refuse to observe activations of a replayed graph: the observer is Python, which a replay does not run."""
+    """Raise CaseError if a case observes activations of a captured graph: a replay runs no Python code."""
     if case.pipeline.captures and case.observe:
         raise CaseError(
             f"case {case.name} observes activations of a step that is replayed as a CUDA graph",
@@ -175,10 +176,10 @@ def _check_captured(case: Case) -> None:
 
 
 def refuse_unwritten(case: Case) -> None:
-    """Raise CaseError for a case whose step cannot be stored as plain data.
+    """Raise CaseError for a case whose step cannot be precompiled, i.e. stored as plain data.
 
-    Calls that observe activations are no operators, and regions are compiled into objects that only pickle could store.
-    Placements are solved for when a case runs.
+    The operators that observe activations, and compiled regions, are Python objects. Placements and stages are decided
+    only when a case runs.
     """
     if case.autoplace is not None:
         raise CaseError(

@@ -1,4 +1,7 @@
-"""The interface of a check, and the evidence that it gets. Imports no torch: checks run in the command's process."""
+"""The interface of a check, and the evidence that a check gets about a case.
+
+Imports no torch, since checks run in the process of the command.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ class NoOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """A case with its verdict, as a check gets it.
+    """A case with its verdict, and the means to examine it: the argument of a check's `judge`.
 
     `result` has the verdict, the numbers of compared records, times, memory and throughput, and the findings of earlier
-    checks. A role is "reference" or "candidate": `path(role)` is the folder of its recording and `recording(role)`
-    reads it: a digest for each (step, kind, name, rank). `run(role)` runs its system again, within the case's time
-    limit, and returns the new recording. `log` is a file for the check's own output. `packing` has the graph nodes that
-    only pack correct values, if every call was compared.
+    checks. A role is "reference" or "candidate". `path(role)` is the folder of its recording. `recording(role)` reads
+    this recording: a digest for each (step, kind, name, rank). `run(role)` runs the role's system again, within the
+    case's time limit, and returns the new recording. `log` is a file for the check's own output. `packing` is set if
+    every call was compared, not only records: the graph nodes that only pack correct values.
     """
 
     result: CaseResult
@@ -41,51 +44,54 @@ class Evidence:
 
     @property
     def case(self) -> Case:
-        """The case, with everything that can change a bit."""
+        """The case, which has everything that can change a bit."""
         return self.result.case
 
 
 class Check:
-    """A check. A subclass has a name, a dataclass of options and `judge`.
+    """Base class of checks. A subclass defines `name`, `Options` and `judge`.
 
     `Options` is a frozen dataclass whose fields are settings (`bitproof.setting`). They define the options of the
-    command line, the keywords of `bitproof.run` and the replay command. The class's docstring starts with a sentence
-    about the check's question.
+    command line, the keywords of `bitproof.run` and the command that repeats a run. The docstring of a subclass begins
+    with a sentence about the question that it answers.
     """
 
     name: ClassVar[str]
     Options: ClassVar[type[Any]] = NoOptions
 
     def __init__(self, options: Any) -> None:
-        """`options` is an `Options`."""
+        """`options` is an instance of the class's `Options`."""
         self.options = options
 
     @classmethod
     def of(cls, options: Any) -> Self | None:
-        """The check with these options; None if they switch it off. By default it is on."""
+        """Return the check with these options, or None if they switch it off. By default no options do."""
         return cls(options)
 
     def refuse(self, options: RunOptions) -> None:
-        """Raise UsageError, before anything runs, if the check does not support this run."""
+        """Raise UsageError, before any case runs, if the check does not support this run."""
 
     def prepare(self, cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
-        """Prepare before any case runs, once for all of them; yields lines to print. `folder` is the run folder."""
+        """Prepare the check, once, before any case runs; yields lines to print. `folder` is the run folder."""
         return iter(())
 
     def judges(self, verdict: Verdict) -> bool:
-        """Whether this check judges a case with that verdict. By default an ERROR leaves nothing to judge."""
+        """Whether `judge` is called for a case with this verdict. By default it is, except for ERROR."""
         return verdict != Verdict.ERROR
 
     def judge(self, evidence: Evidence) -> Finding | None:
-        """Judge a case, once, after its verdict. Returns None if there is nothing to report."""
+        """Answer the check's question about a case with a verdict. Returns None if there is nothing to report."""
         raise NotImplementedError(f"check {self.name} does not define judge")
 
     @staticmethod
     def finding(data: dict[str, Any]) -> Finding:
-        """Rebuild a finding from its data, for a check whose data older reports have in another place."""
+        """Rebuild a finding from its data in an older report, in which findings were stored in a check's own form."""
         return Finding(data=data)
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """An impossible value in a finding's data from a file, as path, expected and found; None if there is none."""
+        """Look for an impossible value in a finding's data that was read from a file.
+
+        Returns where it is, the expected value and the found value, as texts; None if there is none.
+        """
         return None

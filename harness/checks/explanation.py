@@ -1,7 +1,7 @@
 """Explain the difference of two recordings by a certificate.
 
-For example, `bitproof moved` certifies that some operator calls account for the whole difference of two environments.
-The module that writes certificates of a format also reads them; it is loaded only if a certificate is given.
+For example, a certificate of `bitproof moved` states that some operator calls account for the whole difference between
+two environments. Each format of certificates is read by the module that writes it, which is imported only when needed.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ FORMATS = {"moved-1": "bitproof.harness.powers.moved.explaining:explainer"}
 
 @dataclass(frozen=True)
 class Explanation:
-    """Whether a certificate accounts for the whole difference of two recordings, and how, or why not, in words."""
+    """Whether a certificate accounts for the whole difference of two recordings (`is_whole`), and the reason."""
 
     is_whole: bool
     text: str
 
     @staticmethod
     def by(text: str) -> Explanation:
-        """An explanation of the whole difference, such as "2 moved calls"."""
+        """An explanation of the whole difference, by `text`, such as "2 moved calls"."""
         return Explanation(True, f"drift explained by {text}")
 
     @staticmethod
     def lacking(reason: str) -> Explanation:
-        """No explanation, for this reason."""
+        """An explanation that is missing or does not cover the whole difference, for this reason."""
         return Explanation(False, f"drift unexplained: {reason}")
 
 
@@ -43,7 +43,10 @@ Explainer = Callable[[Recording, Recording], Explanation]
 
 
 def explainer_of(certificate: Path) -> Explainer:
-    """Read a certificate. Raises RecordingError if it cannot be read, is damaged, or has an unknown format."""
+    """Read a certificate, and return the function that explains the difference of two recordings by it.
+
+    Raises RecordingError if the file cannot be read, is damaged, or has an unknown format.
+    """
     try:
         values = json.loads(read_plain(certificate))
         name = values["format"]

@@ -1,6 +1,6 @@
-"""Modules of powers that the core uses if an option or a launcher asks for them, loaded only then.
+"""Import modules of powers (optional abilities of bitproof) for the core, only if an option needs them.
 
-For example, `run --baseline` keeps the values that `power_module("baselines.drifted").values_to_keep` names.
+For example, only `run --baseline` imports the module of `power_module("baselines.drifted")`.
 """
 
 from __future__ import annotations
@@ -10,5 +10,5 @@ from typing import Any
 
 
 def power_module(name: str) -> Any:
-    """The module `name` of `harness.powers`, such as "baselines.drifted"."""
+    """Import the module `name` of `harness.powers`, such as "baselines.drifted", and return it."""
     return importlib.import_module(f"bitproof.harness.powers.{name}")

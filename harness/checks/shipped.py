@@ -1,7 +1,6 @@
-"""List the available checks: shipped checks, those of installed packages, and classes in a user's file.
+"""List the available checks: those that come with bitproof, those of installed packages, and classes in a user's file.
 
-A check's module is imported only when its options are needed: a table maps options to shipped checks, so a run without
-these options loads no check.
+The module of a check that comes with bitproof is imported only if one of its options is given.
 """
 
 from __future__ import annotations
@@ -34,19 +33,20 @@ EXPECTED = "FILE.py:CLASS or MODULE:CLASS, a subclass of bitproof.Check with a `
 
 @functools.cache
 def shipped(name: str) -> type[Check]:
-    """The shipped check with this name."""
+    """The check class with this name, among those that come with bitproof."""
     return _taken(SHIPPED[name])
 
 
 def shipped_checks() -> tuple[type[Check], ...]:
-    """The shipped checks."""
+    """The check classes that come with bitproof."""
     return tuple(map(shipped, SHIPPED))
 
 
 def all_checks(asked: Sequence[str | type[Check]] = ()) -> tuple[type[Check], ...]:
-    """The shipped checks, those of installed packages, then the `asked` checks: classes, or texts as in `--check`.
+    """All check classes: those of bitproof, those of installed packages, then the `asked` ones.
 
-    Raises UsageError if a check cannot be loaded, or if two checks have the same name.
+    `asked` are classes, or texts as for `--check`. Raises UsageError if a check cannot be loaded, or if two have the
+    same name.
     """
     found: dict[str, type[Check]] = {}
     for source, check in _sources(asked):
@@ -103,7 +103,7 @@ def _taken(source: str) -> Any:
 
 
 def checked(found: Any, source: str) -> type[Check]:
-    """`found`, if it is a complete check class. Raises UsageError for any other object."""
+    """Return `found` if it is a complete check class. Raises UsageError, which names `source`, otherwise."""
     problem = ""
     if not (isinstance(found, type) and issubclass(found, Check)):
         problem = f"{found!r} is no subclass of bitproof.Check"
@@ -122,13 +122,13 @@ def checked(found: Any, source: str) -> type[Check]:
 
 
 def active(checks: Sequence[type[Check]], given: Mapping[str, Any]) -> tuple[Check, ...]:
-    """The checks that are on with these option values; `given` has each value by its keyword."""
+    """The checks that these option values switch on. `given` has the values by the options' keywords."""
     found = [check.of(made(check.Options, given)) for check in checks]
     return tuple(check for check in found if check is not None)
 
 
 def refuse_taken_options(checks: Sequence[type[Check]]) -> None:
-    """Raise UsageError if a check's option has the name of an option of runs or cases."""
+    """Raise UsageError if an option of these checks has the name of an option for runs or cases."""
     from bitproof.harness.changes import Changes
     from bitproof.harness.options import RunOptions
 

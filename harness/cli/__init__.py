@@ -1,9 +1,10 @@
-"""Parse the command line, a module per command.
+"""Parse the command line; each command has its own module.
 
-The exit status of a command is 0 if all is as expected, 1 if not, 2 for a wrong call, 3 if something was not judged.
-`cli/<command>.py` declares a command's options, and calls `commands/<command>.py`, which runs it.
+The exit status of a command is 0 if all is as expected, 1 if not, 2 if the command line or a case is wrong, and 3 if
+something was not judged. `cli/<command>.py` declares a command's options, and calls `commands/<command>.py`, which runs
+it.
 
-It loads neither torch nor pandas, so that `bitproof list` answers immediately, and ranks start from a clean process.
+This loads neither torch nor pandas, so that `bitproof list` answers immediately, and ranks start from a clean process.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
     A user's mistake is explained in words; a bug of bitproof shows as a traceback. If standard output cannot be
-    written, a command that writes files continues and keeps its status, and a command that only prints returns 3. A
-    reader that stops early, such as `head`, changes no status.
+    written, a command that writes files continues and keeps its status, and a command that only prints returns 3. If a
+    reader such as `head` stops early, this does not change the status.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     with safe_output() as printed:
@@ -89,7 +90,7 @@ def _run(words: list[str]) -> int:
 
 
 def _tell_lost(printed: SafeStream, words: list[str]) -> int:
-    """Print that standard output cannot be written; returns the exit status that follows from this alone."""
+    """Print that standard output cannot be written. Returns 3 for a command that only prints, otherwise 0."""
     assert printed.lost is not None
     print(f"bitproof: standard output cannot be written: {printed.lost.strerror}", file=sys.stderr)
     return SUCCESS if words and words[0] in WRITING else UNJUDGED

@@ -1,4 +1,4 @@
-"""The root of the command line, and options that several commands share."""
+"""The root of the command line, and an option type that several commands use."""
 
 from __future__ import annotations
 

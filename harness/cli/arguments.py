@@ -1,4 +1,4 @@
-"""Options of several commands besides the settings of a run: cases, and the report folder."""
+"""Options that several commands share, besides the settings of a run: cases, and the report folder."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ ReportDir = Annotated[
 
 
 def refuse_seconds(value: float) -> float:
-    """The number of seconds, unchanged. Raises BadParameter for a time that is too long to wait for."""
+    """Return the number of seconds. Raises BadParameter if it is too large to wait for."""
     if problem := check_seconds(value):
         raise typer.BadParameter(problem)
     return value
 
 
 def read_file(path: Path) -> Case:
-    """The case in a JSON file, which may refer to a named case. Raises CaseError for a file without a valid case."""
+    """Read the case in a JSON file, which may be based on a built-in case. Raises CaseError if the file is invalid."""
     return read_case(path, lambda: selected_cases(None))
 
 
 def find_case(name: str, changes: Changes) -> Case:
-    """The case with this name, or in this JSON file, with changes. Raises UsageError or CaseError if there is none."""
+    """Return the case with this name, or in this JSON file, with the changes. Raises UsageError or CaseError."""
     if name.endswith(".json"):
         return change_case(read_file(Path(name)), changes)
     return named_case(selected_cases(None), name, changes)
@@ -69,10 +69,10 @@ def find_case(name: str, changes: Changes) -> Case:
 def chosen_cases(
     expression: str | None, case_files: Sequence[Path] | None, changes: Changes, usual: Sequence[str] | None = None
 ) -> list[Case]:
-    """The cases that -k selects from the files of --case, or from all cases, with changes.
+    """Return the cases that -k selects, with the changes: from the files of --case, or else from all built-in cases.
 
-    Without both options, the cases named in `usual` are returned. Raises UsageError for two files with the same case
-    name, and the errors of a wrong expression or file.
+    Without both options, these are the cases named in `usual`, if given. Raises UsageError if two files have cases with
+    the same name, and the errors of a wrong expression or file.
     """
     if case_files:
         selected = select([read_file(file) for file in case_files], expression)
@@ -88,7 +88,7 @@ def chosen_cases(
 
 
 def case_words(case_files: Sequence[Path] | None) -> list[str]:
-    """The options of a replay command that name these files of cases."""
+    """The words for these case files in the command line that repeats a run, with absolute paths."""
     from bitproof.harness.report.text import CASE_FILE
 
     return [word for file in case_files or () for word in (CASE_FILE, str(file.absolute()))]

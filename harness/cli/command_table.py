@@ -1,4 +1,4 @@
-"""Load the commands: only the called command, or all if help or a misspelled name needs them."""
+"""Import the modules of commands: only that of the called command, or all if help or a misspelled name needs them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ COMMANDS = {
 
 
 def load_commands(words: Sequence[str]) -> None:
-    """Declare the command that these words call; all commands if the words call none by name.
+    """Declare the command that is called by these words; if they call none, all commands.
 
-    For example, `--help` lists them all, and `prov` is answered with "Did you mean 'prove'?".
+    All are needed for `--help`, and for a suggestion after a misspelled name: `prov` is answered with "Did you mean
+    'prove'?".
     """
     called = words[0] if words else ""
     for name in [called] if called in COMMANDS else COMMANDS:

@@ -3,8 +3,8 @@
     bitproof run moe<TAB>                    moe_batch  moe_seq  ...
     bitproof run -k moe_seq --inject fl<TAB> flip-bit
 
-A shell runs the command to get the names, and shows none if that fails. So errors are not handled here: a mistake in an
-installed package or in a case is reported when the command itself runs.
+The shell runs bitproof to get the names, and shows none if that fails. So errors are not handled here: a mistake in an
+installed package or in a case is reported when the command itself is run.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 
 def names_of_cases(incomplete: str) -> list[str]:
-    """The built-in cases whose names begin with `incomplete`.
+    """The built-in cases whose names begin with `incomplete`, for completion in a shell.
 
-    In an expression such as `moe or tra`, the last word is completed.
+    In an expression such as `moe or tra`, only the last word is completed: the results begin with `moe or `.
     """
     from bitproof.builtin_cases import all_cases
 
@@ -24,15 +24,14 @@ def names_of_cases(incomplete: str) -> list[str]:
 
 
 def names_of_systems(incomplete: str) -> list[str]:
-    """The systems, built in or of installed packages, whose names begin with `incomplete`."""
+    """The systems whose names begin with `incomplete`, of bitproof and of installed packages."""
     from bitproof.harness.systems.registry import NAMED, registered
 
     return [name for name in (*NAMED, *registered()) if name.startswith(incomplete)]
 
 
 def names_of_faults(incomplete: str) -> list[str]:
-    """The faults whose names begin with `incomplete`: kinds with arguments, such as `flip-bit`, and those of the
-    catalogue."""
+    """The faults whose names begin with `incomplete`: the catalogue's, and those with arguments, like `flip-bit`."""
     from bitproof.harness.disturb.entry import catalogue
     from bitproof.harness.disturb.faults import FAULTS
 

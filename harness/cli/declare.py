@@ -1,7 +1,8 @@
-"""Declare commands: options are made from the fields of dataclasses, and help shows options in groups.
+"""Declare commands: their options are made from the fields of dataclasses, and help shows options in groups.
 
-`takes(Changes, RunOptions, only=...)` gives a function the options of these dataclasses, and passes an instance of each
-to it. `command` adds the function to the program as a command, with examples for its help.
+The decorator `takes(Changes, RunOptions, only=...)` gives a function the options of these dataclasses, and passes an
+instance of each to it. The decorator `command` adds the function to the program as a command, with examples in its
+help.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Command(TyperCommand):
     """A command whose help shows options in groups, then examples and the exit statuses, each on its own line."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options, a section per group, in the order of the groups' first options."""
+        """Write the help of all options, a section per group, in the order in which groups first occur."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if record := param.get_help_record(ctx):
@@ -58,7 +59,7 @@ class Command(TyperCommand):
             formatter.write(f"\n{name}:\n" + "".join(f"  {line}\n" for line in each))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse a command line. A command with a single case also accepts `-k CASE`, as other commands do."""
+        """Parse a command line. A command that takes one case also accepts it as `-k CASE`, like other commands."""
         if not any("-k" in param.opts for param in self.params) and any(each.name == "case" for each in self.params):
             args = [word.removeprefix("-k") for word in args if word != "-k"]
         # `run train.py --lr 1` is a likely mistake, so its error shows how to pass arguments to the script.
@@ -81,7 +82,7 @@ def command(
     statuses: tuple[str, str | None, str] = JUDGED,
     to: typer.Typer = app,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add a command to the program, with examples of its use.
+    """Decorator that adds a command to the program, with examples of its use.
 
     `brief` is the command's line in the program's help, at most 57 characters; by default, the first sentence of the
     command's help. `statuses` are the meanings of its exit statuses 0, 1 and 3.
@@ -98,11 +99,11 @@ def takes(
     says: Mapping[str, str] | None = None,
     checks: Sequence[type[Check]] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of the dataclasses `parts`: those whose keywords are in `only`.
+    """Decorator that gives a command options of the dataclasses `parts`: those whose keywords are in `only`.
 
-    An instance of each dataclass is passed as one of the command's last parameters. `usual` and `says` override the
-    default and the help of a field, by keyword. The options of `checks` follow; the checks that the user switches on by
-    these options become `active` in the run options.
+    An instance of each dataclass is passed as one of the command's last parameters. `usual` and `says` replace defaults
+    and help of single options, by keyword. The options of `checks` follow; the checks that the user's options switch on
+    become `active` in the run options.
     """
     usual, says = usual or {}, says or {}
 
@@ -140,7 +141,7 @@ def takes(
 
 
 def _active(checks: Sequence[type[Check]], given: dict[str, Any]) -> tuple[Check, ...]:
-    """The checks that the user's values switch on. Removes the values of all checks' options from `given`."""
+    """The checks that the user's option values switch on. Removes the options of all checks from `given`."""
     own = [each for check in checks for each in options_of(check.Options)]
     asked = {each.keyword: _from_words(each.kind, given.pop(each.keyword)) for each in own}
     return active(checks, {name: value for name, value in asked.items() if value is not None})

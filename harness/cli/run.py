@@ -109,7 +109,10 @@ def run_command(
 
 
 def _of_script(words: list[str], changes: Changes, reference_args: str, candidate_args: str) -> Changes:
-    """The changes with the two systems of a call that names a script. Raises UsageError for other words."""
+    """The changes, with the reference and candidate of a command line that names a script.
+
+    `words` are the script and its arguments. Raises UsageError if the words do not begin with a script.
+    """
     first, args = (words[0], words[1:]) if words else (str(changes.candidate), [])
     if words and changes.candidate is not None:
         raise UsageError("the candidate is given twice", expected="one script", found=f"{first}, {changes.candidate}")
@@ -118,7 +121,7 @@ def _of_script(words: list[str], changes: Changes, reference_args: str, candidat
 
 
 def declare(checks: Sequence[type[Check]]) -> None:
-    """Add the command to the program, with the options of these checks."""
+    """Add the command `run` to the program, with the options of these checks."""
     # `declare_asked` declares the command a second time, with more options.
     app.registered_commands[:] = [each for each in app.registered_commands if each.name != "run"]
     scripts = "bitproof run train.py --reference git:HEAD~1 --steps 5 -- --lr 3e-4"
@@ -127,7 +130,7 @@ def declare(checks: Sequence[type[Check]]) -> None:
 
 
 def declare_asked(words: Sequence[str]) -> None:
-    """Give `run` the options of checks that installed packages declare, or that `--check` names in these words.
+    """Declare `run` again, with the options of checks from installed packages, or named by `--check` in these words.
 
     The words are searched for `--check` before they are parsed, since parsing needs the checks' options. pytest does
     the same for `-p`.
@@ -141,5 +144,5 @@ declare(shipped_checks())
 
 
 def _left_out(cases: list[Case], device: DeviceRequest) -> dict[str, str]:
-    """The cases that this machine cannot judge, by name, each with the reason. A case selected by name runs anyway."""
+    """The reasons why this machine cannot judge some of these cases, by the cases' names."""
     return {case.name: why for case in cases if (why := unmet_requirement(case, device))}

@@ -1,4 +1,4 @@
-"""Estimate the duration of a run, from earlier runs of the same cases in its report folder."""
+"""Estimate how long a run will take, from earlier runs of the same cases in the report folder."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ WORTH_TELLING = 60.0
 
 
 def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir: Path) -> str | None:
-    """A line with the estimated time of these cases; None if too little is known or the time is short. Only runs with
-    exactly the same options count, and for each case only the newest."""
+    """A line with the expected time of these cases; None if it is short, or too little is known.
+
+    It is based on earlier runs with exactly the same options; for each case the newest of them counts.
+    """
     known: dict[str, float] = {}
     run_dirs = sorted((path for path in report_dir.glob("*") if not path.is_symlink()), reverse=True)[:MOST_REPORTS]
     if len(cases) * max(map(_lasted, run_dirs), default=0.0) < WORTH_TELLING:
@@ -46,7 +48,7 @@ def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir:
 
 
 def _lasted(run_dir: Path) -> float:
-    """The seconds from a run's start, by its folder's name, to its report; infinite if the name has no time."""
+    """The seconds from a run's start to its report: infinite if its folder's name has no time, 0 without a report."""
     try:
         began = datetime.strptime(run_dir.name.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
         lasted = (run_dir / report_json.FILE_NAME).stat().st_mtime - began

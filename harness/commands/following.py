@@ -1,4 +1,4 @@
-"""Run a command on torchrun's ranks other than 0: answer rank 0's requests, and print nothing."""
+"""Run a command on the ranks of torchrun other than 0: follow rank 0's requests, and print nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from bitproof.harness.runtime import interrupts
 
 
 def follow_rank_0(case: Case, options: RunOptions, report_dir: Path) -> int:
-    """Answer rank 0's requests until rank 0 is done. Returns 0, or the status of the error that ended rank 0. The
-    command's own status is that of rank 0, which may still find a difference after the last request."""
+    """Follow rank 0's requests until rank 0 is done.
+
+    Returns 0, or the exit status for the error that ended rank 0. Only rank 0 knows the command's real exit status: it
+    may find a difference after its last request.
+    """
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         try:

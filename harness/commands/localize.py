@@ -16,13 +16,16 @@ LOCALIZE_FILE = "localize.json"
 
 
 def any_difference(case: Case) -> Case:
-    """The case without its bounds and expected differences, so that any differing bit makes it DIFFERENT."""
+    """The case without bounds and expected differences, so that any differing bit makes it DIFFERENT."""
     return replace(case, expected="EQUAL", differs=(), close_within=None, differs_within=None)
 
 
 def localize(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
-    """Run a case, print all facts about its first difference, and return the exit status. The status is 0 if every bit
-    agrees, and 1 if not, whatever verdict the case expects. It is 3 if the case could not be judged."""
+    """Run a case, print all facts about its first difference, and return the exit status.
+
+    The status is 0 if every bit agrees, 1 if not, whatever verdict the case expects, and 3 if the case could not be
+    judged.
+    """
 
     def tell(report: Report) -> dict[str, str]:
         [result] = report.cases

@@ -1,4 +1,7 @@
-"""`bitproof precompile`: trace a case's step in a process without ranks. Every rank of later runs reads the step."""
+"""`bitproof precompile`: trace a case's step in a process without ranks, and store it for later runs.
+
+All ranks of such a run read the same step.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,12 @@ from bitproof.harness.options import RunOptions
 
 
 def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str], None] = print) -> int:
-    """Precompile the step of a case's candidate into a folder, and print a summary with `tell`. Returns 0.
+    """Precompile the step of a case's candidate into the folder `out`, and print a summary with `tell`. Returns 0.
 
-    Raises CaseError for a case whose candidate runs no graph, or a graph that cannot be stored. Raises UsageError under
-    torchrun, and for a fault in `options` that is the same on both compared ranks. Raises ArtifactError for a step that
-    differs between ranks. After any error the folder has no step, but a note with the reason.
+    The step is traced as the first and as the last rank, which must have the same code. Raises CaseError if the
+    candidate runs no graph, or a graph that cannot be stored; UsageError under torchrun, or if a fault in `options`
+    changes both of these ranks alike; ArtifactError if the two codes differ. After any error the folder has no step,
+    but a note with the reason.
     """
     refuse_torchrun("precompile", "makes a step for all ranks in one process")
     if case.candidate not in PREPARED:
@@ -37,7 +41,7 @@ def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str],
 
 
 def make(case: Case, out: Path, options: RunOptions) -> PrecompileAnswer:
-    """Precompile the step of a case's candidate into a folder, without printing. Raises the errors of `precompile`."""
+    """Like `precompile`, but prints nothing, and returns facts about the precompiled step."""
     with (
         tempfile.TemporaryDirectory(prefix="bitproof-precompile-") as logs,
         open_session(Path(logs), options) as client,

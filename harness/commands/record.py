@@ -1,7 +1,7 @@
 """`bitproof record` and `bitproof diff`: record one system, and compare recordings from different times or places.
 
-A recording from another machine, commit or torch version is compared by its manifest and digests. Differences between
-the manifests are printed next to the verdict, as they may explain a difference in digests.
+A recording from another machine, commit or torch version is compared by its digests. Differences between the manifests,
+such as another torch, are printed next to the verdict, since they may explain differing digests.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ _ALWAYS_DIFFERENT = ("digests_sha256", "values_sha256", "manifest_sha256", "arm"
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The destination of a recording: the folder `out`, or the baselines in `baseline_dir`. With `force` a baseline of
-    the same environment is replaced; `out` must not exist yet."""
+    """The destination of a recording: a new folder `out`, or the baselines in `baseline_dir`.
+
+    `force` replaces an existing baseline of the same environment. Raises UsageError if both or neither are given, or if
+    `out` exists.
+    """
 
     out: Path | None = None
     baseline_dir: Path | None = None
@@ -63,10 +66,10 @@ class Target:
 
 
 def record(case: Case, system: str, options: RunOptions, target: Target, report_dir: Path) -> int:
-    """Record a system. Logs go to a run folder. Returns 0, or raises and leaves nothing at the target.
+    """Record a system on a case, with logs in a run folder. Returns 0; after an error the target is unchanged.
 
-    A baseline stores the values of its first and last step by default. Raises UsageError if a pattern matches no tensor
-    or if a baseline exists, and RankError if the system fails.
+    A baseline includes the values of its first and last step by default. Raises UsageError if a pattern for values
+    matches no tensor, or if there is a baseline already, and RankError if the system fails.
     """
     if target.baseline_dir is not None:
         values = options.values or first_and_last_step(case.steps)
@@ -104,15 +107,15 @@ def _record(case: Case, system: str, options: RunOptions, target: Target, run_di
 
 
 def record_to(out: Path, case: Case, system: str, options: RunOptions, run_dir: Path) -> None:
-    """Record a system into the folder `out`, whole or not at all, without printing. Raises the errors of `record`."""
-    Target(out=out)
+    """Record a system into the new folder `out`, completely or not at all. Prints nothing. Raises as `record` does."""
+    Target(out=out)  # raises UsageError if `out` exists
     with _beside(out) as new:
         _make(case, system, options, new, run_dir, lambda event: None)
         _put_where_nothing_is(new, out)
 
 
 def _put_where_nothing_is(new: Path, out: Path) -> None:
-    """Rename a recording to `out`. Raises UsageError if something was created there in the meantime."""
+    """Rename the folder of a new recording to `out`. Raises UsageError if `out` was created in the meantime."""
     try:
         put_in_place(new, out, replaces=False)
     except FileExistsError as error:
@@ -132,7 +135,10 @@ def _make(case: Case, system: str, options: RunOptions, new: Path, run_dir: Path
 
 @contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
-    """Yield the path of a hidden folder next to `folder`. At the end it is removed, unless it was moved away."""
+    """Context with the path of a hidden folder next to `folder`, for preparing the content of `folder`.
+
+    The hidden folder is removed at the end of the block, unless it was renamed.
+    """
     new = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.new")
     try:
         yield new
@@ -155,8 +161,8 @@ def _refuse_idle_patterns(folder: Path, patterns: Sequence[str]) -> None:
 def diff(first: Path, second: Path, show: Callable[[str], None] = print, *, certificate: Path | None = None) -> int:
     """Compare two recordings, print the result with `show`, and return the exit status.
 
-    With a certificate, print whether it explains the difference. Raises UsageError for a path that is not a folder and
-    RecordingError for a damaged recording or certificate.
+    If a certificate is given, also print whether it explains the difference. Raises UsageError if a path is not a
+    folder, and RecordingError for a damaged recording or certificate.
     """
     explain = None if certificate is None else explainer_of(certificate)
     recordings = _read(first), _read(second)
@@ -188,7 +194,10 @@ def _compare(recordings: tuple[Recording, Recording], folder: Path) -> Compariso
 
 
 def _refuse_other_data(recordings: tuple[Recording, Recording]) -> Comparison | None:
-    """The refusal of recordings with different input data, as they show nothing about the systems; else None."""
+    """An UNVERIFIED comparison if the recordings were made with different input data, otherwise None.
+
+    Such recordings would differ even if the systems were equal.
+    """
     read = [[rank.get("data_sha256") for rank in recording.manifest.ranks or ()] for recording in recordings]
     ranks = [rank for rank, (left, right) in enumerate(zip(*read, strict=False)) if left and right and left != right]
     if not ranks:

@@ -1,9 +1,10 @@
 """`bitproof run`: run cases, and write their report.
 
-1. Make the run folder. An unwritable folder is found before anything runs.
+1. Create the run folder; if it cannot be written, nothing is run.
 2. Print the cases and the report's path.
 3. Run the cases, showing progress.
-4. Print the verdicts, then write the report, whatever happened: a case that did not finish is UNVERIFIED.
+4. Print the verdicts, then write the report, even after an error or an interrupt: a case that did not finish is
+   UNVERIFIED.
 """
 
 from __future__ import annotations
@@ -40,8 +41,11 @@ NO_RESULT = "the launcher gave no result for this case"
 
 @dataclass
 class Progressing:
-    """The results of a run so far. `reason` states why the other cases have no result, `failure` is the error that
-    ended the run, and `status` is its exit status. `reports`: this rank writes a report."""
+    """The state of a run: its results so far, and how it ended.
+
+    `reason` says why the other cases have no result. `failure` is the error that ended the run, None without one, and
+    `status` the exit status for it. `reports`: this rank writes a report.
+    """
 
     environment: dict[str, Any] = field(default_factory=dict)
     results: list[CaseResult] = field(default_factory=list)
@@ -63,12 +67,14 @@ def run_and_report(
 ) -> int:
     """Run cases, write their report and return the exit status.
 
-    - `left_out`: selected cases that this machine cannot judge; `not_run` maps their names to the reasons.
-    - `replay`: the command-line options that a replay must repeat.
-    - `shard`: the part of a selection that consists of `cases` and `left_out`; None for a whole selection.
-    - `tell`: prints more of the report, and returns further files to write beside it, as texts by name.
+    - `left_out`: selected cases that this machine cannot judge, which are not run; `not_run` maps their names to the
+      reasons.
+    - `replay`: the options for a command that repeats the run.
+    - `shard`: the part of a selection, if this run has only `cases` and `left_out` of it; None for a whole selection.
+    - `tell`: a function that prints more about the report, and returns further files to write next to it, as texts by
+      name.
 
-    Raises UsageError for a wrong call, before anything is run or written.
+    Raises UsageError if options or cases are wrong, before anything is run or written.
     """
     # Interrupts are held back except while cases run (`let_in`), so that a report is written whole or not at all.
     with interrupts.raising(), interrupts.held():
@@ -96,7 +102,7 @@ def run_and_report(
 
 
 def _tell_unmet(cases: Sequence[Case], options: RunOptions) -> None:
-    """Print why this machine cannot judge a case. Such a case was selected by name, so it runs anyway."""
+    """Print which cases this machine cannot judge, and why. They were selected by name, so they run anyway."""
     for case in cases:
         with suppress(UsageError):  # a wrong call is refused later, with its report
             if why := unmet_requirement(case, options.device):
@@ -159,8 +165,10 @@ def _finish(
     shard: Shard | None,
     tell: Callable[[Report], Mapping[str, str]],
 ) -> int:
-    """Print and write the report, if this rank does; return the exit status. If rank 0 is lost, a rank on every other
-    machine reports the results that it has so far."""
+    """Print and write the report if this rank reports, and return the exit status.
+
+    If rank 0 is lost, one rank on each other machine reports the results that it has.
+    """
     where = {
         "device": _join(result.device for result in state.results) or options.device,
         "backend": _join(result.backend for result in state.results) or "unknown",
@@ -193,7 +201,7 @@ def _finish(
 
 
 def _unused_baselines(cases: Sequence[Case], options: RunOptions) -> list[str]:
-    """Remarks about baselines whose case or system no longer exists."""
+    """Remarks about baselines for which there is no case or system any more."""
     if options.baseline_dir is None:
         return []
     from bitproof.builtin_cases import all_cases
@@ -203,7 +211,7 @@ def _unused_baselines(cases: Sequence[Case], options: RunOptions) -> list[str]:
 
 
 class Silence:
-    """A progress display that shows nothing, for ranks that do not report."""
+    """A progress display that shows nothing, for ranks that do not print."""
 
     def __enter__(self) -> Self:
         return self
@@ -223,10 +231,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Close the generator `results` at the end of the block, also after an error.
-
-    This ends the ranks that it started.
-    """
+    """Context that closes the generator `results` at its end, also after an error; this ends the ranks it started."""
     try:
         yield results
     finally:
@@ -235,5 +240,5 @@ def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
 
 
 def _join(values: Iterable[str]) -> str:
-    """The distinct values in order, as a text: `cpu`, or `cpu, cuda` for a run on both."""
+    """The distinct values in order, joined to a text: `cpu`, or `cpu, cuda` if a run used both."""
     return ", ".join(dict.fromkeys(values))

@@ -1,4 +1,4 @@
-"""Make a case of two scripts, of two revisions of a script, or of a script with two sets of arguments.
+"""Make a case that compares two scripts, two revisions of a script, or a script with two sets of arguments.
 
 bitproof run train.py --reference git:HEAD~1           the same file in another revision
 bitproof run new/train.py --reference old/train.py     another file
@@ -23,7 +23,7 @@ STEPS = 5
 
 
 def is_script(name: object) -> bool:
-    """Whether a system's name is a script's command line, or a revision of a script."""
+    """Whether `name` is the name of a system that is a script: its command line, or a git revision of it."""
     return isinstance(name, str) and (script_of(name) is not None or name.startswith("git:"))
 
 
@@ -34,10 +34,10 @@ def script_sides(
     reference_args: str = "",
     candidate_args: str = "",
 ) -> tuple[str, str]:
-    """The names of the reference's and the candidate's system. Both get `args`, and after these their own arguments.
+    """Return the names of the reference's and the candidate's systems, for a comparison of scripts.
 
-    Without a `reference`, both run the candidate's file. The reference `git:REF` is that file in the revision REF.
-    Raises UsageError if the candidate is no script.
+    Both scripts get `args`, followed by their own arguments. Without a `reference`, both are the candidate's file. The
+    reference `git:REF` is the candidate's file in the revision REF. Raises UsageError if the candidate is no script.
     """
     new = _given(candidate)
     if new is None:
@@ -55,7 +55,7 @@ def script_sides(
 
 
 def script_case(reference: str, candidate: str) -> Case:
-    """A case that compares a script with another system."""
+    """A case that compares two systems, at least one of them a script, on a single rank."""
     script = script_of(candidate) or script_of(reference)
     assert script is not None
     # The name of a case has only lower-case letters, digits and underscores.
@@ -71,7 +71,7 @@ def script_case(reference: str, candidate: str) -> Case:
 
 
 def _given(name: str) -> Script | None:
-    """The script in a call, by the path of a file, which may have spaces, or by a command line."""
+    """The script for a name in a command line: a file, whose path may have spaces, or a script and arguments."""
     return Script(name) if name.endswith(".py") and os.path.isfile(name) else script_of(name)
 
 

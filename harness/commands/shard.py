@@ -1,4 +1,4 @@
-"""Split a selection of cases over machines, so that each machine finds its part (shard) without communication."""
+"""Split a selection of cases into shards, one per machine, so that no communication is needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _START_IN_STEPS = 7
 
 
 def parse_shard(text: str, selection: Sequence[Case]) -> Shard:
-    """The part of a selection for a text such as `2/4`: the second of four. Raises UsageError for other texts."""
+    """The shard that a text such as `2/4` describes: part 2 of 4. Raises UsageError for other texts."""
     shard = Shard.parse(text, selection)
     if shard is None:
         raise UsageError("--shard has a value of the wrong form", expected="i/n with 1 <= i <= n", found=repr(text))
@@ -24,8 +24,9 @@ def parse_shard(text: str, selection: Sequence[Case]) -> Shard:
 def cases_of(shard: Shard) -> list[Case]:
     """The cases of a shard, in the selection's order; none if there are more shards than cases.
 
-    Cases are assigned in order of falling cost, each to the shard with the lowest cost so far; of several such shards,
-    to the first. Cost is estimated from ranks and steps alone, so every machine finds the same parts of a selection.
+    Cases are assigned to shards in the order of decreasing cost, each to the shard with the lowest total cost so far,
+    or the first of several. Cost is estimated only from numbers of ranks and steps, so every machine computes the same
+    shards.
     """
     loads = [0] * shard.count
     mine = set()

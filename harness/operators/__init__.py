@@ -1,7 +1,8 @@
 """Facts about operators that their schemas do not state, in a table with a row per operator. Imports no torch.
 
-`row` documents the columns, `rows` is the table, `questions` are its queries; `happens_before` decides which calls are
-ordered. The checker of certificates has its own copy of the table; a test compares the two.
+`row` documents the columns, `rows` has the table, and `questions` has functions that query it. `happens_before` finds
+calls that use memory without an order, and `crossings` finds deadlocks. The certificate checker has its own copy of the
+table; a test compares the two.
 """
 
 from bitproof.harness.operators.questions import COMMUNICATES, known, named, names, names_of_uninitialized, overloads

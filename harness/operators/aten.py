@@ -1,4 +1,4 @@
-"""The rows of torch's own operators, by name. `harness.operators.row` documents the columns."""
+"""Rows of the table for torch's own operators, by name. `harness.operators.row` documents the columns."""
 
 from __future__ import annotations
 

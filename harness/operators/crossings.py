@@ -1,14 +1,16 @@
 """Detects deadlocks: simulates the collectives of all ranks until no rank can continue. Loads no torch.
 
-A group's launches on a rank, including its messages to and from other ranks, run in sequence, as NCCL runs those of a
-communicator. A group has a communicator for collectives, batches of messages and, if it was initialized eagerly, single
-messages. So each launch begins once the launch before it has ended, and ends once all participating ranks have begun
-it. The messages of one call run together. A wait blocks its rank until the launch has ended. On NCCL a wait blocks a
-stream and not the host, but all later work of the stream is behind it, launches too.
+A launch is a call that starts a collective or a message without waiting for its end. On NCCL, the launches of a
+communicator run one after the other on each rank. A group has one communicator for collectives, one for batches of
+messages and, if it was initialized eagerly, one for single messages. So each launch begins when the launch before it
+has ended, and it ends when all participating ranks have begun it. Messages that a single call sends run together. A
+wait blocks its rank until the launch has ended. On NCCL the wait blocks only a stream, not the host, but all later work
+of the stream comes after it, including launches.
 
 For example, rank 0 waits for A before it launches B, and rank 1 waits for B before it launches A: a deadlock.
 
-Gloo would run a group's messages beside its collectives, but no graph may depend on that, since NCCL does not.
+Gloo would run a group's messages concurrently with its collectives, but no graph may depend on that, since NCCL does
+not.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ class Deadlock:
 
 @dataclass(frozen=True)
 class RankTurn:
-    """A launch or a wait of a rank as data: the operator, its group's name and ranks, and the call's name.
+    """A launch or a wait of a rank, as data: the operator, the name and ranks of its group, and the call's name.
 
-    `waits_for` is the index of the launch that this entry waits for, None for a launch. `takes` is the dtype and sizes
-    that matching launches must share; "" if unknown. Launches of the same `communicator` run in sequence on this rank;
-    for messages it may be separate from the group's, and "" means that of `group`. With `is_joined` it runs together
-    with the launch before it.
+    `waits_for` is None for a launch; for a wait it is the index of the launch in the rank's sequence. `takes` is the
+    dtype and sizes, in which matching launches must agree; "" if unknown. Launches with the same `communicator` run one
+    after the other on this rank; "" means the group's communicator, but messages may have their own. `is_joined`: it
+    runs together with the launch before it.
     """
 
     operator: str
@@ -49,17 +51,17 @@ class RankTurn:
 
     @property
     def queue(self) -> str:
-        """The name of the queue of this launch: the launches of a queue run in sequence."""
+        """The queue of this launch, named by its communicator or its group. The launches of a queue run in sequence."""
         return self.communicator or self.group
 
 
 @dataclass
 class _Rank:
-    """The progress of a rank.
+    """The progress of a rank in the simulation. Launches and entries are named by their index in `turns`.
 
-    `place` is its next entry. `launched` has its launches by group; `calls` has its calls by queue, each a list of
-    launches; `ended` has, by queue, the number of calls that have ended. A launch has the index `nth` in its group, and
-    its call has the index `call` in its queue.
+    `place` is the index of the rank's next entry. `launched` lists the launches so far by group, and `nth` maps a
+    launch to its index in that list. `calls` lists calls by queue, each as a list of launches, and `call` maps a launch
+    to its call's index in that list. `ended` is the number of ended calls by queue.
     """
 
     turns: Sequence[RankTurn]
@@ -71,7 +73,7 @@ class _Rank:
     call: dict[int, int] = field(default_factory=dict)
 
     def launch(self) -> None:
-        """Append the next entry, a launch, to its queue."""
+        """Add the next entry of this rank, which is a launch, to its group and its queue."""
         turn, index = self.turns[self.place], self.place
         own, calls = self.launched.setdefault(turn.group, []), self.calls.setdefault(turn.queue, [])
         self.nth[index] = len(own)
@@ -86,12 +88,15 @@ class _Rank:
         return self.call[index] <= self.ended.get(self.turns[index].queue, 0)
 
     def first_of(self, queue: str) -> RankTurn:
-        """Return the call that the later calls of a queue wait for."""
+        """Return the first launch of a queue that has not ended: all later launches of the queue wait for it."""
         return self.turns[self.calls[queue][self.ended.get(queue, 0)][0]]
 
 
 def crossed(turns_of: Mapping[int, Sequence[RankTurn]]) -> list[Deadlock]:
-    """Return the deadlocks at which ranks stop, and the launches that match although they are different calls."""
+    """Return the possible deadlocks: ranks that cannot continue, and launches that match but are not the same call.
+
+    `turns_of` has each rank's launches and waits, in order.
+    """
     ranks = {rank: _Rank(turns) for rank, turns in turns_of.items()}
     # A list and no generator: every rank advances in each round.
     while any([_goes_on(rank, ranks) for rank in ranks]):
@@ -103,7 +108,7 @@ def crossed(turns_of: Mapping[int, Sequence[RankTurn]]) -> list[Deadlock]:
 
 
 def _goes_on(rank: int, ranks: Mapping[int, _Rank]) -> bool:
-    """Advance a rank, and end its launches, as far as possible; returns whether anything changed."""
+    """Simulate a rank as far as possible, and end its launches that can end. Returns whether anything changed."""
     own, has_moved = ranks[rank], False
     while own.place < len(own.turns):
         waits_for = own.turns[own.place].waits_for
@@ -121,9 +126,9 @@ def _goes_on(rank: int, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _met(rank: int, index: int, ranks: Mapping[int, _Rank]) -> dict[int, int | None]:
-    """For each member of a group, its launch that matches a rank's launch; None if it does not exist yet.
+    """For each rank of a launch's group, the index of its matching launch; None if it has not launched it yet.
 
-    The n-th launches of a group match.
+    The n-th launches of a group on all its ranks match.
     """
     own = ranks[rank]
     turn, nth = own.turns[index], own.nth[index]
@@ -137,12 +142,12 @@ def _is_met(rank: int, index: int, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _is_launched(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> bool:
-    """Whether all members have launched the call that an entry waits for."""
+    """Whether an entry is a wait for a launch that all ranks of the group have made."""
     return turn.waits_for is not None and None not in _met(rank, turn.waits_for, ranks).values()
 
 
 def _held_up(rank: int, ranks: Mapping[int, _Rank]) -> list[Deadlock]:
-    """Launches that are next on a rank and, on another rank, behind a launch that never ends."""
+    """Deadlocks in queues: a launch is next on a rank, but its match on another rank is behind one that never ends."""
     found, own = [], ranks[rank]
     for queue, calls in own.calls.items():
         for index in calls[own.ended.get(queue, 0)] if own.ended.get(queue, 0) < len(calls) else ():
@@ -165,9 +170,10 @@ def _stuck(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> Deadlock:
 
 
 def _unlike(ranks: Mapping[int, _Rank]) -> list[Deadlock]:
-    """Launches that match although they are different calls, and launches that some members lack.
+    """Launches that match by number but are not the same call, or that some ranks of the group do not make.
 
-    If two ranks launch calls of the same names in different orders, a call matches another call of the other rank.
+    If two ranks launch calls with the same names in different orders, calls with different names match, even if their
+    operators and shapes are equal.
     """
     found = []
     launched = {

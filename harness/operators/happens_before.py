@@ -1,17 +1,18 @@
-"""The happens-before order of calls: finds pairs of calls that use the same memory without an order. Imports no torch.
+"""Finds races in a graph: pairs of calls that use the same memory, although neither happens before the other.
 
-The caller reports each call to `Order`, in the graph's order: the memory that it reads and writes, its launches, its
-waits. A piece of memory has one key, and a value may use several. The table (`harness.operators.rows`) says which
-operators launch, wait and order streams. The rules are those of torch's CUDA sanitizer:
+Imports no torch. The caller reports each call to `Order`, in the graph's order: the memory that it reads and writes,
+its launches (calls that start work without waiting for its end), its waits. Memory is named by keys: each piece has one
+key, and a value may use several pieces. The table (`harness.operators.rows`) says which operators launch, wait and
+order streams. The rules are those of torch's CUDA sanitizer:
 
 1. Calls of one stream run in order, different streams concurrently. The clock of a stream has, for each stream, the
    last call that ends before this stream's next call. An event stores the clock of the stream that recorded it. A
    stream that waits for the event merges that clock into its own.
 2. The host queues work on streams, so all earlier work and waits of the host come before that work. The host itself
    waits for a stream only explicitly.
-3. A launch starts after its stream's earlier calls, and then runs concurrently with everything; a wait ends it for the
-   waiting stream. NCCL would run two launches of one group in order; gloo need not, so no graph may depend on that
-   order: a wait for a launch ends no other launch.
+3. A launch starts after its stream's earlier calls, and then runs concurrently with everything, until a stream waits
+   for it. NCCL would run two launches of one group in order; gloo need not, so no graph may depend on that order: a
+   wait for a launch ends no other launch.
 
 Two calls race if they use the same memory, one of them writes or frees it, and neither comes before the other. Example:
 `all_reduce(x)` is launched, and `x.mul_(2)` runs before the wait.
@@ -35,10 +36,11 @@ HOST: Stream = "host"
 
 @dataclass(frozen=True)
 class Race:
-    """A race of a call with `first`, an earlier call that uses the memory `key`, without an order between them.
+    """A race: a call and an earlier call, `first`, use the memory `key` without an order between them.
 
-    `does` describes the race, with a gap for the later call's name; `work` is the launch of `first`, None for a call on
-    another stream. `is_let_go`: the memory was freed before the wait.
+    `does` describes the race in words, with a placeholder for the later call's name. `work` is the launch of `first`;
+    None if `first` is an ordinary call, on another stream. `is_let_go`: memory that the launch reads is freed before
+    the wait.
     """
 
     first: Hashable
@@ -57,7 +59,11 @@ Clock = dict[Stream, int]
 
 @dataclass
 class _Work:
-    """A launch's work for one of its results. `filled` and `taken` list the waits, by stream and index of the call."""
+    """The work of a launch that fills one of its results.
+
+    `filled` and `taken` list the waits that end filling and reading, as the waiting stream and the number of the wait's
+    call.
+    """
 
     launched: float
     name: Hashable
@@ -74,7 +80,7 @@ State = dict[Key, list[tuple[_Work, int, int]]]
 
 @dataclass
 class _Uses:
-    """The uses of a piece of memory by stream: its last write, and the last read of each stream since."""
+    """The calls that used a piece of memory: its last write, and the last read by each stream after this write."""
 
     owner: Stream
     write: tuple[Stream, int, Hashable] | None = None
@@ -83,13 +89,13 @@ class _Uses:
 
 
 class Order:
-    """The order of a graph's calls, which the caller reports one after the other.
+    """The order of a graph's calls, which the caller reports one after the other, to find races.
 
-    `last_use` has the time at which each piece of memory is used last: NEVER_FREED if its owner keeps it, as for a
-    graph's inputs and outputs. Times count calls. If last uses are known only at the end, `last_use` is None, and
-    `overdue` returns memory freed too early.
+    Times count calls. `last_use` maps each piece of memory to the time of its last use, which is NEVER_FREED if its
+    owner keeps it, such as for a graph's inputs and outputs. It is None if the times are known only at the end; then
+    `overdue` returns the memory that was freed too early.
 
-    With `is_single` all calls run on one stream, which itself waits for work; then only launches can race.
+    `is_single`: all calls run on one stream, which also waits for launches; then only launches can race.
     """
 
     def __init__(self, last_use: Mapping[Key, float] | None, *, is_single: bool = True) -> None:
@@ -107,10 +113,7 @@ class Order:
     # -- calls ------------------------------------------------------------------------------------------
 
     def call(self, name: Hashable, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """Report a call on `stream` that reads and writes these pieces of memory. Returns its races.
-
-        With a single stream these are the result of `races`.
-        """
+        """Report a call on `stream` that reads and writes these pieces of memory, and return its races."""
         if self._is_single:
             return self.races(reads, writes)
         seq = self._tick(stream)
@@ -138,7 +141,7 @@ class Order:
         return found
 
     def call_of_one(self, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """Report a call on memory that only this stream uses in the whole graph, apart from launches. See `call`."""
+        """Like `call`, but faster: for memory that only this stream and launches use in the whole graph."""
         clock = self._clocks[stream]
         clock[stream] = clock.get(stream, 0) + 1
         for key in (*reads, *writes):
@@ -147,7 +150,10 @@ class Order:
         return []
 
     def races(self, reads: Collection[Key], writes: Collection[Key], stream: Stream = COMPUTE) -> list[Race]:
-        """Return a call's races with unfinished launches on the same memory, one per launch and kind of access."""
+        """Return the races of a call with launches on the same memory that the stream has not waited for.
+
+        There is one race per launch and kind of access. Uses of memory that `let_go` has freed are returned, too.
+        """
         found: dict[tuple[float, str], Race] = {}
         late = "before anything waits for it"
         # A call that reads and writes the same memory has one race there, as a write.
@@ -173,9 +179,9 @@ class Order:
     def launch(
         self, name: Hashable, time: float, rule: Launch, results: Iterable[Iterable[Key]], takes: Iterable[Key]
     ) -> None:
-        """Report a launch that fills its results, each in memory of its own, and reads `takes`.
+        """Report a launch that fills `results`, each given as its pieces of memory, and reads the memory `takes`.
 
-        A single wait ends the reading for all results; each result needs a wait of its own before it may be read.
+        One wait, for any result, ends the reading; each result needs its own wait before it may be read.
         """
         taken, ended = frozenset(takes), list[tuple[Stream, int]]()
         for result in results:
@@ -186,10 +192,10 @@ class Order:
     def wait(
         self, rule: Wait, awaited: Iterable[Key], time: float, stream: Stream = COMPUTE, name: Hashable = None
     ) -> list[Race]:
-        """Report a stream's wait for the work that fills the awaited memory, if it is of the wait's kind.
+        """Report that a stream waits for the launches that fill the awaited memory.
 
-        For a message the wait for the sent memory counts, too. Returns memory that was freed too early. A repeated
-        wait, or a wait of another kind, ends nothing. `name` is the call that waits.
+        Only launches of the kind `rule.work` are ended. For a message, waiting for the memory that is sent counts, too.
+        `name` is the call that waits. Returns races: memory that the launch read, and that was freed before this wait.
         """
         # A new tick: a stream that waited for earlier calls of this stream is not behind this wait.
         now = (stream, 0 if self._is_single else self._tick(stream))
@@ -211,7 +217,10 @@ class Order:
         return found
 
     def unfinished(self, keys: Iterable[Key]) -> list[Race]:
-        """Return the races with the graph's caller: unfinished work on memory that outlives the graph."""
+        """Return the races of the graph's work with its caller.
+
+        These are writes and reads of memory that outlives the graph, for which nothing has waited.
+        """
         found: dict[tuple[Hashable, str], Race] = {}
 
         def add(first: Hashable, does: str, key: Key, work: Launch | None = None) -> None:
@@ -236,22 +245,28 @@ class Order:
         return list(found.values())
 
     def overdue(self, last_use: Mapping[Key, float]) -> list[tuple[float, Hashable, Race]]:
-        """Return memory freed before the wait for a launch that read it: each wait's time and call, and the race."""
+        """Return the races of memory that was freed before the wait for a launch that reads it.
+
+        Each race follows the time of its wait and the waiting call: (time, call, race).
+        """
         return [(time, name, race) for work, time, name in self._held for race in _let_go(work, time, last_use)]
 
     def filling(self, keys: Iterable[Key]) -> list[Hashable]:
-        """Return the launches that a wait for these pieces of memory ends, and that have no wait so far."""
+        """Return the names of launches that fill these pieces of memory, and for which nothing has waited."""
         found = (work for key in keys for work in self.open.get(key, ()) if _is_of(work, key) and not work.filled)
         return list(dict.fromkeys(work.name for work in found))
 
     # -- choices ----------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """Return the unfinished work, to restore before another branch of a condition."""
+        """Return the unfinished work, for `go_back` after a branch of a condition."""
         return {key: [(work, len(work.filled), len(work.taken)) for work in works] for key, works in self.open.items()}
 
     def go_back(self, before: State) -> dict[int, _Work]:
-        """Undo waits in a conditional branch, which may not run, for work launched before it. Returns that work."""
+        """Return to the state before a branch of a condition: since the branch may not run, its waits do not count.
+
+        Work launched in the branch stays. Returns the work launched before it that the branch waited for, by `id`.
+        """
         ended: dict[int, _Work] = {}
         for key, works in before.items():
             old = {id(work) for work, _, _ in works}
@@ -263,7 +278,7 @@ class Order:
         return ended
 
     def end(self, works: Iterable[_Work], stream: Stream) -> None:
-        """Report a stream's wait for work that each branch of a condition waits for."""
+        """Report that a stream has waited for work, because each branch of a condition waits for it."""
         now = (stream, 0 if self._is_single else self._tick(stream))
         for work in works:
             work.filled.append(now)
@@ -272,7 +287,7 @@ class Order:
                 self._forget(work)
 
     def _forget(self, ended: _Work) -> None:
-        """With a single stream, forget work that the stream has waited for."""
+        """Remove work from `open` that the single stream has waited for."""
         # The results of a launch share `taken`: a wait for any of them ends the reading, so no entry for memory that
         # was only read is left. Entries for other results stay, since each needs its own wait.
         for key in ended.fills | ended.takes:
@@ -287,35 +302,44 @@ class Order:
                 self.open.pop(key, None)
 
     def is_filling(self, keys: Iterable[Key]) -> bool:
-        """Return whether a launch that has not been waited for fills any of these pieces of memory."""
+        """Return whether a launch fills any of these pieces of memory, and nothing has waited for it."""
         return any(key in work.fills and not work.filled for key in keys for work in self.open.get(key, ()))
 
     def touching(self, keys: Iterable[Key]) -> list[float]:
-        """Return the launch times of unfinished work that fills or reads any of these pieces of memory."""
+        """Return the times of launches that fill or read these pieces of memory, and for which nothing has waited."""
         return sorted({work.launched for key in keys for work in self.open.get(key, ()) if not work.filled})
 
     # -- streams and lifetimes --------------------------------------------------------------------------
 
     def record(self, event: Hashable, stream: Stream) -> None:
-        """Record an event: it stores all earlier calls of a stream."""
+        """Report that an event is recorded on a stream: it then stands for all earlier calls of the stream."""
         self._events[event] = dict(self._clock(stream))
 
     def wait_event(self, event: Hashable, stream: Stream) -> None:
-        """Order a stream's later calls after all calls that an event stores; an event never recorded stores none."""
+        """Report that a stream waits for an event: its later calls come after all calls before the event was recorded.
+
+        An event that was never recorded has no effect.
+        """
         self._join(stream, self._events.get(event, {}))
 
     def wait_stream(self, stream: Stream, other: Stream | None) -> None:
-        """Order a stream's later calls after all earlier calls of the stream `other`; None means all streams."""
+        """Report that a stream waits for `other`, or for all streams if it is None.
+
+        The stream's later calls come after all earlier calls there.
+        """
         for each in [*self._clocks] if other is None else [other]:
             self._join(stream, dict(self._clock(each)))
 
     def keep_for(self, keys: Iterable[Key], stream: Stream) -> None:
-        """Record a stream's use of memory, so that the allocator waits for it before it reuses the memory."""
+        """Report `Tensor.record_stream`: the allocator reuses this memory only after the stream's use of it."""
         for key in keys:
             self._uses.setdefault(key, _Uses(COMPUTE)).recorded.add(stream)
 
     def free(self, keys: Iterable[Key], name: Hashable) -> list[Race]:
-        """Free memory, which its own stream may reuse immediately. Returns the races with other streams."""
+        """Report that `name` is the last call to use memory, which its own stream may then reuse immediately.
+
+        Returns the races with uses by other streams.
+        """
         found = []
         for key in keys:
             uses = self._uses.pop(key, None)
@@ -334,7 +358,7 @@ class Order:
         return found
 
     def let_go(self, keys: Iterable[Key], name: Hashable) -> None:
-        """Record that a call has freed memory: any later use is a use after free."""
+        """Report that the call `name` has freed memory: any later use is an error, which `races` returns."""
         self.freed |= dict.fromkeys(keys, name)
 
     def _tick(self, stream: Stream) -> int:
@@ -360,7 +384,7 @@ class Order:
 
 
 def _is_of(work: _Work, key: Key) -> bool:
-    """Whether a wait for this memory is a wait for this work."""
+    """Whether a wait for this memory ends this work."""
     return key in work.fills or (work.rule.awaited_by_source and key in work.takes)
 
 

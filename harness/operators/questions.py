@@ -15,7 +15,7 @@ COMMUNICATES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d
 
 @functools.lru_cache(maxsize=1 << 12)
 def known(name: str) -> Operator:
-    """Return the row of an operator such as `aten.empty_like`; an empty row if the table has none."""
+    """Return the row of an operator such as `aten.empty_like`, or that of its namespace, or an empty row."""
     if (row := ROWS.get(name)) is not None:
         return row
     return ROWS.get(f"{name.partition('.')[0]}.*") or Operator(name=name)
@@ -23,7 +23,10 @@ def known(name: str) -> Operator:
 
 @functools.cache
 def named(name: str) -> Operator:
-    """Return a row for all operators of this name, such as `empty_like`: of each column, the first stated value."""
+    """Return one row for all operators with this name in any namespace, such as `empty_like`.
+
+    Each column has its value in the first row that states one.
+    """
     rows = [row for row in ROWS.values() if row.name.partition(".")[2] == name]
     columns = [field.name for field in fields(Operator)][1:]
     # Reversed, so that the value of the first row that states the column is kept.
@@ -32,12 +35,12 @@ def named(name: str) -> Operator:
 
 
 def names(holds: Callable[[Operator], object]) -> frozenset[str]:
-    """Return the names, without namespace and overload, of operators with a property."""
+    """Return the names, without namespace and overload, of the operators for whose rows `holds` is true."""
     return frozenset(row.name.partition(".")[2] for row in ROWS.values() if holds(row))
 
 
 def overloads(column: Callable[[Operator], str | Iterable[str] | None]) -> frozenset[str]:
-    """Return the full names of all overloads that a column of the table names. `column` reads this column of a row."""
+    """Return the full names of all overloads in a column of the table; `column` returns a row's value in it."""
     found = set()
     for row in ROWS.values():
         value = column(row)
@@ -46,7 +49,10 @@ def overloads(column: Callable[[Operator], str | Iterable[str] | None]) -> froze
 
 
 def names_of_uninitialized(*parts: Uninitialized) -> frozenset[str]:
-    """Return the names, without namespace and overload, of operators that leave parts of their result uninitialized."""
+    """Return the names of operators that leave any of these parts of their result uninitialized.
+
+    The names are without namespace and overload.
+    """
     return names(lambda row: row.uninitialized in parts)
 
 

@@ -1,8 +1,8 @@
 """A row of the table of operators: facts about an operator that its schema does not state.
 
-A row's name is namespace and name, without overload: `aten.empty_like`. It applies to all overloads, except for columns
-that name overloads. A row whose name ends in `.*` applies to all operators of a namespace without their own row.
-Python's own functions have rows, too: `_operator.getitem`.
+A row's name is the operator's namespace and name, without overload: `aten.empty_like`. The row applies to all
+overloads, except that some columns name overloads. A row whose name ends in `.*` applies to all operators of a
+namespace that have no row. Python's own functions have rows, too: `_operator.getitem`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Uninitialized(Enum):
 
 
 class Work(Enum):
-    """Work that runs concurrently with the calls after its launch. A wait ends only work of its own kind."""
+    """A kind of work that runs concurrently with the calls after its launch. A wait ends only work of its own kind."""
 
     COLLECTIVE = "a collective"
     OFFLOAD = "a copy to host memory"
@@ -28,7 +28,7 @@ class Work(Enum):
 
 
 class Sync(Enum):
-    """An operator's effect on streams and events, which it names by numbers."""
+    """An operator's effect on streams and events, which its arguments name by numbers."""
 
     SWITCH = "what follows runs on the second stream"
     RECORD = "the event holds what the stream was given"
@@ -41,7 +41,7 @@ class Sync(Enum):
 
 
 class Hides(Enum):
-    """How an operator can hide an error in its inputs."""
+    """Why a small error in an operator's inputs may not show in its result."""
 
     CHOICE = "it takes some elements, and the wrong ones may not be among them"
     ORDER = "it decides by order or sign, which a small error leaves as it was"
@@ -51,10 +51,10 @@ class Hides(Enum):
 
 
 class RowFlow(Enum):
-    """How rows flow through an operator: from which rows of its arguments it computes a row of its result.
+    """Which rows of its arguments an operator needs to compute a row of its result. Chunks consist of rows.
 
-    `graph.analysis.mixing_rules` has a rule for each. EACH_ means that an operator has several results, and that the
-    rule holds for each of them.
+    `graph.analysis.mixing_rules` has a rule for each value. EACH_ means that the operator has several results, and that
+    the rule applies to each of them.
     """
 
     ELEMENTWISE = auto()
@@ -96,11 +96,11 @@ class RowFlow(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A property of operators that return before their work is done.
+    """Set for an operator that returns before its work is done. The work fills its results, and reads its tensors.
 
-    The work fills their results and reads their tensor arguments. `takes` is the verb for reading the arguments. With
-    `holds_source` the caller must keep the memory of the arguments until the wait; otherwise the runtime keeps it. With
-    `awaited_by_source` the work fills no result, and a wait for an argument ends it.
+    `takes` is a verb for reading the arguments. `holds_source`: the caller must keep the memory of the arguments until
+    the wait; otherwise the runtime keeps it. `awaited_by_source`: the work fills no result, and is ended by a wait for
+    an argument.
     """
 
     work: Work
@@ -111,7 +111,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """A property of operators after which the work that fills `argument` is done. They read no elements."""
+    """Set for an operator that waits until the work that fills `argument` is done. It reads no elements itself."""
 
     work: Work
     argument: str
@@ -119,7 +119,7 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """A row of the table. A column that names overloads applies to those only."""
+    """A row of the table. If a column names overloads, its property applies only to these."""
 
     name: str
 
@@ -139,7 +139,7 @@ class Operator:
     adopts: str | None = None
     """The argument whose memory `self` shares from then on."""
     runs_operator: bool = False
-    """It runs an operator that is among its arguments, with the arguments that follow."""
+    """It runs an operator that is one of its arguments, and passes the arguments after this one to it."""
     writes: str | None = None
     """The argument that is written or freed, though the schema does not say so."""
     counts_in: tuple[str, ...] = ()
@@ -159,13 +159,13 @@ class Operator:
     rearranges: str | None = None
     """The overload that changes dims and leaves every element unchanged."""
     is_sized: bool = False
-    """The result of a view has the sizes in the call."""
+    """The call states the sizes of its result, a view, as `expand` does."""
     keeps_order: bool = False
-    """A view has its argument's elements in the same order."""
+    """The result has its argument's elements in the same order."""
     reshapes: bool = False
-    """`default` returns all elements in their order, in its argument's memory or in new memory."""
+    """The overload `default` returns all elements in their order, in its argument's memory or in new memory."""
     joins: bool = False
-    """`default` concatenates tensors along a dim."""
+    """The overload `default` concatenates tensors along a dim."""
     packs: bool = False
     """It packs values together, or returns parts of them."""
     moves: bool = False
@@ -198,9 +198,9 @@ class Operator:
     attends: bool = False
     """It mixes the positions of a sequence."""
     sums_ranks: bool = False
-    """A collective that adds values of several ranks."""
+    """It is a collective that adds values of several ranks."""
     exchanges: bool = False
-    """A collective that exchanges rows between ranks."""
+    """It is a collective that exchanges rows between ranks."""
     adds: str | None = None
     """It adds the elements of its first argument along dims, or computes their mean; this is the argument of the
     dims."""
@@ -235,5 +235,5 @@ class Operator:
     """A proof knows the effect of this collective or higher-order operator; it refuses any other."""
 
     def overload(self, name: str) -> str:
-        """Return the full name of an overload: `aten.add.Tensor`. A higher-order operator has none: ""."""
+        """Return the full name of an overload: `aten.add.Tensor`. A higher-order operator has only the overload ""."""
         return f"{self.name}.{name}" if name else self.name

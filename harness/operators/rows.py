@@ -13,7 +13,7 @@ _MESSAGE = Launch(work=Work.COLLECTIVE, awaited_by_source=True)
 
 
 def _fills(argument: str) -> Mapping[str, Any]:
-    """Columns of an operator that writes an argument, and whose results are in the argument's memory."""
+    """Columns for an operator that writes an argument, and returns this argument's memory."""
     return {"writes": argument, "returns": argument}
 
 

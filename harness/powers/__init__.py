@@ -1,6 +1,6 @@
-"""Powers: additional abilities of bitproof, each in a folder of its own that the core never imports.
+"""Powers: additional abilities of bitproof, such as baselines. Each is a folder here, which the core never imports.
 
-A power brings its check or command with their options, its records and its part of the reports. The core finds it by
-name (`harness.checks.shipped`, `harness.checks.power_modules`, `harness.cli.command_table`), so a run that does not use
-a power does not load it.
+A power contains its check or command, its command-line options, its records, and the code for its part of the reports.
+The core lists checks and commands by name (`harness.checks.shipped`, `harness.checks.power_modules`,
+`harness.cli.command_table`) and imports a power only for a run that uses it.
 """

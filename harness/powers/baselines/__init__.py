@@ -1,1 +1,1 @@
-"""Baselines: recordings kept by environment; how far a later run drifted, which call moved, and `accept`."""
+"""Baselines: store recordings by environment, measure how far later runs drift from them, and accept a drift."""

@@ -1,12 +1,12 @@
 """`bitproof accept`: run cases, measure their drift from baselines, and replace drifted baselines.
 
-1. Run the cases like `run --baseline`, and print the drift in ULPs, and the operator that moved first.
+1. Run the cases like `run --baseline`, and print the drift in ULPs, and the operator whose results changed first.
 2. Store each drifted recording as the new baseline, with the reason, commit and date in its manifest. With `new`, also
    store recordings without a baseline for this environment.
 
-A case that is not as expected keeps its baselines: an error must not become the expected result. With certificates,
-each drift must be explained by a certificate, or a reason must be given. This also holds for the drift from a baseline
-of another environment.
+A case that is not as expected keeps its baselines: an error must not become the expected result. With certificates, the
+drift of each system must be explained by one of them, unless a reason is given, too; drift from a baseline of another
+environment can then be accepted as well.
 """
 
 from __future__ import annotations
@@ -141,8 +141,11 @@ def _accept(
 
 
 def _explained(result: CaseResult, role: Role, recording: Path, explainers: Sequence[Explainer]) -> Explanation:
-    """The first explanation by a certificate that covers a system's whole drift from its baseline. If no certificate
-    explains all of the drift, it is the last certificate's failing explanation."""
+    """Whether, and by what, a system's drift from its baseline is explained.
+
+    This is the explanation by the first certificate that covers the whole drift; if none does, the explanation by the
+    last certificate, which lists what it does not cover. Equal bits are explained without a certificate.
+    """
     path = result.baseline[role].path
     if path is None:
         return Explanation.lacking("there is no baseline to drift from")
@@ -157,7 +160,12 @@ def _explained(result: CaseResult, role: Role, recording: Path, explainers: Sequ
 
 
 def _sides(result: CaseResult, new: bool, has_certificate: bool) -> Iterator[Role]:
-    """The roles whose recordings to store: only one if both run the same system, as they then share a baseline."""
+    """Yield the roles ("reference", "candidate") whose recordings are to be stored as baselines.
+
+    Only recordings that drifted; with `new` also those without a baseline of this environment, and with
+    `has_certificate` those with baselines of other environments. Two roles with the same system share a baseline, so
+    only the first is yielded.
+    """
     statuses = {BaselineStatus.DRIFTED, *(_NEW if new else ())}
     statuses |= {BaselineStatus.NOT_COMPARABLE} if has_certificate else set()
     seen = set()

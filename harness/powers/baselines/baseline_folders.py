@@ -41,6 +41,7 @@ from bitproof.harness.records import (
 
 MeasureDrift = Callable[[Path, Path], list[Drift]]
 
+# If only these facts differ, the bits are compared all the same, to show the drift that a new version brings.
 _VERSION_FIELDS = {
     f"machine.{name}"
     for name in (
@@ -114,15 +115,20 @@ def file_baseline(
 
 
 def values_to_keep(baseline_dir: Path | None, case: Case, system: str) -> tuple[str, ...]:
-    """The patterns for tensors whose values a system's baselines have. A run that keeps them too can measure drift in
-    ULPs."""
+    """The name patterns of tensors whose values, not only digests, are in a system's baselines; () without baselines.
+
+    A new run must store the values of the same tensors: only then can its drift be measured in ULPs.
+    """
     manifests = _manifests(baseline_dir, case, system).values() if baseline_dir else ()
     known = [manifest.values for manifest in manifests if not isinstance(manifest, RecordingError)]
     return tuple(dict.fromkeys(pattern for patterns in known for pattern in patterns))
 
 
 def demanded(about: BaselineResult) -> BaselineResult:
-    """The result for a run that requires a baseline: MISSING if no baseline has the run's environment."""
+    """Return `about` with the status MISSING if no baseline has the run's environment, otherwise unchanged.
+
+    This is for runs with `--require-baseline`.
+    """
     if about.status not in (BaselineStatus.NO_BASELINE, BaselineStatus.NOT_COMPARABLE):
         return about
     why = "there is no baseline" if about.status == BaselineStatus.NO_BASELINE else "no baseline is of this environment"
@@ -130,7 +136,7 @@ def demanded(about: BaselineResult) -> BaselineResult:
 
 
 def unused_baselines(baseline_dir: Path, cases: Iterable[Case]) -> list[Path]:
-    """Folders of baselines that belong to no system of these cases."""
+    """The folders in `baseline_dir` with baselines of other cases, or of systems that none of `cases` runs."""
     used = {
         folder
         for case in cases
@@ -144,8 +150,10 @@ def unused_baselines(baseline_dir: Path, cases: Iterable[Case]) -> list[Path]:
 def hold_against_baseline(
     recording: Path, baseline_dir: Path, case: Case, system: str, measure_drift: MeasureDrift
 ) -> BaselineResult:
-    """Compare a recording with the baselines of its system. Damaged files make the result UNVERIFIED, and raise
-    nothing."""
+    """Compare a recording with its system's baselines.
+
+    A damaged file raises no error: the result is UNVERIFIED, with the error as its reason.
+    """
     try:
         manifests = _manifests(baseline_dir, case, system)
         if not manifests:
@@ -208,7 +216,7 @@ def _other_code(baseline: Manifest, here: Manifest) -> list[str]:
 
 
 def tell_sides(reason: str) -> str:
-    """A comparison's reason, with "the baseline" in place of "the reference", and "this run" of "the candidate"."""
+    """`reason` with "the baseline" in place of "the reference", and "this run" in place of "the candidate"."""
     return reason.replace("the reference", "the baseline").replace("the candidate", "this run")
 
 
@@ -230,17 +238,17 @@ def _differences(baseline: Mapping[str, Any], here: Mapping[str, Any]) -> dict[s
 
 
 def _folders(baseline_dir: Path, case: Case, system: str) -> tuple[Path, Path]:
-    """The folder of a system's baselines, with a subfolder per environment, and the folder that earlier versions used.
+    """Two folders with a system's baselines, in subfolders by environment: today's, and that of earlier versions.
 
-    In earlier versions two systems may share a folder, such as `sub/t.py:make` and `sub-t.py:make`; manifests name the
-    system.
+    Earlier versions could use the same folder for two systems, such as `sub/t.py:make` and `sub-t.py:make`. So for the
+    second folder the caller must check which system is named in a manifest.
     """
     earlier = re.sub(r"[^\w.-]", "-", system).lstrip(".") or "-"
     return baseline_dir / case.name / file_name(system), baseline_dir / case.name / earlier
 
 
 def _manifests(baseline_dir: Path, case: Case, system: str) -> dict[Path, Manifest | RecordingError]:
-    """The manifest of each baseline of a system, or the error in reading it. Hidden folders are still being written."""
+    """The manifests of a system's baselines by folder. A manifest that cannot be read is represented by the error."""
     found: dict[Path, Manifest | RecordingError] = {}
     own, earlier = _folders(baseline_dir, case, system)
     for folder in dict.fromkeys((own, earlier)):

@@ -23,8 +23,8 @@ _DRIFT_TIMEOUT = 300.0  # seconds, to compare the values of two recordings
 def baselines(result: CaseResult, run: CaseRun) -> CaseResult:
     """Compare each system's recording with its baseline. If a system drifted, find the first call that changed.
 
-    Recordings that are to become baselines get their calls logged, too. If the log of a drifted system cannot be made,
-    its result states the reason.
+    With `options.files_baselines`, the first step's calls are also logged for recordings that have no baseline yet,
+    since they may become baselines. If the calls of a drifted system cannot be logged, its result states the reason.
     """
     options, found = run.options, dict[Role, BaselineResult]()
     assert options.baseline_dir is not None, "only compared with baselines if there is a folder of them"
@@ -47,14 +47,17 @@ def baselines(result: CaseResult, run: CaseRun) -> CaseResult:
 
 
 def drift_of(_: Case, baseline: str, recording: str) -> dict[str, list[Drift]]:
-    """The tensors that differ, and by how much; called in a process that has torch."""
+    """{"drift": the tensors that differ, with the size of each difference}. Called in a process that has torch."""
     from bitproof.harness.compare.drift import measure_drift
 
     return {"drift": measure_drift(Path(baseline), Path(recording))}
 
 
 def log_calls(run: CaseRun, role: Role, recording: Path) -> str | None:
-    """Store the calls of a recording's first step beside it; returns the reason in words if that fails."""
+    """Log the calls of a recording's first step, and store the log beside the recording.
+
+    Returns the reason if that fails, otherwise None.
+    """
     from bitproof.harness.powers.baselines.moved_call import LOGGED_STEP
 
     try:

@@ -21,9 +21,10 @@ LOGGED_STEP = 0
 
 
 def moved_call(baseline: Path, recording: Path) -> BlamedCall | None:
-    """The call to blame for the drift of a recording from its baseline; None if no call explains it.
+    """The operator call to blame for the drift of a recording from its baseline; None if no call explains it.
 
-    Raises RecordingError if a log is missing or damaged, or if the drift begins after the logged step.
+    Compares the logs of calls that are stored beside both. Raises RecordingError if a log is missing or damaged, or if
+    the drift begins after the only step whose calls are logged.
     """
     there, here = read_recording(baseline), read_recording(recording)
     differing = differing_digests(there, here, LOGGED_STEP)

@@ -28,7 +28,9 @@ MIN_SHARE_OF_BANDWIDTH = 0.05
 
 
 def check_digests(setting: Setting) -> Answer:
-    """Check that digests are the same on the device and the CPU for every layout, and change with each element."""
+    """Check that each layout of a tensor has the same digest on the device as on the CPU, and that changing any one
+    element changes the digest.
+    """
     device, differing, count = setting.device_of(0), [], 0
     for name, tensor in layouts():
         count += 1
@@ -42,7 +44,7 @@ def check_digests(setting: Setting) -> Answer:
 
 
 def changes() -> Iterator[tuple[int, int]]:
-    """Yield numbers of elements, each with the index of an element to change: the first, the middle, the last."""
+    """Yield pairs: a number of elements, and the index of an element to change, which is the first, middle or last."""
     for num in (1, 7, 1_000, 4_097, 100_003):
         yield from ((num, place) for place in dict.fromkeys((0, num // 2, num - 1)))
 
@@ -95,7 +97,7 @@ class _Names(TorchDispatchMode):
 
 
 def check_attention(setting: Setting) -> Answer:
-    """Check that attention repeats its bits, forward and backward, by a kernel that strict determinism allows."""
+    """Check that attention has the same bits twice, forward and backward, and that no kernel of cuDNN is used."""
     device, told, is_ok = setting.device_of(0), [], True
     for dtype, (qk_dim, v_dim) in itertools.product((torch.bfloat16, torch.float32), ((64, 64), (24, 24), (24, 16))):
         runs = [attend(device, dtype, qk_dim, v_dim) for _ in range(2)]
@@ -119,10 +121,10 @@ def attend(device: torch.device, dtype: torch.dtype, qk_dim: int, v_dim: int) ->
 
 
 def check_offload(setting: Setting) -> Answer:
-    """Check that offloaded tensors come back with their bits if one stream lags behind another.
+    """Check that tensors keep their bits when offloaded to host memory and reloaded while a stream lags behind.
 
-    Each guard of the copies is tested separately. A test reads no device memory before the copy under test has begun,
-    since a read would synchronize all streams.
+    Each test in `OFFLOADS` is for one synchronization that the copies need. A test must not read device memory before
+    the copy under test has begun, since a read would synchronize all streams.
     """
     device, lost = setting.device_of(0), []
     told = f"{len(OFFLOADS)} ways in which one stream lags behind another, {len(_NUMS_OF_ELEMENTS)} sizes of each"
@@ -139,7 +141,10 @@ _LAG_CYCLES = 20_000_000  # about 10 ms, longer than any copy here
 
 
 def filled(num: int, value: float, device: torch.device) -> Tensor:
-    """Return a tensor filled on the device's current stream; the allocator may reuse memory freed just before."""
+    """Return a tensor of `num` elements, filled on the device's current stream.
+
+    The allocator may place it in memory that was freed just before; some tests rely on this.
+    """
     return torch.full((num,), value, device=device)
 
 
@@ -157,7 +162,7 @@ def lag_copies(device: torch.device) -> None:
 
 
 def _offloaded_while_computed(num: int, device: torch.device) -> Tensor:
-    """An offload starts after its source is computed."""
+    """Test that an offload starts only after its source has been computed."""
     x = filled(num, _OTHER, device)
     lag(device)
     x.fill_(TEST_VALUE)
@@ -165,7 +170,7 @@ def _offloaded_while_computed(num: int, device: torch.device) -> Tensor:
 
 
 def _written_after_the_wait(num: int, device: torch.device) -> Tensor:
-    """A tensor may be written after the wait for its offload."""
+    """Test that a tensor may be overwritten after the wait for its offload."""
     x = filled(num, TEST_VALUE, device)
     lag_copies(device)
     host = WAIT_OFFLOAD(OFFLOAD(x), x)
@@ -174,7 +179,7 @@ def _written_after_the_wait(num: int, device: torch.device) -> Tensor:
 
 
 def _freed_while_offloaded(num: int, device: torch.device) -> Tensor:
-    """Memory that is freed during its offload is not reused before the offload has ended."""
+    """Test that the memory of a tensor freed during its offload is not reused before the offload has ended."""
     x = filled(num, TEST_VALUE, device)
     lag_copies(device)
     host = OFFLOAD(x)
@@ -184,7 +189,7 @@ def _freed_while_offloaded(num: int, device: torch.device) -> Tensor:
 
 
 def _reloaded_where_others_wrote(num: int, device: torch.device) -> Tensor:
-    """A reload starts after earlier writes to its target memory."""
+    """Test that a reload into reused memory starts only after earlier writes to this memory."""
     x = filled(num, TEST_VALUE, device)
     host = WAIT_OFFLOAD(OFFLOAD(x), x)
     other = filled(num, _OTHER, device)
@@ -195,7 +200,7 @@ def _reloaded_where_others_wrote(num: int, device: torch.device) -> Tensor:
 
 
 def _read_after_the_wait(num: int, device: torch.device) -> Tensor:
-    """A tensor may be read after the wait for its reload."""
+    """Test that a tensor has the reloaded values after the wait for its reload."""
     x = filled(num, TEST_VALUE, device)
     host = WAIT_OFFLOAD(OFFLOAD(x), x)
     other = filled(num, _OTHER, device)
@@ -205,7 +210,7 @@ def _read_after_the_wait(num: int, device: torch.device) -> Tensor:
 
 
 def _freed_while_reloaded(num: int, device: torch.device) -> Tensor:
-    """Memory that is freed during a reload into it is not reused before the reload has ended."""
+    """Test that the memory of a reload's target, freed during the reload, is not reused before the reload has ended."""
     source = filled(num, _OTHER, device)
     host = WAIT_OFFLOAD(OFFLOAD(source), source)
     lag_copies(device)
@@ -217,7 +222,7 @@ def _freed_while_reloaded(num: int, device: torch.device) -> Tensor:
 
 
 def _read_by_the_host(num: int, device: torch.device) -> Tensor:
-    """The host may read a copy once it has waited for it."""
+    """Test that the host reads the right values from a copy in host memory once it has waited for the copy."""
     other = filled(num, _OTHER, device)
     land(OFFLOAD(other))  # pinned memory of that size holds other values then
     x = filled(num, TEST_VALUE, device)
@@ -240,11 +245,11 @@ OFFLOADS: dict[str, Callable[[int, torch.device], Tensor]] = {
     "freed while it is reloaded": _freed_while_reloaded,
     "read by the host": _read_by_the_host,
 }
-"""Test of each guard by name: returns a tensor of `TEST_VALUE`, or other values if the guard is missing."""
+"""The tests of `check_offload` by name. Each returns a tensor of `TEST_VALUE` if the copies wait as they must."""
 
 
 def check_bandwidth(setting: Setting) -> Answer:
-    """Check that a digest reads memory at MIN_SHARE_OF_BANDWIDTH or more of a copy's bandwidth."""
+    """Check that computing a digest reads memory at MIN_SHARE_OF_BANDWIDTH or more of a copy's bandwidth."""
     device = setting.device_of(0)
     x = torch.ones(setting.max_bytes // 4, device=device)
     digest(x)  # compile the kernel before measuring

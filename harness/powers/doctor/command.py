@@ -1,6 +1,7 @@
 """`bitproof doctor`: checks of Python, torch, memory, compiler and GPUs, with a fix for each failed one.
 
-torch is probed in a separate process, as this one never imports it. Last, small cases are run.
+Facts about torch are read in a separate process, since this process never imports torch. The last checks run small
+cases.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ print(json.dumps({
 
 @dataclass(frozen=True, kw_only=True)
 class MachineCheck:
-    """The result of checking one requirement of runs. `is_required`: the main cases need it."""
+    """The result of checking whether this machine meets one requirement.
+
+    `is_required`: without it the main cases cannot run; other requirements are only for optional features.
+    """
 
     name: str
     is_ok: bool
@@ -84,7 +88,7 @@ def examine(report_dir: Path, *, needs_gpus: bool = False) -> Iterator[MachineCh
 
 
 def summarize(checks: list[MachineCheck]) -> MachineCheck:
-    """Return whether the main cases can run here, and the missing requirements if not."""
+    """Return a check that passes if the main cases can run here, and otherwise lists the missing requirements."""
     missing = [check.name for check in checks if check.is_required and not check.is_ok]
     names = ", ".join(MAIN_CASES)
     found = f"{names} can run" if not missing else f"{names} cannot run, because of: {', '.join(missing)}"
@@ -104,7 +108,7 @@ def check_cores(num_cores: int) -> MachineCheck:
 
 
 def check_memory(gib: float | None) -> MachineCheck:
-    """Check that eight ranks of a tiny model fit in memory."""
+    """Check that eight ranks of a tiny model fit in memory. `gib` is the available memory, None if unknown."""
     if gib is None:
         return MachineCheck(name="memory", is_ok=True, found="unknown on this system", is_required=False)
     return MachineCheck(
@@ -137,14 +141,14 @@ def check_compiler(problem: str | None) -> MachineCheck:
 
 
 def check_program(name: str, programs: tuple[str, ...], needed_by: str, fix: str) -> MachineCheck:
-    """Check that a program is installed that only optional features need."""
+    """Check that one of `programs` is installed. Only optional features need it, so the check is not required."""
     path = next((path for program in programs if (path := shutil.which(program))), None)
     found = path or f"none found, needed only by {needed_by}"
     return MachineCheck(name=name, is_ok=path is not None, found=found, fix=fix, is_required=False)
 
 
 def check_torch(torch: Torch | str, *, needs_gpus: bool = False) -> Iterator[MachineCheck]:
-    """Check torch's version, gloo, and GPUs. If `torch` is a text, it is the reason why torch cannot be imported."""
+    """Check torch's version, gloo, and GPUs. `torch` is a string, the reason, if torch cannot be imported."""
     supported = torch_versions.SUPPORTED
     if isinstance(torch, str):
         yield MachineCheck(name="torch", is_ok=False, found=torch, fix=f"pip install torch, {supported}")
@@ -165,7 +169,10 @@ def check_torch(torch: Torch | str, *, needs_gpus: bool = False) -> Iterator[Mac
 
 
 def check_trial(results: list[CaseResult] | str) -> MachineCheck:
-    """Check that small cases are EQUAL: tracing may fail in a torch release even if everything else is present."""
+    """Check that small cases are EQUAL: a torch release may fail to trace them although all else passed.
+
+    `results` is a string, the reason, if the cases could not be run.
+    """
     fix = f"install a tested torch: {', '.join(torch_versions.TESTED)}"
     if isinstance(results, str):
         return MachineCheck(name="trial", is_ok=False, found=results, fix=fix)
@@ -180,9 +187,9 @@ def check_trial(results: list[CaseResult] | str) -> MachineCheck:
 
 
 def run_trial() -> list[CaseResult] | str:
-    """Run small cases, in a single command, on the CPU; return their results, or the error as text.
+    """Run two small cases on the CPU, in a single run; return their results, or the error as a string.
 
-    Never on a GPU, which another run may occupy for hours. Cases that exceed TRIAL_SECONDS are stopped.
+    GPUs are not used, since another run may occupy them for hours. Cases that exceed TRIAL_SECONDS are stopped.
     """
     from bitproof.builtin_cases import CASES
     from bitproof.harness.execute.launch import run_cases
@@ -200,10 +207,11 @@ def run_trial() -> list[CaseResult] | str:
 
 
 def check_ranks_code(found: str | None) -> MachineCheck:
-    """Check that a small step, split over tensor and expert ranks, has the same code on the first and the last rank.
+    """Check that a small step has the same code on the first and the last rank; `found` is the difference, or None.
 
-    All ranks use the same trace, and the same precompiled step: a rank's coordinate in the code would be wrong on all
-    other ranks.
+    One rank's traced or precompiled step is used by all ranks. If its code contained a constant that depends on the
+    rank, such as the rank's position in a process group, the other ranks would compute with a wrong constant. The step
+    is split over tensor-parallel and expert-parallel ranks.
     """
     told = "a small step is the same on the first rank and the last, whose coordinates all differ"
     fix = "read the coordinate from a buffer that each rank owns"
@@ -240,6 +248,7 @@ def probe_torch() -> Torch | str:
     try:
         done = run_command(command, PROBE_SECONDS)
         if done.status == 0:
+            # The last line only, since an imported package may print lines before it.
             return Torch(**json.loads(done.out.splitlines()[-1]))
         lines = done.err.strip().splitlines()
         return lines[-1] if lines else f"importing it ended with exit status {done.status}"
@@ -248,7 +257,7 @@ def probe_torch() -> Torch | str:
 
 
 def available_gib() -> float | None:
-    """Return the memory in GiB for new processes, within the container's limit; None if /proc does not show it."""
+    """Return how much memory in GiB new processes can use, within the container's limit; None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
@@ -265,7 +274,11 @@ def available_gib() -> float | None:
 
 
 def _check_gpus(gpus: list[str], *, has_nccl: bool, is_required: bool) -> MachineCheck:
-    """Check that there is a GPU per rank, and NCCL: sharing GPUs or gloo is not equivalent."""
+    """Check that there are NUM_RANKS GPUs, one per rank, and a torch with NCCL.
+
+    Without GPUs, the check fails even if they are not required. With fewer GPUs, cases need a smaller world size or
+    ranks that share GPUs and use gloo, which does not test NCCL.
+    """
     if not gpus:
         found = "none, or none that this torch can use; cases run on the CPU with gloo"
         fix = "install the GPUs' driver and a build of torch for CUDA" if is_required else None

@@ -1,12 +1,12 @@
-"""Results of `doctor --gpu`, saved after each check, so that a call continues after an interrupted one.
+"""The results of `doctor --gpu`, saved after each check, so that the next call can continue an interrupted one.
 
     REPORT_DIR/doctor-gpu.json    each check with result, meaning of a failure and seconds; machine and versions
     REPORT_DIR/doctor-gpu.md      the same as a page, to send to the maintainers
 
-Both files are only written, never read: anyone with write access to that folder could forge a passed check. Passed
-checks are kept in the cache of results (`runtime/disk_cache.py`), which only its owner may write. A call reuses them if
-the previous call was interrupted and machine, libraries, settings and code are the same. Failed and missing checks run
-again.
+Both files are only written, never read: anyone with write access to that folder could forge a passed check. The next
+call reads the results from the cache (`runtime/disk_cache.py`), which only its owner may write. It continues an
+interrupted call only if machine, libraries, settings and code are the same. Passed checks are then skipped; failed and
+missing checks run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ Outcome = Literal["pass", "FAIL", "NOT RUN"]
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A row of the saved page: a GPU check's result, what a failure means, and the first thing to do then."""
+    """A row of the saved page: a GPU check and its result.
+
+    `found`: the findings in words. After a failure, `means` is what the failure means, and `then` is the first thing to
+    do; otherwise both are "".
+    """
 
     __pydantic_config__ = GROWING
 
@@ -46,7 +50,10 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstHour:
-    """The saved results; a later call reuses them only if `about` (machine, libraries, settings, code) is the same."""
+    """The results of a `doctor --gpu` call so far. `is_over`: the call has run all checks.
+
+    `about`: the machine, libraries, settings and code. A later call continues only from results with the same `about`.
+    """
 
     __pydantic_config__ = GROWING
 
@@ -55,20 +62,20 @@ class FirstHour:
     tried: tuple[Tried, ...] = ()
 
     def plus(self, name: str, outcome: Outcome, found: str, seconds: float) -> FirstHour:
-        """Return these results and the result of another check."""
+        """Return a copy with the result of one more check."""
         planned = FIRST_HOUR[name]
         means, then = (planned.means, planned.then) if outcome == "FAIL" else ("", "")
         new = Tried(name=name, outcome=outcome, found=found, means=means, then=then, seconds=round(seconds, 1))
         return dataclasses.replace(self, tried=(*self.tried, new))
 
     def write(self, report_dir: Path) -> None:
-        """Write both files."""
+        """Write both files, JSON and Markdown, into `report_dir`."""
         report_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(report_dir / FILE, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
         write_atomically(report_dir / PAGE, self.page())
 
     def keep(self, folder: Path | None) -> None:
-        """Save these results for a later call, which continues from them unless `is_over`."""
+        """Save these results in the cache `folder`, for the next call to continue from. None saves nothing."""
         if folder is not None:
             keep(folder, KIND, _key(self.about), dataclasses.asdict(self))
 
@@ -103,7 +110,7 @@ def _key(about: Mapping[str, str]) -> str:
 
 
 def earlier(folder: Path | None, about: Mapping[str, str]) -> tuple[Tried, ...]:
-    """Return the passed checks of an interrupted call with the same `about`, or nothing. `folder` is the cache's."""
+    """Return the passed checks of an interrupted call with the same `about`, from the cache `folder`; or ()."""
     value = None if folder is None else read_cached(folder, KIND, _key(about))
     try:
         found = None if value is None else read(FirstHour, value, KIND, RecordingError)

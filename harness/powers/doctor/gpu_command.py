@@ -1,8 +1,9 @@
 """`bitproof doctor --gpu`: checks of a machine's GPUs, as a table of pass and fail.
 
-`plan.py` lists all in order: first the requirements of a step; then that a killed or hanging rank is named; then cases
-on all GPUs. Checks that need several GPUs and NCCL are skipped without them, unless ranks may share GPUs. On a machine
-without GPUs all are skipped: each line says NOT RUN, which is no pass.
+`plan.py` lists all checks in order. The first are about operations that a training step needs. Then a rank is killed,
+and a rank hangs: the error must name this rank. Last, cases run on all GPUs. Checks of several ranks are skipped if
+torch has no NCCL, or if there is a single GPU that ranks may not share. A machine without GPUs skips all checks: each
+line says NOT RUN, which does not count as a pass.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from bitproof.harness.runtime.sources import own_digest
 
 _CHECKS_SECONDS = 1800
 _CASE_SECONDS = 600.0
-_HANG_SECONDS = 60.0
+_HANG_SECONDS = 60.0  # this case always runs until its time is up
 ALONE, TOGETHER = names_of("alone"), names_of("together")
 NAMES = (*ALONE, *TOGETHER)
-"""The checks of `run`, on a single device and on all ranks; importing that module would load torch."""
+"""The names of the checks in `run.py`, taken from the plan, since importing that module would load torch."""
 CASES_TRIED = names_of("case")
 Device = Literal["cuda", "cpu"]
 
@@ -64,8 +65,9 @@ def examine_gpus(
 ) -> Iterator[CheckLine]:
     """Yield the result of every check, on all GPUs that torch can use.
 
-    With fewer than 8, ranks may share them. Results are written to two files in `report_dir`, and an interrupted call
-    is continued (`first_hour.py`). Without a GPU, nothing is written.
+    `share_gpus`: with fewer than 8 GPUs, 8 ranks share them. Each result is saved at once in two files in `report_dir`;
+    if a previous call was interrupted, its passed checks are not repeated (`first_hour.py`). Without a GPU, nothing is
+    written.
     """
     torch = probe_torch() if torch is None else torch
     if why := why_not(torch):
@@ -90,7 +92,7 @@ def examine_gpus(
 
 
 def about(torch: Torch, *, share_gpus: bool = False) -> dict[str, str]:
-    """Return all that can change the results, by name: machine, libraries, settings and code."""
+    """Return all facts about machine, libraries, settings and code that can change the results, e.g. "driver"."""
     libraries = sorted(
         f"{name} {found.version}" for found in distributions() if (name := found.name or "").startswith(_LIBRARIES)
     )
@@ -109,6 +111,7 @@ def about(torch: Torch, *, share_gpus: bool = False) -> dict[str, str]:
     }
 
 
+# Packages with parts of CUDA, such as nvidia-nccl-cu12, and Triton.
 _LIBRARIES = ("nvidia-", "triton", "pytorch-triton")
 
 
@@ -152,7 +155,10 @@ def status_of(lines: list[CheckLine]) -> int:
 
 
 def run_checks(device: str, ranks: int, names: Iterable[str], *, shared_gpus: int | None = None) -> Iterator[CheckLine]:
-    """Run these checks in a separate process, and yield their results. A check without a result has failed."""
+    """Run the named checks in a separate process, and yield their results.
+
+    If the process ends early, each check without a result has failed.
+    """
     left = dict.fromkeys(names)
     arguments = ["--device", device, "--ranks", str(ranks), *(f"--name={name}" for name in left)]
     arguments += [] if shared_gpus is None else ["--shared-gpus", str(shared_gpus)]
@@ -175,9 +181,10 @@ def run_checks(device: str, ranks: int, names: Iterable[str], *, shared_gpus: in
 def run_cases_on(
     ranks: int, report_dir: Path, kept: Iterable[str] = (), device: Device = "cuda", *, share_gpus: bool = False
 ) -> Iterator[CheckLine]:
-    """Run a case with a killed rank, a case with a hanging rank, then the cases of the plan, except for `kept` lines.
+    """Run a case with a killed rank, a case with a hanging rank, then the cases of the plan.
 
-    Ranks that share GPUs use gloo: NCCL's kernels would wait for each other on the same GPU, about 5 s per step.
+    `kept` are the names of checks to skip, since an interrupted call has passed them. Ranks that share GPUs use gloo:
+    NCCL's kernels would wait for each other on the same GPU, about 5 s per step.
     """
     from bitproof.builtin_cases import CASES
 
@@ -202,7 +209,10 @@ def run_cases_on(
 
 
 def on_ranks(case: Case, ranks: int, *, is_for_all: bool) -> Case:
-    """Return a case with at most, or if it `is_for_all` exactly, this many ranks. Raises CaseError if it cannot."""
+    """Return the case with another number of ranks: exactly `ranks` if it `is_for_all`, otherwise at most `ranks`.
+
+    Raises CaseError if the case cannot run on that number of ranks.
+    """
     count = ranks if is_for_all else min(ranks, case.parallelism.world_size)
     return replace(case, parallelism=replace(case.parallelism, world_size=count))
 
@@ -221,7 +231,11 @@ def try_case(
     *,
     share_gpus: bool = False,
 ) -> CheckLine:
-    """Run a case, with controls unless a fault is injected. Any error is a failure. "cpu" shows nothing about GPUs."""
+    """Run a case and return its line of the table. `tell` decides whether the case passed.
+
+    Each system runs a second time, as a control, unless a fault is injected with `inject`. Any error is a failure. With
+    device "cpu", only this function is tested, not GPUs.
+    """
     from bitproof.harness.execute.launch import run_cases
 
     control: Control = "never" if inject else "always"
@@ -241,14 +255,15 @@ def try_case(
 
 
 def tell_killed(result: CaseResult, rank: int) -> tuple[bool, str]:
-    """Return whether the error names the killed rank and the signal, and the finding in words."""
+    """Return whether the case's error names the killed rank and SIGKILL, and the finding in words."""
     return _names(result, f"rank {rank}", "SIGKILL")
 
 
 def tell_hung(result: CaseResult, rank: int) -> tuple[bool, str]:
-    """Return whether the report of a time-out shows that `rank` blocks the others, and the finding in words.
+    """Return whether a time-out's report shows that `rank` blocks the others, and the finding in words.
 
-    Ranks must be reported as late at step 1, `rank` among them, and their last actions must show that it is behind.
+    The report must list `rank` and at least one other rank as late at step 1, and each rank's last action must show
+    that `rank` is behind the others.
     """
     text = result.error or ""
     named = re.search(r"^  found: (?:.*; )?ranks? ([\d, ]+) at step 1[;,]", text, re.MULTILINE)
@@ -266,11 +281,12 @@ _COLLECTIVE = re.compile(r"(\d+) of group (\w+)")
 
 
 def _holds_up(hung: str, other: str | None) -> bool:
-    """Whether a rank whose last action was `hung` may block another whose last action was `other`.
+    """Whether a rank that hangs may block another rank, judged by their last actions, `hung` and `other`.
 
-    A rank that hangs in its own code is not in a collective. On CUDA the hosts of other ranks need not be in a
-    collective, either. Then the numbers of their last collectives decide: all ranks of a group count its collectives
-    alike, so the rank with the smaller number is behind.
+    False if the hanging rank's last action is a collective: the rank that causes a hang hangs in its own code. If both
+    actions name a collective of the same group, the hanging rank must have the smaller number of collectives, since all
+    ranks of a group number its collectives alike. This is needed on CUDA, where the hosts of waiting ranks may have run
+    past the collective.
     """
     if other is None or other == hung or hung.startswith(("launches ", "waits for ")):
         return False
@@ -288,7 +304,10 @@ def _names(result: CaseResult, *wanted: str) -> tuple[bool, str]:
 
 
 def tell_equal(result: CaseResult, rank: int, backend: str = "nccl") -> tuple[bool, str]:
-    """Return whether a case has the expected verdict, on GPUs with this backend, with controls that agree."""
+    """Return whether a case has its expected verdict and ran on GPUs with this backend, and the finding in words.
+
+    The second run of each system, its control, must have been EQUAL to the first. `rank` is not used.
+    """
     compared, mismatched = sum(result.compared.values()), sum(result.mismatched.values())
     controls, is_joined = set(result.control.values()), result.device == "cpu" or result.backend == backend
     is_ok = result.verdict == Verdict(result.case.expected) and is_joined and controls == {"EQUAL"}

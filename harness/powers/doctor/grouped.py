@@ -1,4 +1,7 @@
-"""Checks grouped products of experts and their gradients, including experts without rows."""
+"""Checks of grouped matrix products of experts, as in a mixture of experts, and of their gradients.
+
+Experts without rows are included.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,11 @@ COUNTS_E = ([5, 0, 7, 0, 0, 3, 1, 0], [0] * 7 + [16], [2] * 8, [0, 16] + [0] * 6
 
 
 def products(device: torch.device, counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each row times its expert's weights, (R, F), and the gradients of rows (R, D) and weights (E, D, F)."""
+    """Return the result of a grouped matrix product, and its gradients.
+
+    The result is each row times its expert's weights (R, F); the gradients are those of the rows (R, D) and of the
+    weights (E, D, F). `counts_E` has the number of rows per expert.
+    """
     rows_RD, weights_EDF, upstream_RF = (x.to(device) for x in operands(counts_E))
     rows_RD.requires_grad_()
     weights_EDF.requires_grad_()
@@ -32,7 +39,10 @@ def products(device: torch.device, counts_E: list[int]) -> tuple[Tensor, Tensor,
 
 
 def operands(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rows, weights and the products' upstream gradient: bfloat16, on the CPU, from a fixed seed."""
+    """Return the inputs of `products`: rows (R, D), weights (E, D, F), and the gradient of the products (R, F).
+
+    They are bfloat16 tensors on the CPU, drawn from a fixed seed.
+    """
     generator = torch.Generator().manual_seed(0)
     shapes = ((sum(counts_E), DIM), (len(counts_E), DIM, HIDDEN_DIM), (sum(counts_E), HIDDEN_DIM))
     rows_RD, weights_EDF, upstream_RF = (torch.randn(shape, generator=generator).bfloat16() for shape in shapes)
@@ -40,7 +50,7 @@ def operands(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def one_by_one(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the same products in float32 on the CPU, expert by expert."""
+    """Return the results of `products`, but computed expert by expert, in float32 on the CPU."""
     rows_RD, weights_EDF, upstream_RF = (x.float() for x in operands(counts_E))
     parts = [*zip(rows_RD.split(counts_E), weights_EDF, upstream_RF.split(counts_E), strict=True)]
     y_RF = torch.cat([rows @ weight for rows, weight, _ in parts])
@@ -49,7 +59,10 @@ def one_by_one(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_grouped_mm(setting: Setting) -> Answer:
-    """Check that grouped products and their gradients repeat their bits, and are right within `MAX_ERROR`."""
+    """Check that grouped products and gradients have the same bits twice, and are right.
+
+    They must differ by less than `MAX_ERROR` from the results of `one_by_one` in float32.
+    """
     device, told, wrong = setting.device_of(0), [], []
     for counts_E in COUNTS_E:
         first, second, wanted = products(device, counts_E), products(device, counts_E), one_by_one(counts_E)
@@ -69,7 +82,10 @@ _WHAT = ("products", "gradients of rows", "gradients of weights")
 
 
 def check_no_rows(setting: Setting) -> Answer:
-    """Check that gradients of experts without rows are zero, not uninitialized memory; also on a rank without rows."""
+    """Check that the weight gradients of experts without rows are zero, not uninitialized memory.
+
+    All other results must be finite. One of the tests has no rows at all, like a rank that receives none.
+    """
     device, wrong = setting.device_of(0), []
     for counts_E in (*COUNTS_E, [0] * 8):
         poison(device, counts_E)
@@ -88,6 +104,6 @@ def check_no_rows(setting: Setting) -> Answer:
 
 
 def poison(device: torch.device, counts_E: list[int]) -> None:
-    """Leave NaN in freed memory of the sizes of the next results, as far as the allocator reuses it."""
+    """Fill memory with NaN and free it, so that a kernel that does not write its whole output probably returns NaN."""
     for like in operands(counts_E):
         torch.full(like.shape, math.nan, dtype=like.dtype, device=device)

@@ -1,4 +1,4 @@
-"""The checks of `doctor --gpu` in order, as a table: each check, its claim, and the meaning of a failure.
+"""The checks of `doctor --gpu` in order, as a table: for each check, its claim and the meaning of a failure.
 
 Loads no torch. A test compares this table with the page `docs/explanation/gpus.md`.
 """
@@ -15,8 +15,9 @@ Kind = Literal["alone", "together", "rank", "case"]
 class Planned:
     """A planned GPU check.
 
-    `kind`: a single device, all ranks together, a rank that fails on purpose, or a case named like the check. `seconds`
-    is a generous estimate, far above the time on one H100. `then` is the first thing to do after a failure.
+    `kind`: "alone" checks a single device, "together" checks all ranks, "rank" is a case with a rank that fails on
+    purpose, and "case" runs the case with the check's name. `seconds` is a generous estimate, far above the time on one
+    H100. `shows` is the check's claim, `means` what a failure means, and `then` the first thing to do after a failure.
     """
 
     kind: Kind
@@ -180,7 +181,7 @@ FIRST_HOUR: dict[str, Planned] = {
 
 
 def names_of(*kinds: Kind) -> tuple[str, ...]:
-    """Return the checks of these kinds, in order."""
+    """Return the names of all checks of these kinds, in order."""
     return tuple(name for name, planned in FIRST_HOUR.items() if planned.kind in kinds)
 
 

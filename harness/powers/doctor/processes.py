@@ -1,6 +1,6 @@
-"""Typical calls of a training step, forward and backward, which must have the same bits in every process.
+"""Check that typical calls of a training step, forward and backward, have the same bits in every process.
 
-For example, a kernel that is chosen by timing may differ between two starts of the same program.
+A kernel that is chosen by timing, for example, may differ between two starts of the same program.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GENERATIONS = 2
 
 
 def compute(setting: Setting, rank: int) -> Answer:
-    """Return a digest of each kind of call on this rank's device: `attention 0f3a..; products 77c1..`."""
+    """Return True, and a digest per kind of call on this rank's device, such as `attention 0f3a..; layers 77c1..`."""
     device = setting.device_of(rank)
     found = {"attention": "".join(attend(device, torch.bfloat16, 64, 64)[1])}
     for counts in grouped.COUNTS_E:
@@ -32,7 +32,7 @@ def compute(setting: Setting, rank: int) -> Answer:
 
 
 def layers(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """Return loss and gradients of embedding, norm, linear layers and softmax.
+    """Return loss and gradients of a small model: embedding, norm, linear layers and cross entropy.
 
     The embedding's gradient adds the rows of equal tokens; the other gradients add over all tokens.
     """
@@ -55,7 +55,10 @@ def _all(*tensors: Tensor) -> str:
 
 
 def first_unlike(said: list[str]) -> str | None:
-    """Return the first process whose bits differ from process 0's, and the kind of call; None if all agree."""
+    """Compare the findings of all processes with those of process 0; None if all are equal.
+
+    Otherwise returns the first process with other bits, and the kind of call, in words.
+    """
     for number, text in enumerate(said):
         if text != said[0]:
             pairs = zip(text.split("; "), said[0].split("; "), strict=False)

@@ -2,8 +2,8 @@
 
     harness.powers.doctor.run FD --device cuda --ranks 8 --name digests --name offload
 
-A check fails if it crashes, raises or exceeds its time; the others still run. Each result is sent through FD
-immediately.
+A check fails if it crashes, raises or takes too long; the other checks still run. Each result is written to the file
+descriptor FD as soon as it is known.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ALONE: dict[str, Callable[[Setting], Answer]] = {
 }
 """Checks of a single device."""
 PROCESSES: dict[str, Callable[[Setting, int], Answer]] = {"repeatability": processes.compute}
-"""Checks that every process must answer alike: a process per GPU, started twice."""
+"""Checks in which all processes must give the same answer: one process per GPU, started twice."""
 TOGETHER: dict[str, Callable[[Setting, int], Answer]] = {
     "NCCL": together.check_joined,
     "sums in rank order": together.check_rank_order_sums,
@@ -103,6 +103,7 @@ def _joined(setting: Setting, rank: int, store: str, check: Callable[[Setting, i
         pin_nccl(os.environ, native=native)
         if setting.shared_gpus:
             allow_shared_gpu(os.environ, rank)
+    # An even number of ranks also gets groups of a part of the ranks, which are checked, too.
     mesh = Mesh(rank, Parallelism(world_size=setting.ranks, ep=1 if setting.ranks % 2 else 2), device)
     board: Any = SimpleNamespace(write=together.note)
     rooms = FileStore(store, setting.ranks)
@@ -115,7 +116,7 @@ def _joined(setting: Setting, rank: int, store: str, check: Callable[[Setting, i
 
 
 def _repeated(name: str, compute: Callable[[int], Answer], ranks: int, seconds: float) -> CheckResult:
-    """Run `compute` in a process per rank, several times. The check passes if all processes answer alike."""
+    """Run `compute` several times, each time in a new process per rank. The check passes if all answers are equal."""
     said: list[str] = []
     for _ in range(processes.GENERATIONS):
         result, found = _forked(name, [compute] * ranks, seconds)
@@ -128,9 +129,9 @@ def _repeated(name: str, compute: Callable[[int], Answer], ranks: int, seconds: 
 
 
 def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) -> tuple[CheckResult, list[str]]:
-    """Run each body in a forked process. Returns the result, and each body's findings if all pass.
+    """Run each body in a forked process, and return the check's result and the findings in words of each body.
 
-    The check fails with the first failure.
+    The check fails with the first rank's failure; the list of findings is then empty.
     """
     forked = [fork(functools.partial(_live, name, body, rank)) for rank, body in enumerate(bodies)]
     answers: dict[int, Answer] = {}

@@ -9,7 +9,11 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Device type, number of ranks, number of GPUs if ranks share them, and maximum bytes of a message or tensor."""
+    """The settings of GPU checks.
+
+    `device` is a device type. `shared_gpus` is the number of GPUs if ranks share them, otherwise None. `max_bytes`
+    limits the size of a message or tensor.
+    """
 
     device: str = "cuda"
     ranks: int = 8

@@ -1,7 +1,7 @@
 """Checks with all ranks of a machine: join, sum in rank order, exchange rows, use two groups at once.
 
-Each check returns a rank's answer. It passes if the answers of all ranks do. For example, with uneven splits rank 1
-must receive exactly the rows that each rank sent to it. On a CPU, gloo replaces NCCL.
+Each check runs on every rank and returns the rank's answer; it passes if it passes on all ranks. For example, with
+uneven splits rank 1 must receive exactly the rows that the ranks sent to it. On a CPU, gloo replaces NCCL.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ launches: list[str] = []
 
 
 def note(rank: int, line: str) -> None:
-    """Record a launch of this rank; used as a board's `write`."""
+    """If the line is about a collective that this rank launches, append it to `launches`."""
     if line.startswith("launches "):
         launches.append(line.removeprefix("launches "))
 
@@ -36,7 +36,7 @@ def library(device: torch.device) -> list[int]:
 
 
 def check_joined(setting: Setting, rank: int) -> Answer:
-    """Check that all ranks have the same version of NCCL, and that each group has its own ranks, in ascending order."""
+    """Check that all ranks have the same NCCL version, and that each group gathers from its ranks, in order."""
     from torch import distributed
 
     from bitproof.reference.parallel.collectives import all_gather
@@ -61,12 +61,18 @@ def check_joined(setting: Setting, rank: int) -> Answer:
 
 
 def check_rank_order_sums(setting: Setting, rank: int) -> Answer:
-    """Check that sums are in ascending rank order for every size, fused or separate."""
+    """Check that bitproof's own sums over ranks add in ascending rank order.
+
+    This is checked for every size, with tensors summed one by one, and joined in a single message.
+    """
     return _sums(setting, rank, is_ordered=True)
 
 
 def check_native_sums(setting: Setting, rank: int) -> Answer:
-    """Check that NCCL's own sums have the same bits fused and separate, and repeat them."""
+    """Check that NCCL's own sums over ranks have the same bits when they are repeated.
+
+    They must also be the same if tensors are summed one by one, and joined in a single message.
+    """
     return _sums(setting, rank, is_ordered=False)
 
 
@@ -96,7 +102,7 @@ def _sums(setting: Setting, rank: int, *, is_ordered: bool) -> Answer:
 
 
 def check_sums_by_parts(setting: Setting, rank: int) -> Answer:
-    """Check that an all-reduce by parts, as large tensors take it, adds in ascending rank order."""
+    """Check that an all-reduce that is done in parts, as for large tensors, adds in ascending rank order."""
     from bitproof.harness.torch_distributed import group_named
     from bitproof.reference.parallel.collectives import all_gather
     from bitproof.reference.parallel.device_order_group import DeviceOrderGroup
@@ -124,7 +130,7 @@ _WHY = ("fused is not apart", "not the same twice", "not in rank order")
 
 
 def sizes(max_bytes: int) -> list[int]:
-    """Return 4 KiB and its multiples by powers of 4, up to `max_bytes`."""
+    """Return message sizes in bytes: 4 KiB and its multiples by powers of 4, up to `max_bytes`."""
     return [4096 * 4**i for i in range(16) if 4096 * 4**i <= max_bytes] or [max_bytes]
 
 
@@ -151,7 +157,10 @@ FIRST, SECOND = "first", "second"
 
 
 def check_groups_at_once(setting: Setting, rank: int) -> Answer:
-    """Check the sums of two groups over the same ranks, both in flight, launched in the same order on all ranks."""
+    """Check that two groups of the same ranks can sum at once, launched in the same order on all ranks.
+
+    Also checks that all ranks launched the same collectives in the same order.
+    """
     from bitproof.reference.parallel.collectives import all_gather
     from bitproof.reference.parallel.mesh import FSDP, ensure_group
 
@@ -179,12 +188,18 @@ def check_groups_at_once(setting: Setting, rank: int) -> Answer:
 
 
 def launch_order(index: int, rank: int) -> tuple[str, str]:
-    """Return the order of the two groups in a round, the same on every rank."""
+    """Return the names of two groups in the order in which round `index` launches their sums; `rank` is not used.
+
+    A test replaces this function to show that ranks with different orders are noticed.
+    """
     return (FIRST, SECOND) if index % 3 else (SECOND, FIRST)
 
 
 def _first_unlike(codes_WN: Tensor) -> tuple[int, int] | None:
-    """The first launch that differs between ranks, and a rank that differs from rank 0; None if all agree."""
+    """The index of the first launch that differs between ranks, and a rank that differs from rank 0; None if all agree.
+
+    `codes_WN` has a checksum for each of N launches on each of W ranks.
+    """
     found = (codes_WN != codes_WN[0]).nonzero()
     if not len(found):
         return None
@@ -193,7 +208,7 @@ def _first_unlike(codes_WN: Tensor) -> tuple[int, int] | None:
 
 
 def check_native_order(setting: Setting, rank: int) -> Answer:
-    """Check that NCCL's own sums differ from sums in rank order by rounding only; the differing sums are counted."""
+    """Check that NCCL's own sums differ from sums in rank order by rounding only, and count the sums that differ."""
     from bitproof.reference.parallel.collectives import all_gather, reduce_scatter
     from bitproof.reference.parallel.mesh import FSDP
     from bitproof.reference.parallel.rank_order_group import sum_in_rank_order

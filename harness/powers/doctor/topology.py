@@ -12,7 +12,7 @@ from bitproof.harness.powers.doctor.setting import Answer, Setting
 
 @dataclass(frozen=True)
 class Gpu:
-    """The properties of a GPU that decide its kernels, and the GPUs whose memory it can read directly."""
+    """The properties of a GPU that decide which kernels it runs, and `peers`, the GPUs whose memory it can access."""
 
     name: str
     capability: str
@@ -21,7 +21,7 @@ class Gpu:
 
 
 def gpus_of(setting: Setting) -> list[Gpu]:
-    """Return the GPU of each rank, without duplicates if ranks share GPUs."""
+    """Return one entry per rank, its GPU; if ranks share GPUs, one entry per GPU."""
     count = setting.shared_gpus or setting.ranks
     if setting.device == "cpu":
         return [Gpu("CPU", "0.0", 1, frozenset(range(count)) - {rank}) for rank in range(count)]
@@ -34,7 +34,7 @@ def gpus_of(setting: Setting) -> list[Gpu]:
 
 
 def check_topology(setting: Setting) -> Answer:
-    """Check that all GPUs are of one kind. Lists pairs that cannot read each other's memory: slow, but not wrong."""
+    """Check that all GPUs are of one kind. Counts pairs that cannot access each other's memory, which is only slow."""
     gpus = gpus_of(setting)
     kinds = [f"{gpu.name}, {gpu.capability}, {gpu.multiprocessors} multiprocessors" for gpu in gpus]
     unlike = [index for index, kind in enumerate(kinds) if kind != kinds[0]]

@@ -23,14 +23,17 @@ _BLOCK = 1 << 20
 
 @dataclass
 class CopyCapacity:
-    """The bytes and the entries that may still be copied; a limit, since an untrusted folder may be huge. A run of
-    hundreds of cases that stores all values needs a hundredth of these bytes."""
+    """How many more bytes and entries (files and folders) may be copied.
+
+    An untrusted folder may be huge, so there is a limit. The limit is generous: a run of hundreds of cases that stores
+    all values takes about a hundredth of these bytes.
+    """
 
     num_bytes: int = 64 << 30
     entries: int = 1_000_000
 
     def take(self, num_bytes: int, what: Path) -> None:
-        """Subtract an entry of this size. Raises RecordingError if the capacity is exhausted."""
+        """Reduce the capacity by one entry of this size. Raises RecordingError, naming `what`, if it is exceeded."""
         self.num_bytes -= num_bytes
         self.entries -= 1
         if self.num_bytes < 0 or self.entries < 0:
@@ -44,8 +47,10 @@ class CopyCapacity:
 
 @contextmanager
 def opened_folder(path: Path) -> Iterator[int | None]:
-    """Open a folder, and yield its descriptor; None if the path is not a folder, such as a link to a folder. Links
-    before the last name of the path are followed."""
+    """Context with the file descriptor of a folder; None if the path is missing or not a folder.
+
+    A link to a folder is not a folder, but links in the parents of the path are followed.
+    """
     with _opened(path.name, None, path, stat.S_IFDIR) as folder:
         yield folder
 
@@ -80,8 +85,11 @@ def copy_file(parent: int, name: str, target: Path, room: CopyCapacity) -> None:
 
 @contextmanager
 def _opened(name: str, parent: int | None, told: Path, kind: int) -> Iterator[int | None]:
-    """Open the entry `name`, and yield its descriptor; None if it is missing or of another `kind`. `told` is its path
-    for errors."""
+    """Context with the file descriptor of the entry `name` in the open folder `parent`.
+
+    It is None if the entry is missing or not of this `kind`, such as `stat.S_IFDIR`. `told` is the entry's path: errors
+    name it, and without a `parent` it is opened in place of `name`.
+    """
     # Only an entry of the right kind is opened at all: opening a pipe may block, and a device may act.
     path = str(told) if parent is None else name
     try:

@@ -54,8 +54,10 @@ def merge(folders: Sequence[Path], report_dir: Path) -> int:
 
 
 def _score_of(reports: Reports) -> tuple[Score | None, Reports]:
-    """The score of the `bitproof faults` run, None without one, and the reports of all other runs. Cases of the
-    `bitproof faults` run are left out: they only ran for fault injection."""
+    """Split off the run of `bitproof faults`: returns its score, or None without such a run, and all other reports.
+
+    The cases of that run are left out, since they ran with faults. Raises UsageError for two such runs.
+    """
     measured = [(folder, report.faults) for folder, report in reports if report.faults is not None]
     if len(measured) > 1:
         raise UsageError(
@@ -146,7 +148,10 @@ def _refuse_double_claims(reports: Reports) -> None:
 
 
 def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
-    """The report of all shards. Differences in machine and options are printed, and kept in the report."""
+    """Join the shards' reports into one report.
+
+    If machines or options differ between shards, the differences are printed, and kept in the report.
+    """
     shards = [report.shard for report in reports if report.shard is not None]
     selection, count = shards[0].selection, shards[0].count
     missing = sorted(set(range(1, count + 1)) - {shard.index for shard in shards})
@@ -179,14 +184,14 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
 
 
 def _join_environments(reports: list[Report]) -> dict[str, Any]:
-    """The environment of all machines. A fact that differs between machines, such as torch's version, is by shard."""
+    """The environments of all shards as one. A fact that differs, such as torch's version, has a dict by shard."""
     ran = {str(report.shard): report.environment for report in reports if report.cases}
     names = dict.fromkeys(name for environment in ran.values() for name in environment)
     return {name: _agreed(name, {shard: environment.get(name) for shard, environment in ran.items()}) for name in names}
 
 
 def _agreed(what: str, values: Mapping[str, Any]) -> Any:
-    """The value that all shards share; if they differ, all values by shard."""
+    """The value that all shards share. If values differ, this is printed, and all values are returned, by shard."""
     first = next(iter(values.values()))
     if all(value == first for value in values.values()):
         return first
@@ -196,8 +201,11 @@ def _agreed(what: str, values: Mapping[str, Any]) -> Any:
 
 
 def _copy_files(folder: Path, report: Report, run_dir: Path) -> None:
-    """Copy a shard's files into the merged run's folder. Folders of its cases go to their usual places. Other files,
-    such as the host's log, go into a folder of the shard."""
+    """Copy a shard's files into the merged run's folder.
+
+    The folders of its cases keep their paths, such as `logs/moe_seq`. Other files, such as the host's log, go into a
+    folder of the shard, such as `logs/shard-2`.
+    """
     assert report.shard is not None
     # The folder of a shard may come from anywhere, such as an artifact of a pull request, so it is not trusted.
     names, room = {result.case.name for result in report.cases}, CopyCapacity()

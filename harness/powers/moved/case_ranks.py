@@ -1,7 +1,8 @@
 """Run a built-in or user's system on each rank of `bitproof record`, and watch its operator calls.
 
-The command `moved` sets a variable with the path of its request. Each rank records the calls, keeps their results, or
-exchanges them, and writes its answer after the last step.
+The command `bitproof moved` writes a request to a file, and its path into an environment variable. As the request says,
+each rank records its operator calls, keeps the results of some calls, or replaces them by results from the other
+environment. After the last step it writes its answer.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ Observe = Callable[[Any, str, torch.Tensor], None]
 
 
 def make(case: Case, mesh: Mesh) -> WatchedRank:
-    """Make the request's system on this rank, with its calls watched."""
+    """Make the system that the request names, on this rank, with its operator calls watched."""
     request = json.loads(Path(os.environ[REQUEST]).read_text())
     return WatchedRank(request, case, mesh)
 
 
 class WatchedRank:
-    """A system that runs another system's steps and watches their operator calls."""
+    """Runs the steps of another system, `inner`, and watches the operator calls of these steps."""
 
     def __init__(self, request: Mapping[str, Any], case: Case, mesh: Mesh) -> None:
         self.request, self.case, self.rank = request, case, mesh.rank
@@ -86,7 +87,7 @@ class WatchedRank:
 
 
 def _program(name: str, case: Case, mesh: Mesh) -> Any:
-    """The traced graph of a system that runs a graph; None for others. Tracing is not part of the watched run."""
+    """The traced graph if the system `name` runs a graph, otherwise None. It is traced before calls are watched."""
     if name != GRAPH:
         return None
     from bitproof.harness.execute.host.programs import prepare_program
@@ -116,7 +117,10 @@ def _system(name: str, case: Case, mesh: Mesh, program: Any) -> Any:
 
 
 def _name_unread(operator: Any, args: Any) -> str:
-    """The name of a call that is not replayed: collectives are named with their ranks."""
+    """A text that names an operator call and the reason why it is not replayed, such as a collective and its ranks.
+
+    Returns "" for a wait for a collective, which is not counted as a call.
+    """
     if "c10d" not in getattr(operator, "namespace", ""):
         return name_unread(operator, args)
     if "wait_tensor" in str(operator):

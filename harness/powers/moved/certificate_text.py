@@ -11,7 +11,7 @@ MOST_ROWS = 40
 
 
 def lines_of(certificate: MovedCertificate) -> Iterator[str]:
-    """Yield the counts, a row per call that is not equal, and whether these calls account for the difference."""
+    """Yield the lines for a terminal: counts, the calls that are not equal, and whether they explain the difference."""
     c = certificate
     moved, others = len(c.moved), len(c.rows) - len(c.moved)
     more = f", {others} not judged as equal or moved" if others else ""
@@ -36,7 +36,10 @@ def call_text(row: MovedRow) -> str:
 
 
 def amount_text(row: MovedRow) -> str:
-    """How much a call moved, such as "2 ULP in 5 of 16 elements: index 3 of dim 1"; or its state and the reason."""
+    """How much a moved call changed, such as "2 ULP in 5 of 16 elements: index 3 of dim 1".
+
+    For a call that was not found to have moved, it is its state, such as "failed", and the reason.
+    """
     if row.state != MOVED or not row.total:
         return one_line(f"{row.state}: {row.detail}" if row.detail else row.state)
     far = "" if row.ulps is None else f"{row.ulps} ULP in "
@@ -44,7 +47,7 @@ def amount_text(row: MovedRow) -> str:
 
 
 def facts_of(row: MovedRow) -> list[tuple[str, str]]:
-    """Further facts about a moved call, each with its name; none for other calls."""
+    """Further facts about a moved call, as pairs of a name and a text, which may be ""; none for other calls."""
     if row.state != MOVED:
         return []
     why = "; ".join(row.causes) or "unknown"
@@ -60,7 +63,7 @@ def facts_of(row: MovedRow) -> list[tuple[str, str]]:
 
 
 def verified_lines(c: MovedCertificate) -> Iterator[str]:
-    """Yield whether the program is equal, and whether the moved calls account for its difference."""
+    """Yield lines about the program: whether it is equal, and whether the moved calls explain its whole difference."""
     found = c.verified
     if found.plain == "not run":
         yield "the program was not run in the new environment: nothing shows whether these calls are all that changed"
@@ -87,7 +90,7 @@ def environment_text(environment: dict[str, str | int]) -> str:
 
 
 def _releases(c: MovedCertificate) -> str:
-    """Further packages of the new environment, such as `, transformers 5.2.0`."""
+    """Releases of packages other than torch in the new environment, such as `, transformers 5.2.0`; "" if none."""
     known = {*c.old, "device"}
     return "".join(one_line(f", {name} {value}") for name, value in c.new.items() if name not in known)
 
@@ -111,6 +114,6 @@ def markdown_of(certificate: MovedCertificate) -> str:
 
 
 def _cell(text: object) -> str:
-    """Untrusted text for a cell of a table: no markup, no column, no line break."""
+    """An untrusted text as the cell of a Markdown table: it cannot add markup, a column or a line break."""
     kept = one_line(str(text))
     return "".join("\\" + c if c in "\\`*_[]<>|~#!&" else c for c in kept)

@@ -1,4 +1,4 @@
-"""`bitproof moved`: which operator calls change their bits between two environments."""
+"""`bitproof moved`: find the operator calls whose results change between two environments."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def moved_command(
 
 
 def _program(name: str, arguments: list[str], steps: int | None, system: str | None) -> ProgramRuns:
-    """A script, a function, or a case. Raises UsageError or CaseError."""
+    """The program to run: a script, a function of a script, or a case. Raises UsageError or CaseError."""
     from bitproof.harness.powers.moved.program_runs import CaseOnRanks, OneProcess
 
     if ".py" in name:

@@ -1,4 +1,4 @@
-"""`bitproof moved`: record, replay, compare, check. Each function returns the exit status."""
+"""`bitproof moved`: its subcommands, as functions that return the exit status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ CERTIFICATE, PAGE = "moved.json", "moved.md"
 
 
 def record(folder: Path, program: ProgramRuns, *, budget: int, seconds: float) -> int:
-    """Record a program's operator calls into a folder. Raises UsageError for a folder that is not empty."""
+    """Record a program's operator calls in `folder`, as an archive that can be replayed elsewhere.
+
+    Raises UsageError if the folder is not empty.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError("the folder for the archive is not empty", expected="a new folder", found=str(folder))
     found = program.ask(Environment(), "record", folder, seconds, budget=budget)
@@ -36,12 +39,15 @@ def record(folder: Path, program: ProgramRuns, *, budget: int, seconds: float) -
 
 
 def replay(comparison: TwoEnvironments, out: Path | None, *, as_json: bool) -> int:
-    """Replay an archive of calls in the new environment, and print the calls that moved."""
+    """Replay an archive of recorded operator calls in the new environment, and print those whose results changed."""
     return _finish(comparison.replay(control=False), out, as_json=as_json)
 
 
 def compare(comparison: TwoEnvironments, out: Path | None, *, as_json: bool) -> int:
-    """Compare two environments by a program's calls, then verify the result by running the program itself."""
+    """Record a program's operator calls in the old environment, and print those whose results change in the new one.
+
+    Then the program itself is run in the new environment, to check that these calls explain its whole difference.
+    """
     with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as folder:
         comparison.folder = Path(folder, "archive")
         comparison.record()
@@ -70,8 +76,10 @@ def _finish(certificate: MovedCertificate, out: Path | None, *, as_json: bool) -
 
 
 def status_of(certificate: MovedCertificate) -> int:
-    """The exit status: 0 if no call moved and the program is not different, 1 otherwise, 3 if something was
-    not judged.
+    """The exit status: 1 if a call moved or the program differs, 3 if a call was not judged, otherwise 0.
+
+    A call or program that differs from itself in one environment also counts as 1, but 3 takes precedence. A
+    certificate without any calls is 3.
     """
     states = {row.state for row in certificate.rows}
     if states - {NOT_REPLAYED, "failed", NONDETERMINISTIC} or certificate.verified.plain == "DIFFERENT":

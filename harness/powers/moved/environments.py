@@ -1,4 +1,4 @@
-"""An environment: a Python with a torch, and variables. Requests to it run in processes of its own."""
+"""An environment: a Python with a torch, and environment variables. Each request runs in a process of this Python."""
 
 from __future__ import annotations
 
@@ -27,37 +27,44 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*?)[<>=!~]=?[\w.+*,<>=!~]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A Python interpreter and the variables that are set for it, in addition to this process's variables."""
+    """A Python interpreter, and environment variables that are set for it in addition to those of this process."""
 
     python: str = sys.executable
     variables: Mapping[str, str] = field(default_factory=dict)
     package: str = ""
-    """A package whose release is a fact of this environment, beside torch."""
+    """A package whose release counts as a fact of this environment, as torch's always does; "" for none."""
 
     @property
     def threads(self) -> int | None:
-        """The number of threads that the variables ask for; None to replay each call with the recorded number."""
+        """The number of threads that the environment's variables ask for; None if they ask for none.
+
+        If it is None, each call is replayed with the number of threads that was recorded.
+        """
         asked = self.variables.get("OMP_NUM_THREADS", "")
         return int(asked) if asked.isdigit() and int(asked) else None
 
     def ask(self, what: str, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Run the standalone program in this environment and return its answer to the request `what`.
+        """Run `standalone/answer_request.py` in this environment, and return its answer to the request.
 
-        Raises UsageError for a program that cannot run, RecordingError for an archive that is refused, or whose calls
-        end the process, and MachineError for a Python that has no torch.
+        `what` is the kind of request, such as "replay". Raises UsageError for a program that cannot run, MachineError
+        for a Python without torch, and RecordingError for an archive that is refused or whose calls crash the process.
         """
         with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as folder:
             asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
             asked.write_text(json.dumps(request))
             words = [str(START), what, str(asked), str(answered)]
+            # The program must iterate its sets in the same order in both environments.
             done = self._run(words, {"PYTHONHASHSEED": "0", **self.variables}, seconds)
             if done.status == 0 and answered.is_file():
                 return answer_or_refusal(json.loads(read_plain(answered, UNPACKED * 16)), what, self.python)
             raise _failure(what, self.python, done.status, done.out)
 
     def bitproof(self, words: Sequence[str], variables: Mapping[str, str], seconds: float) -> None:
-        """Run a command of bitproof in this environment. Raises UsageError for a wrong call, MachineError without
-        bitproof."""
+        """Run a command of bitproof in this environment.
+
+        Raises MachineError if bitproof is not installed there, UsageError if the command line is wrong, and
+        RecordingError if the command fails.
+        """
         done = self._run(["-m", "bitproof", *words], {**self.variables, **variables}, seconds)
         if done.status == 0:
             return
@@ -77,7 +84,10 @@ class Environment:
 
 
 def answer_or_refusal(found: dict[str, Any], what: str = "", python: str | None = None) -> dict[str, Any]:
-    """An answer. Raises the error that it is, if it is a refusal: `what` was asked of this Python."""
+    """Return the answer `found`, or raise the error that it describes if it has the key "error".
+
+    The error's text names the kind of request, `what`, and the Python that answered.
+    """
     if "error" not in found:
         return found
     if found["kind"] == "FailedProgramError":
@@ -103,11 +113,12 @@ def _failure(what: str, python: str, status: int, printed: str) -> BitproofError
 
 
 def installed(requirement: str) -> str:
-    """The Python of an environment with this requirement, made on first use; all else is this Python's packages.
+    """Return the path of a Python whose environment has the required package, such as `torch==2.15.0`.
 
-    torch brings all libraries that it needs, such as CUDA's; another package only those that are missing here, so
-    `transformers==5.2.0` leaves torch as it is. Raises UsageError for a text that is no requirement of
-    one package with a release, and MachineError if it cannot be installed.
+    The environment is made on first use, and also finds all packages of this Python. If the requirement is torch, all
+    libraries that torch needs, such as CUDA's, are installed with it. For another package only dependencies that this
+    Python lacks are installed, so `transformers==5.2.0` leaves torch unchanged. Raises UsageError unless the text names
+    one package and its release, and MachineError if the installation fails.
     """
     if not (named := _REQUIREMENT.fullmatch(requirement)):
         raise UsageError("--to takes a package and its release", expected="torch==2.15.0", found=requirement)
@@ -132,7 +143,10 @@ def installed(requirement: str) -> str:
 
 
 def package_of(requirement: str) -> str:
-    """Return the name of a requirement's package, such as `transformers`; empty for torch, which is always a fact."""
+    """Return the name of the required package, such as `transformers`; "" for torch.
+
+    torch's release is always a fact of an environment, so it need not be named.
+    """
     named = _REQUIREMENT.fullmatch(requirement)
     return "" if named is None or named[1].lower() == "torch" else named[1]
 

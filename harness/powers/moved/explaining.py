@@ -1,4 +1,4 @@
-"""Explain the drift between two recordings by a certificate of these recordings, for `diff` and `accept`."""
+"""Explain the differences between two recordings by a certificate about them, for the commands `diff` and `accept`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ MOST_REASONS = 3
 
 
 def explainer(path: Path) -> Explainer:
-    """A function that explains two recordings by a certificate, in either order. Raises RecordingError if it is
-    damaged."""
+    """Return a function that explains the differences between two recordings by the certificate in this file.
+
+    It takes the recordings in either order. Raises RecordingError if the certificate is damaged.
+    """
     certificate = read_certificate(path)
 
     def explain(first: Recording, second: Recording) -> Explanation:
@@ -35,7 +37,11 @@ def explainer(path: Path) -> Explainer:
 
 
 def _other_recordings(certificate: MovedCertificate, first: Recording, second: Recording) -> list[str]:
-    """How the certificate's recordings differ from these, in the order with fewer differences."""
+    """The differences between the certificate's recordings and these two, in words; [] if there are none.
+
+    At most MOST_REASONS are listed. The two recordings are compared in both orders, and the order with fewer
+    differences counts.
+    """
     old, new = certificate.recordings
     one, other = identity_of(first), identity_of(second)
     found = [[*differences(old, left), *differences(new, right)] for left, right in ((one, other), (other, one))]

@@ -7,7 +7,10 @@ from typing import Any
 
 
 def causes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Every probed fact that differs, as a sentence; none if nothing shows why."""
+    """The reasons why a call moved, in words: every probed fact that differs between the environments; [] if none does.
+
+    `old` and `new` are the results of `order_probes.probe` in each environment.
+    """
     found = []
     if old.get("flushes") != new.get("flushes") and None not in (old.get("flushes"), new.get("flushes")):
         found.append("subnormals become zero" if new["flushes"] else "subnormals are kept, became zero")
@@ -28,7 +31,11 @@ def causes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _added(sizes: Sequence[int]) -> str:
-    """Where a bias is added to a product: `sizes` has, for each term, how many terms were added before the two met."""
+    """When the bias is added in the sum of a product, in words: "last", or "to term 0 first".
+
+    `sizes` is the result of `order_probes._bias`: per term, how many other terms were added before the term and the
+    bias met in a common sum.
+    """
     first = min(range(len(sizes)), key=sizes.__getitem__)
     return "last" if min(sizes) == len(sizes) - 1 else f"to term {first} first"
 
@@ -41,5 +48,8 @@ def _order(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def smallest_shape(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    """The first tried shapes, from small to large, whose results differ; "" if none do."""
+    """The first of the probed shapes, from small to large, whose results differ; "" if none do.
+
+    `old` and `new` map each shape to a digest of the call's result.
+    """
     return next((shape for shape, digest in old.items() if shape in new and new[shape] != digest), "")

@@ -1,7 +1,8 @@
-"""Run a program in an environment, to record its operator calls, keep their results, or exchange them.
+"""Run a program in an environment, and record its operator calls, keep their results, or exchange results.
 
-A script or a function runs in a single process. A case runs on all its ranks as `bitproof record` runs it, with real
-process groups: its system is `case_ranks.make`, which watches the calls of a rank.
+To exchange results is to replace them by those of the other environment. A script or a function runs in a single
+process. A case runs like with `bitproof record`, on all its ranks, with real process groups; its system is made by
+`case_ranks.make`, which watches the calls of a rank.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ REQUEST = "BITPROOF_MOVED_REQUEST"
 
 @dataclass(frozen=True)
 class OneProcess:
-    """A program in one process: a script FILE.py, or FILE.py:FUNCTION."""
+    """A program that runs in one process: a script FILE.py, or a function of it, FILE.py:FUNCTION."""
 
     program: str
     arguments: Sequence[str]
     steps: int
 
     def ask(self, environment: Environment, what: str, folder: Path, seconds: float, **asked: Any) -> dict[str, Any]:
-        """Run the program in a process of its own, and return the answer of `standalone/answer_request`.
+        """Run the program in a process of this environment, and return the answer of `standalone/answer_request`.
 
-        "record" takes a `budget`; "results" takes `keys`, `inputs` and a `budget`, and keeps results below the folder;
-        "exchange" takes `sets` of keys, and runs the program once for each.
+        `what` is the request. "record" takes a `budget` of bytes. "results" stores results below `folder`; it takes a
+        `budget`, and the calls by their `keys` and `inputs` (see `call_events.CallEvent`). "exchange" takes `sets`,
+        each of keys, and runs the program once per set.
         """
         results = str(folder / "results")
         more: dict[str, dict[str, Any]] = {
@@ -52,10 +54,10 @@ class OneProcess:
 
 @dataclass
 class CaseOnRanks:
-    """A program on several ranks: a case whose `system` is recorded.
+    """A program that runs on several ranks: a case, with `system` as the system to record.
 
-    `arguments` are further options of `bitproof record`, such as `--steps 2`. `identities` has those of the old and the
-    new recording, once both environments ran it.
+    `arguments` are further options of `bitproof record`, such as `--steps 2`. `old` is the old environment's recording.
+    `identities` identify the old and the new recording, once the case has run in both environments.
     """
 
     name: str
@@ -65,7 +67,7 @@ class CaseOnRanks:
     identities: list[RecordingIdentity] = field(default_factory=list)
 
     def ask(self, environment: Environment, what: str, folder: Path, seconds: float, **asked: Any) -> dict[str, Any]:
-        """Run the case on all ranks, and join their answers. The requests are those of `OneProcess.ask`."""
+        """Run the case on all ranks, and join their answers. Requests and answers are those of `OneProcess.ask`."""
         if what == "exchange":
             sets = asked["sets"]
             return {"runs": [self._exchanged(environment, folder, seconds, [*keys]) for keys in sets]}
@@ -91,7 +93,11 @@ class CaseOnRanks:
         return found
 
     def _compared(self, recording: Recording) -> dict[str, Any]:
-        """Whether a recording is equal to the old one, and the first record that differs."""
+        """Compare a recording with the old environment's.
+
+        Returns whether they are "equal", the "first" record that differs in words ("" if none), the number of compared
+        "records", and the recording's "digest". Raises RecordingError if they cannot be compared.
+        """
         assert self.old is not None, "a case is recorded before it is compared"
         found = compare(self.old, recording, Case.from_dict(self.old.manifest.case))
         if found.verdict == Verdict.UNVERIFIED:

@@ -1,6 +1,6 @@
-"""Identify a recording: a digest of its bits, and the facts of its environment that can change a bit.
+"""Identify a recording by a digest of its bits, and by the facts of its environment that can change a bit.
 
-A certificate has the identities of the two recordings that it explains, so it explains no others.
+A certificate contains the identities of the two recordings that it explains, so it cannot be used for others.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from bitproof.harness.powers.moved.records import RecordingIdentity
 from bitproof.harness.records import Recording
 
 MOST = 100
-"""The most characters of a fact in a message."""
+"""The maximum number of characters of a fact in a message."""
 _OF_THE_SYSTEM = ("system", "ranks", "passes", "settings")
-"""Facts that an identity leaves out: two systems of the same bits and environment share an explanation."""
+"""Facts that an identity leaves out, so that systems with the same bits and environment have the same identity."""
 
 
 def identity_of(recording: Recording) -> RecordingIdentity:
-    """A recording's identity: a digest over all records, their number, and the facts about its environment."""
+    """A recording's identity: a digest over all records, the number of records, and the facts about its environment."""
     made = sha256(str(recording.manifest.digest).encode())
     for key, record in sorted(recording.records.items()):
         made.update(json.dumps([*key, record.digest]).encode())

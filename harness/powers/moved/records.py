@@ -1,6 +1,4 @@
-"""Define the certificate of an upgrade: both environments, the calls that moved, and whether they explain the
-difference.
-"""
+"""Define the certificate of an upgrade: both environments, the moved calls, and whether they explain the difference."""
 
 from __future__ import annotations
 
@@ -22,10 +20,11 @@ Verdict = Literal["EQUAL", "DIFFERENT", "NONDETERMINISTIC", "not run"]
 
 @dataclass(frozen=True, kw_only=True)
 class MovedRow:
-    """A distinct call that is not equal in the new environment.
+    """An operator call that is not equal in the new environment. Calls that differ in values only share a row.
 
-    `smallest` has the smallest of the tried input shapes with which the call differs. `alone` is the first record that
-    changes if this call alone moves. `is_drawn`: its inputs were drawn again, as they were above the budget.
+    `smallest` is the smallest of the tried input shapes at which the call differs. `alone` is the first record that
+    changes if only this call moves. `is_drawn`: the inputs were too large for the archive, so the call was replayed
+    with inputs drawn from the same distribution.
     """
 
     __pydantic_config__ = STRICT
@@ -50,10 +49,10 @@ class MovedRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """The program's verdicts in the new environment.
+    """The verdicts about the program: its run in the new environment, compared with that in the old one.
 
-    `plain` is that of the program as it is; `with_exchange` that of a run in which the results of all moved calls are
-    replaced by the old environment's.
+    `plain` is the verdict of an unchanged run. `with_exchange` is the verdict of a run in which the results of all
+    moved calls are replaced by those of the old environment.
     """
 
     __pydantic_config__ = STRICT
@@ -68,7 +67,7 @@ class Verified:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingIdentity:
-    """A recording's bits and environment: `environment` maps the name of a fact to its JSON text."""
+    """A recording's bits and environment. `environment` has facts by name, each as JSON text."""
 
     __pydantic_config__ = STRICT
 
@@ -79,8 +78,11 @@ class RecordingIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class MovedCertificate:
-    """The result of comparing two environments. `uncollected` counts calls that were not compared, by the reason.
-    `recordings` has the old and the new recording of a case; it is empty for a script or a function."""
+    """The result of comparing two environments.
+
+    `uncollected` counts the calls that were not compared, by reason. `recordings` identifies the old and the new
+    recording of a case; it is empty for a script or a function.
+    """
 
     __pydantic_config__ = STRICT
 
@@ -106,11 +108,11 @@ class MovedCertificate:
 
     @property
     def explains_all(self) -> bool:
-        """Whether the moved calls account for the whole difference of the program."""
+        """Whether the moved calls explain the whole difference: with their old results, the program is EQUAL."""
         return self.verified.plain == "DIFFERENT" and self.verified.with_exchange == "EQUAL"
 
     def problem(self) -> str | None:
-        """How the certificate contradicts itself, if it does."""
+        """Return how the certificate contradicts itself, in words; None if it does not."""
         found = self.verified
         if self.equal + len(self.rows) != self.calls:
             return f"{self.equal} equal calls and {len(self.rows)} others, of {self.calls}"

@@ -1,11 +1,13 @@
 """Compare two environments: record in the old one, replay in the new one, exchange results, and explain.
 
-1. Record the program's distinct calls in the old environment, and replay them there: calls that do not repeat show
-   nothing.
+1. Record the program's distinct calls in the old environment, and replay them there. Calls that do not repeat their
+   results are not used.
 2. Replay them in the new environment, and run the program in it.
-3. If records differ, keep the old results of the moved calls, and run the program with them exchanged. A call that
-   moved only with other values of the program than its recorded inputs is added, and the exchange repeated.
-4. Ask both environments how the moved calls' kernels add, and try switches that bring the old bits back.
+3. If the program's records differ, run it in the old environment and store the results of the moved calls, i.e. those
+   that differ. Then run it in the new environment with these results in place of its own. If the first call that
+   departs has equal inputs in both environments, it also moved, though not on the recorded inputs: add it, and repeat
+   this.
+4. Probe in both environments how the moved calls' kernels add, and try settings that restore the old bits.
 """
 
 from __future__ import annotations
@@ -34,8 +36,11 @@ SWITCHES: tuple[Mapping[str, str], ...] = (
 
 @dataclass(kw_only=True)
 class TwoEnvironments:
-    """Two environments and a folder for the archive. `budget` is the most bytes of values to keep, `memory` the most
-    that a replay may use, and `seconds` each process's time limit."""
+    """Compares two environments; the archive of calls is in `folder`.
+
+    `budget` is the maximum number of bytes of values to store, `memory` the maximum that a replay may use, and
+    `seconds` the time limit of each process.
+    """
 
     old: Environment
     new: Environment
@@ -49,7 +54,7 @@ class TwoEnvironments:
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """Record the program's calls in the old environment; returns counts."""
+        """Record the program's calls in the old environment; returns counts (see `standalone.RecordingSession.end`)."""
         return self._program.ask(self.old, "record", self.folder, self.seconds, budget=self.budget)
 
     @property
@@ -58,8 +63,11 @@ class TwoEnvironments:
         return self.program
 
     def replay(self, *, control: bool) -> MovedCertificate:
-        """Replay the archive in the new environment, without running the program. With `control`, also in the old one:
-        a call that differs there is nondeterministic, and has not moved."""
+        """Replay the archive in the new environment, without running the program, and return the certificate so far.
+
+        With `control`, the archive is also replayed in the old environment. A call whose results differ there is
+        nondeterministic, and does not count as moved.
+        """
         repeats = self._replay(self.old)["rows"] if control else {}
         found = self._replay(self.new, device=self.device)
         for key, row in found["rows"].items():
@@ -87,9 +95,9 @@ class TwoEnvironments:
         return environment.ask("replay", asked, self.seconds)
 
     def verify(self) -> Verified:
-        """Run the program in the new environment, without changes and with moved calls exchanged.
+        """Run the program in the new environment: unchanged, then with the old results of the moved calls.
 
-        Call `replay` before.
+        Call `replay` first: it finds the moved calls.
         """
         # A program that finds a cache of its first run makes fewer calls, and would hide those that moved.
         (old,) = self._runs([[]], self.old)
@@ -137,7 +145,10 @@ class TwoEnvironments:
         )
 
     def _add_moved(self, key: str, operator: str) -> None:
-        """Add a call that moves on the program's own values, but not on recorded inputs, or that was not recorded."""
+        """Add a call to the moved ones, because it changed when the program ran in the new environment.
+
+        Its results had not changed on the recorded inputs, or it had not been recorded.
+        """
         row = self.rows.setdefault(key, {"op": operator, "dtypes": [], "shapes": [], "drawn": False, "state": "equal"})
         if row["state"] == "equal":
             detail = "equal on its recorded inputs, moved on others of the program"
@@ -150,7 +161,7 @@ class TwoEnvironments:
         return runs
 
     def explain(self) -> None:
-        """Add to each moved call its smallest shape, its causes, and a switch that brings the old bits back."""
+        """Add to each moved call its smallest shape, its causes, and a setting that restores the old bits."""
         rows = self.rows.items()
         keys = [key for key, row in rows if row["state"] == MOVED and not row.get("only_in_the_program")]
         if not keys:
@@ -172,14 +183,14 @@ class TwoEnvironments:
                 left.remove(key)
 
     def finished(self, certificate: MovedCertificate, verified: Verified) -> MovedCertificate:
-        """The certificate with all that was found."""
+        """The certificate, completed by the verdicts about the program and by the facts found since `replay`."""
         told: dict[str, Any] = {"verified": verified, **self._counted()}
         if isinstance(self.program, CaseOnRanks):
             told |= {"system": self.program.system, "recordings": self.program.identities}
         return MovedCertificate(**{**vars(certificate), **told})
 
     def _counted(self) -> dict[str, Any]:
-        """The distinct calls: how many there are, of how many operators, how many are equal, and the rows of others."""
+        """The counts of distinct calls for a certificate: "calls", "operators", "equal", and "rows" of all others."""
         rows = [self._row(row) for row in self.rows.values() if row["state"] != "equal"]
         operators = len({row["op"] for row in self.rows.values()})
         return {"calls": len(self.rows), "operators": operators, "equal": len(self.rows) - len(rows), "rows": rows}

@@ -1,1 +1,1 @@
-"""Mutation testing of bitproof itself: faults are injected into cases; each must be detected, and its place blamed."""
+"""Mutation testing of bitproof itself: inject faults into cases, and check that each is detected and located."""

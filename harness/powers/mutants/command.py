@@ -1,7 +1,7 @@
-"""`bitproof faults`, from the report folder to the exit status.
+"""Run `bitproof faults`, from preparing the report folder to the exit status.
 
 Terms of mutation testing: a fault is killed if the case that contains it becomes DIFFERENT or fails, and survives
-otherwise. An equivalent rewrite keeps every bit; it is flagged if the case becomes DIFFERENT nevertheless.
+otherwise. An equivalent rewrite keeps every bit; it is flagged if the case nevertheless becomes DIFFERENT.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FAULTS_TABLE = "faults.md"
 
 
 class Page(NamedTuple):
-    """A file with a place for the table of faults, and the command that is shown above the table."""
+    """A Markdown file into which the table of faults is written; `call` is the command shown above the table."""
 
     file: Path
     call: str
@@ -67,14 +67,14 @@ def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
 
 
 def list_faults(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield a line per entry: name, family, the defect, and the requirements for a case."""
+    """Yield a line per entry: name, family, the defect, and the requirements that a case must meet."""
     for entry in entries:
         needs = "; ".join(need.says for need in (*entry.all_needs, *entry.sees))
         yield f"{entry.name} ({entry.family}): {entry.says}" + (f" [{needs}]" if needs else "")
 
 
 def homes(entry: Entry, cases: Sequence[Case]) -> list[Case]:
-    """Return the cases to which a fault applies; cases that should detect it come first."""
+    """Return the cases to which a fault applies. Cases that should detect it come first, then those that cannot."""
     able = [case for case in cases if not entry.unmet(case)]
     return sorted(able, key=lambda case: bool(entry.hidden(case)))
 
@@ -182,6 +182,7 @@ def _finish(
     replay: Sequence[str],
     page: Page | None,
 ) -> int:
+    # A case for which no fault was planned did not run, and must not become UNVERIFIED.
     ran = {result.case.name for result in results}
     judged = [case for case in cases if case.name in ran]
     complete_results = complete(judged, list(results), found.problem or "")
@@ -204,14 +205,18 @@ def _finish(
 
 
 def status_of(found: FaultsFound, results: Sequence[CaseResult]) -> int:
-    """Return the exit status: 1 if a fault survived or an equivalent was flagged, 3 if unknown, else 0."""
+    """Return the exit status: 3 if nothing could be judged, or by the outcomes of the faults.
+
+    It is 3 if there are no outcomes, if a case without a fault does not have the verdict that is needed, or if a
+    planned fault was not judged; else 1 if a fault survived or an equivalent rewrite was flagged, else 0.
+    """
     if not found.outcomes or not all(map(shows_faults, results)):
         return UNJUDGED
     return faults_status(found.score)
 
 
 def _drop_empty_logs(run_dir: Path) -> None:
-    """Remove the empty logs of faults: each fault has its own, and most are empty."""
+    """Remove the empty log files. Each fault's run has its own logs, and most are empty."""
     for path in (run_dir / "logs").rglob("*.log"):
         if not path.stat().st_size:
             path.unlink()

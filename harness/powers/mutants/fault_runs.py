@@ -1,14 +1,16 @@
 """Injects faults into a case one after the other, and judges each.
 
-1. The reference is recorded once, and the candidate once without a fault: they must agree, otherwise faults show
-   nothing. The first step of both is repeated with every call logged, and must agree with the recordings.
-2. Each fault is a run of the candidate, forked from the process that traced it, and a comparison. Nearly all faults
-   show in the first step, which is run with every call logged. Other faults run all steps, like any run. Equivalent
-   rewrites always run all steps.
-3. If a later step differs first, that step is replayed with every call logged; a single replay of the reference serves
-   all faults. The blamed call is compared with the sites that the fault changed.
-4. If the two systems have different layouts, or one resumes, a fault is a run of the whole case. Calls of two layouts
-   cannot be paired, so no call is blamed; the first record beyond its bound gives module and direction.
+1. The reference is recorded once, and the candidate once without a fault. They must agree: otherwise no difference
+   could be attributed to a fault. The first step of both is repeated with every call logged, and must agree with the
+   recordings.
+2. For each fault, the process that traced the candidate forks a process, which runs the candidate with the fault; the
+   result is compared with the reference. Nearly all faults show in the first step, so only this step is run first, with
+   every call logged. If it shows nothing, all steps run. Equivalent rewrites always run all steps.
+3. If a later step differs first, that step is replayed with every call logged; a single replay of the reference is used
+   for all faults. The blamed call is compared with the sites, i.e. the calls that the fault changed.
+4. If the two systems have different layouts, or one resumes from a checkpoint, the whole case is run for each fault.
+   Calls of two layouts cannot be paired, so no call is blamed; module and direction are those of the first record that
+   differs by more than its bound.
 """
 
 from __future__ import annotations
@@ -55,7 +57,10 @@ from bitproof.harness.records import (
 
 
 def shows_faults(result: CaseResult) -> bool:
-    """Return whether a case without any fault is EQUAL, or as close as two layouts must be."""
+    """Return whether a case without a fault has the verdict that is needed to detect faults.
+
+    It must be EQUAL, or CLOSE if that is the expected verdict, as for systems with different layouts.
+    """
     return result.verdict == Verdict.EQUAL or (result.verdict == Verdict.CLOSE and result.as_expected)
 
 
@@ -64,7 +69,7 @@ MAX_TOLD = 600
 
 
 class FaultRuns:
-    """Runs one case with one fault after the other injected into its candidate."""
+    """Runs one case repeatedly, each time with another fault injected into its candidate."""
 
     def __init__(
         self, case: Case, placement: Placement, client: Client, options: RunOptions, on_event: OnEvent
@@ -82,7 +87,7 @@ class FaultRuns:
         """CPU seconds so far, on all cores, including this process."""
 
     def begin(self) -> CaseResult:
-        """Judge the case without a fault, like any run. Faults can only be detected if `shows_faults(result)`."""
+        """Run and judge the case without a fault. If `shows_faults(result)` is false, no fault can be detected."""
         with self._counting():
             return self._begin()
 
@@ -95,7 +100,7 @@ class FaultRuns:
         return result
 
     def outcome(self, entry: Entry) -> FaultOutcome:
-        """Run the case with a fault, and return the outcome."""
+        """Run the case with a fault, and return whether it was detected, blamed correctly, and how long it took."""
         began, cpu = time.monotonic(), self.cpu_seconds
         with self._counting():
             outcome = self._outcome(entry)
@@ -125,6 +130,7 @@ class FaultRuns:
         )
         if unmet := entry.unmet(self.case):
             return replace(blank, status="not struck", reason=f"it needs {'; '.join(unmet)}")
+        # Between two layouts, or with a candidate that resumes, a verdict takes more than one run of a system.
         if self.case.reference_parallelism is not None or self.case.resume_at is not None:
             return self._outcome_of_case(blank, entry)
         if entry.is_fault and (outcome := self._outcome_of_first_step(blank, entry)):
@@ -163,8 +169,8 @@ class FaultRuns:
     def _outcome_of_first_step(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome | None:
         """Run only the first step with a fault. Return the fault's outcome if the step differs from the reference's.
 
-        Returns None if the first step decides nothing, because it does not differ or failed. Then all steps must run.
-        `blank` is an outcome with the facts that are known before a run; the result is a copy with the findings.
+        Returns None if this step does not differ or fails: then all steps must run. `blank` is an outcome with the
+        facts that are known before a run; the result is a copy with the findings.
         """
         if not self._shows_nothing_where_nothing_is_wrong():
             return None
@@ -179,7 +185,7 @@ class FaultRuns:
         return self._judged(blank, entry, comparison, candidate, _sites(entry, answer), self._calls(folder))
 
     def _shows_nothing_where_nothing_is_wrong(self) -> bool:
-        """Whether the candidate's first step, logged and without a fault, agrees with the reference's."""
+        """Whether the candidate's first step, run with logging and without a fault, equals the reference's."""
         if self._is_clean_when_logged is None:
             run, folder = self._clean_run(), self._folder / "clean"
             try:
@@ -190,7 +196,10 @@ class FaultRuns:
         return self._is_clean_when_logged
 
     def _first_step(self, folder: Path) -> tuple[Comparison, Recording]:
-        """The comparison of a logged first step with the reference's, and the recording of this step."""
+        """Compare a logged first step of the candidate with the reference's first step.
+
+        Returns the comparison, and the recording of the logged step, read from `folder`.
+        """
         assert self._reference is not None and self._clean is not None, "begin comes first"
         # The facts of the clean recording hold for this step as well; only the records come from the logged step.
         candidate = self._clean.first_steps(1)
@@ -209,8 +218,8 @@ class FaultRuns:
     ) -> FaultOutcome:
         """The outcome of a run with a fault: a copy of `blank` with the findings of `comparison`.
 
-        `sites` are the calls that the fault changed. `calls` are the calls of the run's first differing step, by rank;
-        None if they were not logged.
+        `sites` are the calls that the fault changed. `calls` are the operator calls of the run's first differing step,
+        by rank; if None, they are logged by another run.
         """
         first = comparison.first_divergence
         seen = comparison.verdict == Verdict.DIFFERENT
@@ -279,7 +288,10 @@ class FaultRuns:
 
 
 def _sites(entry: Entry, answer: RunAnswer) -> list[Site]:
-    """The calls that the fault changed: as its edit of the graph reported, otherwise as its catalogue entry states."""
+    """The calls that the fault changed.
+
+    They are those that the fault's edit of the graph reported; without such a report, those of its catalogue entry.
+    """
     passes = answer.graph.passes if answer.graph else []
     told = next((report.facts["sites"] for report in passes if report.name == f"fault {entry.name}"), None)
     return [Site(*site) for site in told] if told is not None else list(entry.sites)
@@ -288,7 +300,10 @@ def _sites(entry: Entry, answer: RunAnswer) -> list[Site]:
 def _checked(
     outcome: FaultOutcome, entry: Entry, first: Divergence, sites: list[Site], place: tuple[str, str] | None = None
 ) -> FaultOutcome:
-    """Compare the blamed call with the fault's sites; without a call, compare `place` with them."""
+    """Note in `outcome` whether module, operator and rank of the blamed call are those of one of the fault's sites.
+
+    If no call is blamed, `place`, a module and a direction, is compared instead.
+    """
     call, rank = outcome.call, entry.rank_of(outcome.ranks)
     # An observed activation may differ before the kinds that the row names.
     outcome = replace(outcome, kind_right=first.kind in ("activation", *entry.kinds))

@@ -21,7 +21,7 @@ HEADERS = ("family", "faults", "killed", "equivalents", "flagged", "module and d
 
 
 def line_of(outcome: FaultOutcome) -> str:
-    """Return an outcome as one line, printed when it arrives."""
+    """Return an outcome as one line, to be printed as soon as it is known."""
     verdict = outcome.verdict.value if outcome.verdict else "-"
     words = [f"{outcome.fault} in {outcome.case}: {outcome.status}, {verdict} in {outcome.seconds:.1f} s"]
     if outcome.call is not None:
@@ -36,7 +36,7 @@ def line_of(outcome: FaultOutcome) -> str:
 
 
 def blamed(outcome: FaultOutcome) -> str:
-    """Return the blamed call as text: `mm of layers.0.attn (backward, chunk 1) on rank 3`; empty without one."""
+    """Return the blamed call as text: `mm of layers.0.attn (backward, chunk 1) on rank 3`; "" if no call is blamed."""
     call = outcome.call
     if call is None:
         return ""
@@ -46,7 +46,7 @@ def blamed(outcome: FaultOutcome) -> str:
 
 
 def by_family(outcomes: Sequence[FaultOutcome]) -> list[tuple[str, ...]]:
-    """Return a table row per family, and a row for all."""
+    """Return the scores as rows of a table: one row per family of faults, and one for all."""
     families = dict.fromkeys(outcome.family for outcome in outcomes)
     groups = {family: [x for x in outcomes if x.family == family] for family in families} | {TOTAL: list(outcomes)}
     return [_row(name, Score.of(group)) for name, group in groups.items()]
@@ -66,7 +66,7 @@ def _row(name: str, score: Score) -> tuple[str, ...]:
 
 
 def tell(found: FaultsFound) -> Iterator[str]:
-    """Yield the table by family, the unexpected outcomes, and the headline."""
+    """Yield the lines of a report: the table by family, the unexpected outcomes, and the summary of all."""
     from tabulate import tabulate
 
     yield from tabulate(by_family(found.outcomes), HEADERS, disable_numparse=True).splitlines()
@@ -98,7 +98,7 @@ def _odd(outcomes: Sequence[FaultOutcome]) -> dict[str, list[FaultOutcome]]:
 
 
 def render_json(found: FaultsFound) -> str:
-    """Return faults.json: every outcome, and the scores by family."""
+    """Return the text of faults.json: every outcome, and the scores by family."""
     values = {
         "schema": SCHEMA,
         "headline": str(found.score),
@@ -113,7 +113,7 @@ def render_json(found: FaultsFound) -> str:
 
 
 def read_found(path: Path) -> FaultsFound:
-    """Read a faults.json. Raises RecordingError if it is missing or damaged."""
+    """Read the results in a faults.json. Raises RecordingError if the file is missing or damaged."""
     try:
         values = parse(read_plain(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
@@ -122,7 +122,7 @@ def read_found(path: Path) -> FaultsFound:
 
 
 def render_markdown(found: FaultsFound) -> str:
-    """Return faults.md: the tables in Markdown, for a job summary and for the docs."""
+    """Return the text of faults.md: the tables in Markdown, for a job summary and for the docs."""
     lines = [inline(str(found.score)), "", *rows_of(HEADERS, by_family(found.outcomes)), ""]
     headers = ("fault", "what is wrong", "source", "case", "verdict", "blamed", "as expected")
     rows = [
@@ -145,9 +145,10 @@ BEGIN, END = "<!-- bitproof faults: begin -->", "<!-- bitproof faults: end -->"
 
 
 def table_into(page: str, found: FaultsFound, environment: Mapping[str, Any], call: str) -> str | None:
-    """Return a page with the text between BEGIN and END replaced by the scores by family and the unexpected outcomes.
+    """Return a page in which the text between the lines BEGIN and END is replaced by the table of results.
 
-    None if the page has no such lines. `call` is the command that measured the scores.
+    The table has the scores by family and the unexpected outcomes. `call` is the command that measured them. Returns
+    None if the page has no such lines.
     """
     # Anchored to whole lines, since a sentence of the page may mention BEGIN.
     place = re.search(f"^{BEGIN}$.*?^{END}$", page, re.MULTILINE | re.DOTALL)

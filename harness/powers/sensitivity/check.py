@@ -14,7 +14,7 @@ from bitproof.harness.settings import CHECKS, option, settings
 
 @dataclass(frozen=True)
 class SensitivityOptions:
-    """The effort of the measurement, `sensitivity`; None for no measurement."""
+    """The option `--sensitivity`: how many calls to try and for how long; None if not requested."""
 
     sensitivity: Effort | None = settings(
         None,
@@ -48,7 +48,7 @@ class SensitivityCheck(Check):
         refuse_torchrun("sensitivity", "replays all ranks in one process")
 
     def judge(self, evidence: Evidence) -> Finding | None:
-        """Measure a case in a separate process. None if the case is not as expected."""
+        """Measure the sensitivity of a case in a separate process; None if its verdict is not the expected one."""
         from bitproof.harness.powers.sensitivity.report import finding_of
         from bitproof.harness.powers.sensitivity.sensing import Sensing, sense_apart
 
@@ -72,7 +72,10 @@ class SensitivityCheck(Check):
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """Return path, rule and counts of the first row with impossible counts, e.g. more seen than tried, or None."""
+        """Find the first row whose counts contradict each other, such as more calls seen than tried.
+
+        Returns its path, the violated rule, and the counts in words; None if there is none.
+        """
         from bitproof.harness.powers.sensitivity.report import read_data
 
         for index, row in enumerate(read_data(data).rows):

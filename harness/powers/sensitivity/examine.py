@@ -1,6 +1,7 @@
 """Examines one call of a step: would the compared tensors show an error in its output?
 
-Three errors are tried: 1 ULP in one element, grossly wrong values, and the results of neighbouring formulas.
+Three kinds of errors are tried: 1 ULP in one element, grossly wrong values, and the results of formulas that round
+differently.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ Answer = Literal["seen", "same", "lost"]
 
 @dataclass(frozen=True, kw_only=True)
 class CallFinding:
-    """The finding about a call: whether the compared tensors showed errors in its output.
+    """Whether errors in the output of a call showed in the compared tensors.
 
-    `shown` is the kind of the compared tensor that showed an error of 1 ULP, or None. `tries` counts the elements that
-    were changed. If no error was seen, `lost` has the indices of the calls that absorbed the last error (-1: no call
-    read it). `is_blind` means that even gross errors in all elements on all ranks did not show; `lost` then has the
-    calls that absorbed the gross errors.
+    `shown` is the kind of the compared tensor that showed an error of 1 ULP, or None. `tries` is the number of elements
+    that were changed, one at a time. If none showed, `lost` has the indices of the calls at which the last error
+    disappeared: they returned the right bits although they read wrong ones; -1 means that no call read it. `is_blind`:
+    even gross errors in all elements on all ranks did not show; `lost` is then about these. `neighbours` has the
+    results for formulas with other rounding.
     """
 
     call: int
@@ -47,7 +49,7 @@ class CallFinding:
 
 
 class NotRepeatableError(Exception):
-    """A repeated call returned other bits for the same inputs, so following its errors would show nothing."""
+    """A repeated call returned other bits for the same inputs. Then an error cannot be followed through this call."""
 
 
 class Examiner:
@@ -60,7 +62,7 @@ class Examiner:
     def __init__(
         self, program: Program, ranks: Ranks, seed: str, isolate: Isolate, compared: Compared | None = None
     ) -> None:
-        """`compared` is given if every call is compared: a value that it does not know then shows an error, too."""
+        """`compared` is given if the case compares every call, not only records: then it also decides what shows."""
         self._compared = compared
         self._program = program
         self._ranks = ranks
@@ -75,15 +77,15 @@ class Examiner:
         formulas: Sequence[str] | None = None,
         needs_ulp: bool = True,
     ) -> CallFinding:
-        """Return a finding: whether the compared tensors show errors in a call's output.
+        """Return whether the compared tensors show errors in the output of the call with this index.
 
-        The errors are 1 ULP in an element, gross errors, and the differences of neighbouring formulas, such as `1 /
-        sqrt(x)` for `rsqrt`. Gross errors are tried only if no error of 1 ULP showed.
+        Three kinds of errors are tried: 1 ULP in an element; gross errors, only if no error of 1 ULP showed; and the
+        results of formulas with other rounding, such as `1 / sqrt(x)` for `rsqrt`.
 
-        `formulas` are the neighbouring formulas to try, None for all. With `needs_ulp` false, only these are tried and
-        nothing is perturbed. With `may_be_blind` false, no gross errors are tried.
+        `formulas` are the formulas to try, None for all. With `needs_ulp` false, only these are tried and no value is
+        perturbed. With `may_be_blind` false, no gross errors are tried.
 
-        Raises NotRepeatableError if the call's readers do not repeat their recorded bits.
+        Raises NotRepeatableError if calls that read the unchanged output do not repeat their bits.
         """
         call = self._program.calls[index]
         tried = names_of(self._program, call) if formulas is None else formulas
@@ -106,12 +108,15 @@ class Examiner:
         return CallFinding(call=index, tries=TRIES, lost=lost, is_blind=gross is not None, neighbours=answers)
 
     def _filled(self, slot: int) -> list[int]:
-        """The ranks on which a slot has a value that can be changed."""
+        """The ranks on which a slot has a value that can be made wrong: a number, or a tensor with elements."""
         values = [own[slot] for own in self._ranks]
         return [rank for rank, x in enumerate(values) if tensors_of(x) or isinstance(x, (int, float))]
 
     def error(self, call: ReplayedCall, turn: int) -> tuple[int, int, Any]:
-        """Return the `turn`-th error for a call, as slot, rank and wrong value. A turn changes one element."""
+        """Return an error in a call's output, as slot, rank and wrong value, with one element off by 1 ULP.
+
+        `turn` is the number of the attempt: each changes another element, drawn from the seed.
+        """
         chance = random.Random(f"{self._seed} {call.index} {turn}")
         targets = [slot for slot in self._program.targets(call) if self._filled(slot)]
         slot = targets[turn % len(targets)]
@@ -127,7 +132,10 @@ class Examiner:
         return self._followed({(slot, rank): wrong}, is_safe(value))
 
     def _is_blind(self, call: ReplayedCall, targets: Sequence[int]) -> Fate | None:
-        """The fate of gross errors, on one rank and on all ranks; None if one of them was seen."""
+        """Try gross errors in all results of a call, on one rank and on all ranks.
+
+        Returns None if one of them showed, otherwise the calls at which the last of them disappeared.
+        """
         fate = Fate()
         for turn in range(3):
             chance = random.Random(f"{self._seed} {call.index} gross {turn}")

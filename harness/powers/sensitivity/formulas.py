@@ -1,7 +1,7 @@
 """Neighbouring formulas of operators: the same function with another order, dtype or number of roundings.
 
-A formula differs from its operator by rounding only, as after a fusion, with another kernel or in a decomposition: `1 /
-sqrt(x)` for `rsqrt(x)`. The order of every sum is stated at its function.
+Such a formula differs from its operator by rounding only, like a fused kernel or a decomposition: `1 / sqrt(x)` for
+`rsqrt(x)`, for example. Each function states the order of its sums.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 Arguments = Mapping[str, Any]
 Formula = Callable[..., Any]
-"""Takes the call's positional and keyword arguments; returns the value that replaces the call's result."""
+"""A function that takes a call's arguments, and returns the value that replaces the call's result."""
 
 
 def _wide(function: Formula) -> Formula:
@@ -53,7 +53,7 @@ def _mean_backwards(x: Tensor, dims: Any = None, keepdim: bool = False, **kwargs
 
 
 def _mean_by_product(x: Tensor, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
-    """A sum times the reciprocal of the number of summands."""
+    """The mean as a sum times the reciprocal of the number of summands, instead of a division."""
     dims = list(range(x.dim())) if not dims else list(dims)
     count = functools.reduce(lambda n, dim: n * x.shape[dim], dims, 1)
     return aten.sum.dim_IntList(x, dims, keepdim, **kwargs) * (1 / count)
@@ -70,7 +70,7 @@ def _mm_backwards(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _grouped_in_float32(x: Tensor, y: Tensor, offs: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
-    """Each group's product in float32, rounded once."""
+    """A grouped matrix product, but computed in float32 and rounded once per element."""
     assert offs is not None
     bounds = [0, *offs.tolist()]
     pairs = list(itertools.pairwise(bounds))
@@ -111,7 +111,7 @@ def _attention_by_steps(
 
 
 def _embedding_backwards(grad: Tensor, indices: Tensor, num: int, padding: int, by_count: bool) -> Tensor:
-    """The gradient of an embedding; rows of the same token are added from the last to the first."""
+    """The gradient of an embedding, but with rows of the same token added from the last to the first."""
     rows, places = grad.reshape(-1, grad.shape[-1]).flip(0), indices.reshape(-1).flip(0)
     return aten.embedding_dense_backward.default(rows, places, num, padding, by_count)
 
@@ -119,7 +119,7 @@ def _embedding_backwards(grad: Tensor, indices: Tensor, num: int, padding: int, 
 def _adamw_by_steps(
     params: Any, grads: Any, means: Any, squares: Any, maxima: Any, steps: Any, **kwargs: Any
 ) -> list[tuple[Tensor, Tensor]]:
-    """AdamW step by step as in its paper, without fusion. Returns pairs of parameter and first moment."""
+    """AdamW in separate operations, as in its paper, not fused. Returns pairs of new parameter and first moment."""
     lr, beta1, beta2 = float(kwargs["lr"]), kwargs["beta1"], kwargs["beta2"]
     given = []
     for x, g, m, v, step in zip(params, grads, means, squares, steps, strict=True):
@@ -162,7 +162,10 @@ def names_of(program: Program, call: ReplayedCall) -> list[str]:
 
 
 def computed(program: Program, call: ReplayedCall, name: str, gets: list[Get]) -> dict[tuple[int, int], Any]:
-    """Return the results of a call by a neighbouring formula, by (slot, rank). `gets` are each rank's values."""
+    """Compute a call by the neighbouring formula `name` on all ranks; returns the results by (slot, rank).
+
+    `gets` has a function per rank that returns the value of a slot.
+    """
     formula = dict(_all(program, call))[name]
     return {key: value for rank in range(len(gets)) for key, value in formula(gets, rank)}
 
@@ -213,7 +216,7 @@ def _stepwise(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 
 
 def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
-    """The group's sum in descending rank order."""
+    """The result of a reduction on one rank, but with the group's ranks added in descending order."""
     assert call.partition is not None
     group = next(ranks for ranks in call.partition if rank in ranks)
     xs = [gets[peer](call.args[0].number) for peer in reversed(group)]
@@ -223,7 +226,10 @@ def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 
 
 def _sums(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
-    """Neighbours of `a * b + c` (rounded once, as an FMA) and of `(a + b) + c` (added as `a + (b + c)`)."""
+    """Yield name and function of neighbouring formulas of a sum whose input is computed by another call.
+
+    These are `a * b + c` without rounding the product, like an FMA, and `a + (b + c)` for `(a + b) + c`.
+    """
     for place, read in enumerate(call.args):
         maker = program.makers.get(read.number) if isinstance(read, Slot) else None
         if maker is None or maker.partition is not None or maker.kwargs or len(maker.args) != 2:
@@ -258,7 +264,7 @@ def _reassociated(call: ReplayedCall, maker: ReplayedCall, gets: list[Get], rank
 
 
 def _like(value: Any, usual: Any) -> Any:
-    """The value in the dtype and with the strides of `usual`."""
+    """`value` with the dtype and strides of `usual`; unchanged if it is no tensor."""
     if not isinstance(value, Tensor) or value is usual:
         return value
     return torch.empty_strided(usual.shape, usual.stride(), dtype=usual.dtype).copy_(value)

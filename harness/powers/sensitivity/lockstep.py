@@ -1,7 +1,8 @@
-"""Runs a program's calls for all ranks in one process, in lockstep: a collective reads the values of its group's ranks.
+"""Runs a program's calls for all ranks in one process, in lockstep: each call on all ranks before the next call.
 
-Each call has the same arguments, strides and alignment as on a rank, so it computes the same bits. Sums over ranks are
-added in the group's order. This is checked, not assumed: each measured step is compared with a recording.
+A collective reads the values of all ranks of its group. Each call has the same arguments, strides and alignment as on a
+rank, so it computes the same bits; sums over ranks are added in the group's order. This is not assumed: the bits of
+each measured step are compared with a recording.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall, S
 from bitproof.harness.torch_operators import storage_key
 
 Get = Callable[[int], Any]
-"""Returns a slot's value on a rank."""
+"""A function that returns the value of a slot on one rank."""
 
 Ranks = Sequence[Sequence[Any]]
 """The values of all slots: `ranks[rank][slot]`."""
 
 
 def run_call(call: ReplayedCall, get: Get) -> list[tuple[int, Any]]:
-    """Run a call other than a collective; returns (slot, value) for each slot that it fills. Inputs stay unmodified."""
+    """Run a call that is no collective; returns (slot, new value) for its result and for each argument that it writes.
+
+    `get` returns the value of a slot. The values themselves are not modified: the call writes copies.
+    """
     if call.is_wait:
         return [(call.result, get(call.args[0].number))]
     if not call.writes:
@@ -46,10 +50,10 @@ def _named(call: ReplayedCall, get: Get) -> Mapping[str, Any]:
 
 
 def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]) -> list[Any]:
-    """Return a collective's result on each rank of a group, in the group's order. `gets` has the values of all ranks.
+    """Return the result of a collective on each rank of `group`, in the group's order.
 
-    Raises RuntimeError if ranks disagree about their messages, e.g. about a split size. A real group would fail or
-    hang.
+    `gets` has a function for each rank of the run that returns the value of a slot. Raises RuntimeError if ranks
+    disagree about a message, e.g. about a split size; a real process group would fail or hang.
     """
     arguments: list[Any] = [() for _ in gets]
     for rank in group:
@@ -68,9 +72,10 @@ def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]
 
 @torch.no_grad()
 def run_step(program: Program, before: Sequence[dict[Source, Tensor]]) -> list[list[Any]]:
-    """Return the values of all slots after a step, by rank. `before` has the inputs of each rank's step.
+    """Run a step, and return the values of all slots by rank: `[rank][slot]`.
 
-    Raises PassError if the step cannot be replayed this way: see `harness.powers.sensitivity.program`.
+    `before` has the values that exist before the step, for each rank. Raises PassError if the step cannot be run this
+    way, for example because it overwrites memory that a view of it reads later.
     """
     ranks: list[list[Any]] = [[None] * program.num_slots for _ in before]
     for values, own in zip(ranks, before, strict=True):
@@ -112,5 +117,5 @@ def _refuse_written_views(program: Program, values: Sequence[Any]) -> None:
 
 
 def after(program: Program, values: Sequence[Any]) -> dict[Source, Tensor]:
-    """Return a rank's parameters, buffers and optimizer state after a step."""
+    """Return a rank's parameters, buffers and optimizer state after a step; `values` are the slots' values."""
     return {source: values[slot] for source, slot in program.last.items()}

@@ -1,4 +1,4 @@
-"""Replays a case's steps for all ranks in this process, and checks them against the ranks' recording."""
+"""Replays a case's steps for all ranks in this process, and checks that they have the recorded bits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KNOWN_SYSTEMS = ("eager", "eager_chunked", "graph")
 
 
 def why_not(case: Case) -> str | None:
-    """Return why a case's sensitivity cannot be measured; None if it can be tried."""
+    """Return why a case's sensitivity cannot be measured; None if no reason is known before trying."""
     if case.candidate not in KNOWN_SYSTEMS:
         return f"system {case.candidate} is not known as a graph"
     if case.pipeline.compiles:
@@ -37,7 +37,10 @@ def why_not(case: Case) -> str | None:
 
 @dataclass
 class Steps:
-    """A case's candidate, replayed step by step. After `advance`, `ranks[rank][slot]` has the values of the step."""
+    """The steps of a case's candidate, replayed one by one for all ranks in this process.
+
+    After `advance`, `ranks[rank][slot]` has the values of the current step.
+    """
 
     program: Program
     trainers: Sequence[TrainerLike]
@@ -47,7 +50,7 @@ class Steps:
 
     @staticmethod
     def of(case: Case, options: GraphOptions | None = None) -> Steps:
-        """Return the state before the first step. Raises the errors of tracing and of passes."""
+        """Return the steps of a case, before the first step. Raises the errors of tracing and of graph passes."""
         graph, groups = step_graph(case, case.candidate, torch.device("cpu"), options or GraphOptions(), observed=True)
         trainers: list[Any] = list(all_trainers(case))
         for trainer in trainers:
@@ -84,7 +87,7 @@ class Steps:
         self.step += 1
         if self.ranks:
             self.held = [after(self.program, values) for values in self.ranks]
-        self.ranks = []  # before the next step's values come
+        self.ranks = []  # frees these values before the next step makes as many
         before = [
             own | {(INPUT, name): x for name, x in trainer.data.step(self.step)._asdict().items()}
             for own, trainer in zip(self.held, self.trainers, strict=True)
@@ -94,7 +97,10 @@ class Steps:
 
 
 def refuse_hidden_state(program: Program) -> None:
-    """Raise PassError if a step passes uncompared state to the next step: errors could hide in it."""
+    """Raise PassError if a step changes a value that the next step reads and no record compares.
+
+    Errors could hide in such a value.
+    """
     compared = set(program.compared.values())
     for source, slot in program.last.items():
         if slot != program.inputs[source] and slot not in compared:

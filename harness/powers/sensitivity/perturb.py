@@ -1,4 +1,4 @@
-"""Makes values wrong, by 1 ULP in one element or grossly, and compares the bits of two values."""
+"""Makes values wrong, by 1 ULP in one element or grossly; also compares values bit by bit."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def same(x: Any, y: Any) -> bool:
 
 
 def as_integers(x: Tensor) -> Tensor:
-    """Return the same memory viewed as integers; a complex element becomes two."""
+    """Return the same memory viewed as integers; a complex element becomes two. Bool tensors are returned unchanged."""
     x = torch.view_as_real(x) if x.is_complex() else x
     return x.view(_INTEGERS[x.element_size()]) if x.dtype != torch.bool else x
 
 
 def copied(x: Tensor) -> Tensor:
-    """Return a copy with the same strides, storage offset and alignment: kernels are chosen by these."""
+    """Return a copy with the same strides, storage offset and alignment, since these can decide which kernel runs."""
     storage = x.untyped_storage().clone()
     return torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), x.size(), x.stride())
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors with elements in a slot's value, in order."""
+    """Return the tensors in a value, in order, without empty ones. The value may be a nested tuple or list."""
     if isinstance(value, Tensor):
         return [value] if value.numel() else []
     return [x for item in value for x in tensors_of(item)] if isinstance(value, (tuple, list)) else []
 
 
 def replaced(value: Any, old: Tensor, new: Tensor) -> Any:
-    """Return the value with tensor `old` replaced by `new`."""
+    """Return a value, which may be a nested tuple or list, with tensor `old` replaced by `new`."""
     if value is old:
         return new
     if isinstance(value, (tuple, list)):
@@ -51,17 +51,20 @@ def replaced(value: Any, old: Tensor, new: Tensor) -> Any:
 
 
 def is_safe(value: Any) -> bool:
-    """Return whether wrong elements cannot lead a kernel to invalid memory, as wrong indices or sizes could."""
+    """Return whether wrong elements of this value cannot make a kernel access invalid memory.
+
+    Only floating-point tensors are safe: integers may be indices or sizes.
+    """
     return all(x.is_floating_point() or x.is_complex() for x in tensors_of(value)) and bool(tensors_of(value))
 
 
 def by_one_ulp(value: Any, chance: random.Random) -> Any:
-    """Return the value with one element off by 1 ULP; None if the value has nothing to change.
+    """Return the value with one element off by 1 ULP; None if the value contains neither elements nor a number.
 
-    `chance` chooses the element, among those that are finite and not zero if there are any. Integers change by 1 and
-    stay within the tensor's range unless all are equal. In a tensor of zeros, the element becomes the ULP of 1, since a
-    subnormal would vanish in any sum. Elements in the same memory, e.g. of an expanded dim, change together. A Python
-    number changes by 1.
+    `chance` chooses the element, among finite nonzero elements if there are any. If all elements are zero, it becomes
+    the ULP of 1, since a subnormal would vanish in any sum. Integers change by 1 and stay within the range of the
+    tensor's values unless all are equal. A Python number changes by 1. Elements that share memory, e.g. of an expanded
+    dim, change together.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value + chance.choice((-1, 1)) if value else value + 1
@@ -95,7 +98,7 @@ def _off_by_one(x: Tensor, bits: Any, chance: random.Random) -> Any:
 
 
 def _element(x: Tensor, chance: random.Random) -> tuple[int, ...]:
-    """The index of a finite nonzero element, or of any element if there is none."""
+    """The index of a random element that is finite and not zero, or of any element if there is none."""
     flat = x.detach().reshape(-1)
     usual = (flat != 0) & flat.isfinite() if flat.is_floating_point() or flat.is_complex() else None
     if usual is None or not bool(usual.any()) or bool(usual.all()):
@@ -111,9 +114,9 @@ def _element(x: Tensor, chance: random.Random) -> tuple[int, ...]:
 
 
 def grossly(value: Any, chance: random.Random) -> Any:
-    """Return the value with every element far from the original; None if there is nothing to change.
+    """Return the value with every element far from the original one; a value without elements or numbers is unchanged.
 
-    Finite elements stay finite. Integers are drawn from the tensor's range. A Python number grows by 1.
+    Finite elements stay finite. Integers are drawn from the range of the tensor's values. A Python number grows by 1.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value + 1

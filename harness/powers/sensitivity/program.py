@@ -1,9 +1,10 @@
-"""A step as a list of calls over numbered slots: a graph's nodes, then the calls of the optimizer's update.
+"""A step as a list of calls over numbered slots: the nodes of a graph, then the calls of the optimizer's update.
 
-A slot has a value on each rank. A call that writes an argument fills a new slot, and later readers of that memory read
-the new slot. So nothing is overwritten, and a call can be repeated at any time. For example, `x.add_(y)` reads slot 3
-and fills slot 7; `x` means slot 7 from then on. A step that writes memory and later reads an earlier view of it has no
-such form and is refused.
+A slot is a variable that is assigned once per step, with a value on each rank. A call that writes an argument in place
+is represented as a call that assigns a new slot, and later calls that read this memory read the new slot. For example,
+`x.add_(y)` reads slot 3 and fills slot 7; from then on `x` means slot 7. So no value is lost, and a call can be
+repeated at any time. A step that writes memory and later reads a view of it that was made before cannot be expressed
+like this and is refused.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ Source = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A placeholder among a call's arguments: the call gets the value of this slot."""
+    """A placeholder among the arguments of a recorded call. When the call runs, it gets the value of this slot."""
 
     number: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayedCall:
-    """A call of the step.
+    """An operator call of a step, in the form in which it can be repeated.
 
-    `result` is the slot of its return value; `writes` pairs each slot that it writes with the new slot. `partition` has
-    the ranks of a collective's groups. `counts` is false for calls that compute nothing: an element of a tuple, a wait,
-    a size, a check.
+    `result` is the slot of its return value. `writes` has, for each argument that it writes, the slot before and the
+    slot after the call. `partition` is set for a collective: the ranks of its groups. `counts` is false for calls that
+    compute nothing, such as taking an element of a tuple, a wait, a size or a check.
     """
 
     index: int
@@ -65,20 +66,20 @@ class ReplayedCall:
 
     @property
     def operator_namespace(self) -> str:
-        """The namespace of its operator, empty for a Python function."""
+        """The namespace of the called operator, such as "aten"; "" for a Python function."""
         return str(getattr(self.function, "namespace", ""))
 
     @property
     def gives(self) -> tuple[int, ...]:
-        """The slots that the call fills: its result, and the new slots of its writes."""
+        """The slots that the call fills: that of its result, and the new slots of arguments that it writes."""
         return (self.result, *(new for _, new in self.writes))
 
 
 @dataclass
 class Program:
-    """A step's calls. `inputs` are the slots filled before the step, `last` the slots of the same values after it.
+    """A step's calls. `inputs` has the slots of values before the step, `last` the slots of the same values after it.
 
-    `compared` maps the kind and name of each record to its slot, in the order of observation.
+    `compared` maps the kind and name of each record to its slot, in the order in which they are recorded.
     """
 
     calls: list[ReplayedCall] = field(default_factory=list)
@@ -93,7 +94,10 @@ class Program:
         return self.num_slots - 1
 
     def input(self, source: Source) -> int:
-        """Return the slot of a value that exists before the step, created on first use."""
+        """Return the slot of a value that exists before the step, such as ("param", "embed.weight").
+
+        It is created on first use.
+        """
         if source not in self.inputs:
             self.inputs[source] = self.last[source] = self.slot()
         return self.inputs[source]
@@ -119,7 +123,10 @@ class Program:
         return {slot: kind for (kind, _), slot in reversed(self.compared.items())}
 
     def targets(self, call: ReplayedCall) -> list[int]:
-        """Return the slots of a call's results that are read or compared; of a tuple, the slots of its elements."""
+        """Return the slots of a call's results that a call reads or a record compares.
+
+        If a result is a tuple, these are the slots of its elements.
+        """
         found: list[int] = []
         for slot in call.gives:
             readers = [self.calls[index] for index in self.readers[slot]]
@@ -156,21 +163,24 @@ def filled(value: Any, get: Callable[[int], Any]) -> Any:
 
 @dataclass
 class Variables:
-    """The current slot of each node or tensor: `of` has its first slot, `newest` the slot that replaced another."""
+    """The current slot of each node or tensor.
+
+    `of` has the slot that it had first; `newest` maps a slot to the slot that replaced it when its memory was written.
+    """
 
     program: Program
     of: dict[Any, int] = field(default_factory=dict)
     newest: dict[int, int] = field(default_factory=dict)
 
     def read(self, key: Any) -> int:
-        """Return the slot from which a call reads a node or tensor now."""
+        """Return the current slot of a node or tensor."""
         slot = self.of[key]
         while slot in self.newest:
             slot = self.newest[slot]
         return slot
 
     def write(self, key: Any) -> tuple[int, int]:
-        """Write a node or tensor. Returns the slot that is written, and the new slot of the written value."""
+        """Give a node or tensor a new slot, since a call writes it. Returns its slots before and after the call."""
         old, new = self.read(key), self.program.slot()
         self.newest[old] = new
         return old, new
@@ -183,10 +193,10 @@ def add_graph(
     returned: Sequence[tuple[Kind, str]],
     partitions: Mapping[str, Partition],
 ) -> None:
-    """Add a graph's calls to a program.
+    """Add the calls of a graph to a program.
 
-    `sources` are the graph's inputs in order; `returned` the records of its outputs. Raises PassError for a collective
-    on an unknown group.
+    `sources` are kind and name of each graph input, in order; `returned` are kind and name of the record that each
+    output becomes. Raises PassError for a collective on an unknown group.
     """
     variables = Variables(program)
     names = iter(sources)
@@ -245,7 +255,10 @@ def _add_node(
 
 
 def _add_observed(program: Program, variables: Variables, node: Node) -> None:
-    """Compare an observed activation: a slot, or a concatenation or slice of slots."""
+    """Add an observed activation to the records to compare.
+
+    It is the value of a slot, or is made by an additional call that concatenates or slices slots.
+    """
     name, parts, dim, piece = node.args
     slots = [variables.read(part) for part in parts]  # type: ignore[union-attr]
     key: tuple[Kind, str] = ("activation", str(name))
@@ -271,7 +284,10 @@ def _add_observed(program: Program, variables: Variables, node: Node) -> None:
 
 
 def _frozen(value: Any, variables: Variables, module: GraphModule) -> Any:
-    """A node's nested arguments, with slots in place of nodes. Nested graphs and constants stay."""
+    """Nested arguments of a node, with slots in place of nodes.
+
+    A node that stands for an attribute of the module, a constant or a nested graph, is replaced by the attribute.
+    """
     match value:
         case Node(op="get_attr"):
             return functools.reduce(getattr, str(value.target).split("."), module)

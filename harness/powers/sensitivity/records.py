@@ -16,7 +16,7 @@ Z = 1.959963984540054
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """The effort of a measurement: at most `sample` calls for at most `seconds`; None means no limit."""
+    """The limits of a measurement: at most `sample` calls and `seconds` seconds. None means no limit."""
 
     sample: int | None = None
     seconds: float | None = 600.0
@@ -24,10 +24,11 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityRow:
-    """Counts of the calls in a module pattern and direction: all, tried, detected (`seen`), and inherently blind.
+    """Counts of the calls in modules that match a pattern, such as `layers.*.moe`, and in one direction.
 
-    `at_once` counts the calls detected by the first changed element, in the first step. `blind` counts calls whose
-    errors no comparison can see (`UnseenCall`).
+    `calls` counts all of them, `tried` those that were examined, and `seen` those whose error was noticed. `at_once`
+    counts those whose error was noticed when the first element was changed, in the first step. `blind` counts those
+    whose errors no comparison can notice (see `UnseenCall`).
     """
 
     __pydantic_config__ = GROWING
@@ -43,10 +44,10 @@ class SensitivityRow:
 
 @dataclass(frozen=True, kw_only=True)
 class UnseenCall:
-    """A call whose errors of 1 ULP were not detected. `reason` names the calls that absorbed the errors.
+    """A call whose errors of 1 ULP no compared tensor showed. `reason` states where the errors disappeared.
 
-    `is_blind`: even gross errors in its whole output on all ranks were not detected, or no call reads its output. So no
-    comparison can see this call.
+    `is_blind`: even gross errors in its whole output on all ranks did not show, or no call reads its output. So no
+    comparison can see an error in this call.
     """
 
     __pydantic_config__ = GROWING
@@ -62,7 +63,11 @@ class UnseenCall:
 
 @dataclass(frozen=True, kw_only=True)
 class FormulaRow:
-    """Counts for a neighbouring formula of an operator: calls tried, seen, with equal bits, and lost."""
+    """Counts for a formula that differs from an operator by rounding only, such as `1 / sqrt(x)` for `rsqrt`.
+
+    `tried` counts the calls that were computed by the formula instead. Their results had the same bits (`same`), other
+    bits that a compared tensor showed (`seen`), or other bits that none showed (`lost`).
+    """
 
     __pydantic_config__ = GROWING
 
@@ -76,12 +81,13 @@ class FormulaRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    """The errors that a case's compared tensors detect. If nothing was measured, `reason` states why.
+    """How many of a case's calls the comparison would notice if wrong. If nothing was measured, `reason` states why.
 
-    `steps` counts the measured steps. `is_sampled` means that not all calls were tried: then `interval` is Wilson's 95%
-    interval for the share. `unseen` lists undetected and inherently blind calls, `formulas` the results of neighbouring
-    formulas. `shown` counts detected calls by the kind of the first compared tensor that differs, or "failure" if a
-    call failed. `seconds` is wall time, over `processes`.
+    `steps` is the number of measured steps. `is_sampled`: not all calls were tried; then `interval` is Wilson's 95%
+    interval for the share of noticed calls. `unseen` lists the calls that were not noticed, including those that cannot
+    be; `formulas` has the results for formulas with other rounding. `shown` counts noticed calls by the kind of the
+    first compared tensor that differs, or "failure" if an error made a call fail. `seconds` is the elapsed time, with
+    `processes` processes.
     """
 
     __pydantic_config__ = GROWING
@@ -97,17 +103,17 @@ class Sensitivity:
     reason: str | None = None
 
     def total(self, name: Literal["calls", "tried", "seen", "at_once", "blind"]) -> int:
-        """Return the sum of a column over all rows."""
+        """Return the sum of the column `name` over all rows."""
         return sum(getattr(row, name) for row in self.rows)
 
     @property
     def can_see(self) -> int:
-        """The number of tried calls that are not inherently blind."""
+        """The number of tried calls whose errors a comparison could see at all, i.e. without the blind ones."""
         return self.total("tried") - self.total("blind")
 
     @property
     def share(self) -> float | None:
-        """The share of detected calls among tried calls that are not inherently blind; None if there are none."""
+        """The share of `can_see` calls whose errors were seen; None if there are none."""
         return self.total("seen") / self.can_see if self.can_see else None
 
     @property
@@ -117,12 +123,12 @@ class Sensitivity:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95% confidence interval of the share of all calls; None if all or none were tried."""
+        """The 95% confidence interval of `share`, due to sampling; None if all calls or none were tried."""
         return wilson(self.total("seen"), self.can_see) if self.is_sampled and self.can_see else None
 
 
 def wilson(hits: int, tries: int) -> tuple[float, float]:
-    """Return Wilson's score interval of 95% for a share: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927), 209."""
+    """Return Wilson's 95% score interval for a share: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927), 209."""
     share = hits / tries
     middle = (share + Z * Z / (2 * tries)) / (1 + Z * Z / tries)
     half = Z * math.sqrt(share * (1 - share) / tries + Z * Z / (4 * tries * tries)) / (1 + Z * Z / tries)
@@ -130,7 +136,7 @@ def wilson(hits: int, tries: int) -> tuple[float, float]:
 
 
 def by_direction(rows: Iterable[SensitivityRow]) -> list[SensitivityRow]:
-    """Return totals over all modules, a row per direction."""
+    """Return one row per direction ("forward", ...), with the sums over all modules."""
     found: dict[str, list[SensitivityRow]] = {}
     for row in rows:
         found.setdefault(row.direction, []).append(row)

@@ -1,4 +1,4 @@
-"""A case's sensitivity in reports: a clause next to the verdict, and tables of detected and undetected calls."""
+"""A case's sensitivity in reports: a clause next to the verdict, and tables of calls whose errors are seen or not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ MAX_REASONS = 25
 
 
 def clause(found: Sensitivity) -> str:
-    """Return a clause for the verdict: `sees 97.8% of 2,826 calls`; a sample `sees 97.8% (96.9-98.4%) of ...`."""
+    """Return a clause to follow the verdict, such as `sees 97.8% of 2,826 calls`; "" if nothing was measured.
+
+    For a sample it includes the confidence interval: `sees 97.8% (96.9-98.4%) of 2,826 calls`.
+    """
     if found.share is None:
         return ""
     low, high = found.interval or (0.0, 0.0)
@@ -34,7 +37,7 @@ def percent(share: float) -> str:
 
 
 def headline(found: Sensitivity) -> str:
-    """Return a case's sensitivity in a line: its clause, the sample, the calls seen at once, ranks, steps and time."""
+    """Return one line: the clause, the sample's size, calls seen at the first try, blind calls, ranks, steps, time."""
     if found.share is None:
         return f"sensitivity not measured: {found.reason or 'no call was tried'}"
     tried = f", by a sample of {found.total('tried'):,}" if found.is_sampled else ""
@@ -47,7 +50,10 @@ def headline(found: Sensitivity) -> str:
 
 
 def rows(found: Sensitivity) -> list[tuple[str, ...]]:
-    """Return table rows for each module and direction with tried calls, after the totals of each direction."""
+    """Return the rows of a table: the totals of each direction, then each module and direction.
+
+    Rows without tried calls are left out.
+    """
     return [_row(row) for row in [*by_direction(found.rows), *found.rows] if row.tried]
 
 
@@ -58,12 +64,15 @@ def _row(row: SensitivityRow) -> tuple[str, ...]:
 
 
 def formula_rows(found: Sensitivity) -> list[tuple[str, ...]]:
-    """Return a row for each operator's neighbouring formula."""
+    """Return a table row for each operator and formula."""
     return [(x.operator, x.formula, *map(str, (x.tried, x.seen, x.same, x.lost))) for x in found.formulas]
 
 
 def reason_rows(found: Sensitivity, is_blind: bool) -> list[tuple[str, ...]]:
-    """Return rows on the calls that absorbed the errors of unseen (or blind) calls, the most frequent first."""
+    """Return table rows that say where errors of unseen calls disappeared, the most frequent first.
+
+    With `is_blind`, the rows are about blind calls instead: those whose errors no comparison can see.
+    """
     told = Counter((x.direction, x.operator, x.reason) for x in found.unseen if x.is_blind == is_blind)
     return [(way, name, str(count), reason) for (way, name, reason), count in told.most_common()]
 
@@ -89,11 +98,11 @@ def finding_of(found: Sensitivity) -> Finding:
 
 
 def measured(result: CaseResult) -> Sensitivity | None:
-    """Return a case's sensitivity; None if it was not asked for, or the case was not as expected."""
+    """Return a case's sensitivity from its result; None if it was not requested or not measured."""
     finding = result.checks.get("sensitivity")
     return None if finding is None else read_data(finding.data)
 
 
 def read_data(data: dict[str, Any]) -> Sensitivity:
-    """Return the sensitivity in a finding's data. Raises RecordingError if the data is damaged."""
+    """Return the sensitivity from the JSON data of a finding. Raises RecordingError if the data is damaged."""
     return read(Sensitivity, data, "checks.sensitivity.data", RecordingError, damaged="is damaged")

@@ -1,10 +1,10 @@
 """Measures a case's sensitivity in a separate process, from the recording of the candidate's ranks.
 
 1. Replay a step for all ranks in this process, and check that it has the recorded bits.
-2. Fork a process per core. Each examines its share of the calls in an order drawn from the case's seed, so the calls
-   tried within the time limit are a random sample.
-3. Try unseen calls again in the next step, where parameters differ. An error that shows in no compared tensor of its
-   step, parameters and optimizer state included, is gone after that step.
+2. Fork a process per core. Each examines its share of the calls. The order of the calls is shuffled with the case's
+   seed, so the calls tried within the time limit are a random sample.
+3. In the next step, where parameters differ, examine the calls whose errors were not seen before. An error need not be
+   followed into a next step: the compared tensors include parameters and optimizer state.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ FIRST_STEP = 0.8
 class Sensing:
     """The case to measure, and the path of its candidate's recording.
 
-    `extra_passes` are the passes added to its pipeline. If every call was compared, `packing` has the nodes that were
-    excluded because they only pack correct values, e.g. `cat` into a bucket.
+    `extra_passes` are graph passes added to its pipeline. `packing` is set if every call was compared, not only
+    records: it has the names of nodes that are not compared, since they only pack correct values, e.g. `cat` into a
+    bucket.
     """
 
     case: Case
@@ -56,7 +57,7 @@ class Sensing:
 
 
 def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
-    """Measure a case that ran on `device`, in a separate process."""
+    """Measure a case in a separate process. `device` is the device on which the case ran."""
     if device != "cpu":
         return Sensitivity(reason=f"steps are replayed on the CPU, and this case ran on {device}")
     timeout = float("inf") if task.effort.seconds is None else task.effort.seconds + MARGIN
@@ -72,7 +73,7 @@ def main() -> None:
 
 
 def outcome_of(task: Sensing) -> Sensitivity:
-    """Measure a case. If it cannot be measured, the result only has the reason."""
+    """Measure a case. If this is impossible, the result contains only the reason."""
     from bitproof.harness.capture.recording_files import read_recording
     from bitproof.harness.graph.graph_options import GraphOptions
     from bitproof.harness.machine.determinism import set_determinism
@@ -96,7 +97,7 @@ def outcome_of(task: Sensing) -> Sensitivity:
 
 
 class _Search:
-    """The calls of a case, with their results so far."""
+    """The calls of a case that are to be examined, and the findings so far, over several steps."""
 
     def __init__(self, task: Sensing, steps: Steps, began: float) -> None:
         self._task = task
@@ -112,7 +113,7 @@ class _Search:
         self._num_steps = 0
 
     def examine(self) -> bool:
-        """Examine the open calls in this step. Returns whether a later step might show more."""
+        """In this step, examine the calls whose errors were not seen so far. Returns whether a next step may help."""
         is_first = not self._found
         pending = [index for index in self._order if is_first or self._is_open(index)]
         deadline = None
@@ -129,12 +130,12 @@ class _Search:
         return not late and any(map(self._is_open, self._found))
 
     def _is_open(self, index: int) -> bool:
-        """Whether a later step might show more of this call."""
+        """Whether examining this call in another step may show more: an error or a formula was not seen so far."""
         found = self._found.get(index)
         return found is not None and (found.shown is None or bool(_unseen_formulas(found)))
 
     def _note(self, finding: CallFinding) -> None:
-        """Merge a finding with those of earlier steps: seen once is seen; blind means blind in every step."""
+        """Merge a finding with those of earlier steps: seen if any step saw the call, blind if it is blind in all."""
         known = self._found.get(finding.call)
         if known is None:
             if finding.shown and finding.tries == 1:
@@ -187,7 +188,10 @@ def _unseen_formulas(found: CallFinding) -> list[str]:
 
 
 def _forked(shares: Sequence[Callable[[], Iterator[CallFinding]]]) -> Iterator[CallFinding]:
-    """Run each share in a forked process; yield findings as they arrive. Raises RankError if a process dies."""
+    """Run each share in a forked process, and yield the findings as they arrive.
+
+    Raises RankError if a process fails.
+    """
     from bitproof.harness.powers.sensitivity.examine import CallFinding
 
     def live(share: Callable[[], Iterator[CallFinding]], send: Send) -> None:
@@ -214,7 +218,10 @@ def _forked(shares: Sequence[Callable[[], Iterator[CallFinding]]]) -> Iterator[C
 
 
 def isolated(run: Callable[[], Fate]) -> Fate:
-    """Follow an error in a forked process. A crash counts as FAILURE, since a run would fail visibly, too."""
+    """Follow an error in a forked process, since wrong indices may crash a kernel.
+
+    A crash has the fate FAILURE, like a call that raises an error: it would be noticed in a run, too.
+    """
     from bitproof.harness.powers.sensitivity.spread import FAILURE, Fate
 
     def live(send: Send) -> None:

@@ -1,7 +1,7 @@
-"""Follows a wrong value through a step: in program order, repeats the calls that read a wrong value.
+"""Follows a wrong value through a step: repeats, in program order, the calls that read a wrong value.
 
-An error is lost in a call whose output has the recorded bits nevertheless: after rounding, a product with zero, or an
-unchanged choice. It is seen once a compared tensor is wrong or a call fails, as in a run.
+The error is lost in a call that returns the recorded bits nevertheless, for example after rounding, a product with
+zero, or a comparison with the same outcome. It is seen as soon as a compared tensor is wrong or a call fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bitproof.harness.powers.sensitivity.perturb import same, tensors_of
 from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall
 
 FAILURE = "failure"
-"""The kind of an error that makes a call fail, instead of the kind of a compared tensor."""
+"""The value of `Fate.shown` if the error makes a call fail, in place of the kind of a compared tensor."""
 
 KERNELS_REFUSE = (RuntimeError, IndexError, ValueError, TypeError, OverflowError)
 """Errors that kernels and collectives raise for wrong arguments; any other error is our own bug."""
@@ -30,7 +30,7 @@ KERNELS_REFUSE = (RuntimeError, IndexError, ValueError, TypeError, OverflowError
 
 @dataclass(frozen=True)
 class Fate:
-    """The end of a followed error: the kind of the first compared tensor that shows it, or None.
+    """How a followed error ends. `shown` is the kind of the first compared tensor that shows it; None if none does.
 
     `lost` are the indices of calls that read a wrong value and returned the recorded bits; -1 if no call reads it.
     """
@@ -41,9 +41,10 @@ class Fate:
 
 @dataclass(frozen=True)
 class Compared:
-    """Detects errors if every call is compared: a logged call returns a value that no call of the right step returned.
+    """Decides which wrong values are noticed if each call is compared, not only records.
 
-    `values` are the digests of all values, by rank; calls of the nodes in `packing` are not compared.
+    A value is noticed if a call that is logged returns it, and no call of the correct step returns it. `values` has the
+    digests of all values of the correct step, per rank. Calls of the nodes in `packing` are not compared.
     """
 
     program: Program
@@ -52,12 +53,12 @@ class Compared:
 
     @staticmethod
     def of(program: Program, ranks: Ranks, packing: Collection[str]) -> Compared:
-        """Return the comparison for a step with the values `ranks`, which equal the reference's."""
+        """Return the comparison for a step whose correct values are `ranks[rank][slot]`."""
         values = [frozenset(digest(x) for value in own for x in tensors_of(value)) for own in ranks]
         return Compared(program, values, frozenset(packing))
 
     def shows(self, slot: int, rank: int, value: Any) -> bool:
-        """Return whether a comparison of calls would notice this value."""
+        """Return whether a comparison of all calls would notice `value` as the value of this slot on this rank."""
         call = self.program.makers.get(slot)
         while call is not None and (call.is_wait or call.function is operator.getitem):  # logged as its launch
             call = self.program.makers.get(call.args[0].number)
@@ -70,9 +71,10 @@ class Compared:
 def follow(
     program: Program, ranks: Ranks, wrong: Mapping[tuple[int, int], Any], compared: Compared | None = None
 ) -> Fate:
-    """Propagate wrong values through a step, and return where they first show.
+    """Follow wrong values through a step, and return the kind of the first compared tensor that shows the error.
 
-    `wrong` has the wrong values by (slot, rank); `ranks[rank][slot]` are the right values.
+    If none does, the result has the calls at which the error disappeared. `wrong` has the wrong values by (slot, rank);
+    `ranks[rank][slot]` are the right values.
     """
     found = _Wrong(program, ranks, compared)
     for (slot, rank), value in wrong.items():
@@ -89,7 +91,10 @@ def follow(
 
 @torch.no_grad()
 def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: Any) -> bool:
-    """Return whether a slot's readers on a rank repeat their recorded bits on `value`, a copy of its value."""
+    """Return whether the calls that read a slot on a rank return the recorded bits when they are repeated.
+
+    They read `value`, a copy of the slot's value.
+    """
     found = _Wrong(program, ranks)
     found.give(slot, rank, value)
     # The control experiment: if readers of an unchanged copy differ, kernels are not repeatable here.
@@ -99,7 +104,7 @@ def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: A
 
 
 class _Wrong:
-    """The wrong values so far, and the calls to repeat, with their ranks."""
+    """The state of following an error: the wrong values so far, and the calls to repeat, with their ranks."""
 
     def __init__(self, program: Program, ranks: Ranks, compared: Compared | None = None) -> None:
         self._program = program
@@ -113,11 +118,11 @@ class _Wrong:
         self.has_noted = False
 
     def give(self, slot: int, rank: int, value: Any) -> None:
-        """Let calls read this value from a slot on a rank."""
+        """Make this the value that repeated calls read from a slot on a rank, without noting it as wrong."""
         self._values[slot, rank] = value
 
     def note(self, slot: int, rank: int, value: Any) -> None:
-        """Record that a slot's value on a rank is wrong, and schedule its readers."""
+        """Note that a slot has a wrong value on a rank, and schedule the calls that read it."""
         self.give(slot, rank, value)
         self.has_noted = True
         if slot in self._program.shown:
@@ -133,7 +138,7 @@ class _Wrong:
             self.lost.append(-1)
 
     def repeat(self, call: ReplayedCall, wrong_on: set[int]) -> None:
-        """Repeat a call on the ranks with wrong inputs."""
+        """Repeat a call on the ranks where an input is wrong, and note results that differ from the recorded ones."""
         if call.partition is None:
             for rank in sorted(wrong_on):
                 self._hold(call, rank, run_call(call, functools.partial(self._get, rank)))
@@ -148,6 +153,7 @@ class _Wrong:
                     self.lost.append(call.index)
 
     def _hold(self, call: ReplayedCall, rank: int, given: Sequence[tuple[int, Any]]) -> None:
+        # A list and no generator: every wrong result must be noted.
         if not any([self._differs(slot, rank, value) for slot, value in given if self._is_known(slot)]):
             self.lost.append(call.index)
 

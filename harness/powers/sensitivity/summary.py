@@ -1,4 +1,4 @@
-"""Sums up the findings of calls by module and direction, with the calls that absorbed unseen errors."""
+"""Sums up the findings about calls by module and direction, and says where errors that were not seen disappeared."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NO_MODULE = "no module"
 
 
 def summed_up(program: Program, found: Mapping[int, CallFinding], at_once: set[int]) -> Sensitivity:
-    """Return a case's result, with rows in program order.
+    """Return a case's sensitivity, with rows in program order.
 
     `found` has the finding about each examined call, by the call's index. `at_once` has the indices of the calls whose
-    very first error was detected: the first changed element, in the first step that examined the call.
+    very first error was seen: the first changed element, in the first step in which the call was examined.
     """
     rows: dict[tuple[str, str], Counter[str]] = {}
     unseen: list[UnseenCall] = []
@@ -44,7 +44,7 @@ def summed_up(program: Program, found: Mapping[int, CallFinding], at_once: set[i
 
 
 def _module(call: ReplayedCall) -> str:
-    """The pattern of a call's module: `layers.*.moe` for `layers.1.moe`."""
+    """The pattern of a call's module, such as `layers.*.moe` for `layers.1.moe`, or a text if there is no module."""
     return NO_MODULE if call.place.module is None else pattern_of(call.place.module) or "the model itself"
 
 
@@ -65,7 +65,10 @@ def _unseen(program: Program, call: ReplayedCall, finding: CallFinding, is_blind
 
 
 def _reason(program: Program, finding: CallFinding, how: Literal["blind", "lost"]) -> str:
-    """The calls that absorbed the error, most frequent first: `rounded away in the cast to bfloat16`."""
+    """The calls at which a call's error disappeared, in words, such as `rounded away in the cast to bfloat16`.
+
+    The most frequent come first. `how` says if gross errors disappeared ("blind") or only those of 1 ULP ("lost").
+    """
     told = Counter(_told(None if index < 0 else program.calls[index], how) for index in finding.lost)
     return ", ".join(text for text, _ in told.most_common(3))
 

@@ -1,7 +1,7 @@
-"""Records the calls of a trainer's update, once on one rank: every rank makes the same calls.
+"""Records the operator calls of a trainer's update, i.e. of the optimizer and of buffers, as part of a program.
 
-The update runs under a dispatch mode on the rank's real state, which is restored afterwards. Its collectives are not
-executed: they return a value of the right shape, unused.
+All ranks make the same calls, so they are recorded on one rank. The update runs under a dispatch mode on the rank's
+real state, which is restored afterwards. Its collectives are not executed: they return a value of the right shape.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Optimizer(Protocol):
     """The attributes of an optimizer that are used here."""
 
     def state(self) -> Any:
-        """Names and tensors of its state."""
+        """The names and tensors of the optimizer's state."""
         ...
 
 
@@ -65,7 +65,10 @@ def held(trainer: TrainerLike) -> dict[Source, Tensor]:
 
 
 def begin_state(trainer: TrainerLike) -> None:
-    """Let the trainer create its optimizer state, as its first update would, and fill it with zeros."""
+    """Create the optimizer state that a trainer's first update would create, and fill it with zeros.
+
+    Parameters and buffers are unchanged.
+    """
     # An update with zero gradients still changes parameters: weight decay does.
     before = [(x, x.detach().clone()) for x in held(trainer).values()]
     with _Tape(Program(), {}, runs_only=True):
@@ -78,10 +81,10 @@ def begin_state(trainer: TrainerLike) -> None:
 
 
 def add_update(program: Program, trainer: TrainerLike, partitions: Mapping[str, Partition]) -> None:
-    """Add the calls of the update to a program. `trainer` belongs to one rank; its values are restored.
+    """Add the calls of a trainer's update to a program. The update runs once; the trainer's tensors are restored.
 
-    Gradients are read from the program's compared slots. Raises PassError if the update reads a tensor outside the
-    trainer's state.
+    The trainer is that of any rank. The calls read the gradients that the program compares. Raises PassError if the
+    update reads a tensor outside the trainer's state.
     """
     gradients = _zeros(trainer)
     known = held(trainer)
@@ -109,7 +112,10 @@ def _zeros(trainer: TrainerLike) -> dict[str, Tensor]:
 
 
 class _Tape(TorchDispatchMode):
-    """Records each call. It keeps tensors alive, since they are identified by `id`, which Python would reuse."""
+    """Dispatch mode that adds each call to a program; with `runs_only` calls are only run.
+
+    It keeps tensors alive, since they are identified by `id`, which Python would reuse.
+    """
 
     def __init__(self, program: Program, partitions: Mapping[str, Partition], *, runs_only: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -120,7 +126,7 @@ class _Tape(TorchDispatchMode):
         self._kept: list[Tensor] = []
 
     def know(self, x: Tensor, slot: int) -> None:
-        """Set the slot of a tensor."""
+        """Note that a tensor has its value in this slot."""
         self._variables.of[id(x)] = slot
         self._kept.append(x)
 

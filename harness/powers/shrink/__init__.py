@@ -1,3 +1,4 @@
-"""Narrow a failure down: to the smallest case that fails in the same way, the pass that introduces the difference,
-and a Python file that shows it without bitproof.
+"""Narrow a failure down: find the smallest case that fails in the same way, or the graph pass that causes the failure.
+
+A Python file that shows the failure without bitproof is written, too.
 """

@@ -33,8 +33,8 @@ BISECT_FILE = "bisect.json"
 def bisect(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
     """Find the pass that first changes a case's bits, print and write the result, and return the exit status.
 
-    The status is 0 if every bit agrees, 1 if the pass was found or tracing alone differs, and 3 if the search had no
-    result. Raises UsageError if the call or the case is wrong, before anything runs.
+    The status is 0 if every bit agrees, 1 if the pass was found or if tracing without any pass already differs, and 3
+    if the search had no result. Raises UsageError if options or case are wrong, before anything runs.
     """
     options = checked_options(case, options)
     if follows():
@@ -43,7 +43,11 @@ def bisect(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[s
 
 
 def checked_options(case: Case, options: RunOptions) -> RunOptions:
-    """The options for the runs of a search. Raises UsageError if the call or the case is wrong."""
+    """`options`, changed for the runs of a search.
+
+    Causes are not verified, and a system runs a second time only if systems differ, and only up to the first
+    difference. Raises UsageError or CaseError if options or case are wrong.
+    """
     check_case(case)
     check_extra_passes(options.extra_passes, case)
     if options.inject is not None:
@@ -52,7 +56,7 @@ def checked_options(case: Case, options: RunOptions) -> RunOptions:
 
 
 def search(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str]) -> tuple[int, Bisection]:
-    """Search, print and write the result; returns the exit status and the result."""
+    """Search for the pass, print and write the result, and return the exit status and the result."""
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         print(f"bitproof: bisect {case.name}, report in {run_dir}", flush=True)
@@ -102,13 +106,13 @@ def _finish(found: Bisection, case: Case, options: RunOptions, run_dir: Path, re
 
 
 def status_of(found: Bisection) -> int:
-    """The exit status: 0 if nothing differs, 1 if the cause of the difference was found, 3 if not."""
+    """The exit status: 0 if nothing differs, 1 if the pass to blame was found or tracing alone differs, else 3."""
     if found.problem is None and found.result is not None and found.result.verdict == Verdict.EQUAL:
         return SUCCESS
     return UNJUDGED if found.blamed is None else UNEXPECTED
 
 
 def dumped_diff(found: Bisection, run_dir: Path, name: str) -> Path | None:
-    """The file with the difference of the graphs before and after the blamed pass; None for a backend."""
+    """The file that shows how the blamed pass changed the graph; None if there is none, as for a backend."""
     files = sorted((run_dir / "graphs" / name).glob(f"??-{file_name(found.blamed or '')}.diff"))
     return files[0] if files else None

@@ -1,18 +1,19 @@
-"""Find the pass that first changes the bits, by applying prefixes of the pass list; for chunk, also the region.
+"""Find the pass that first changes the bits, by running the case with only its first passes.
 
 1. Run the case. It must be DIFFERENT, so each of its systems agrees with itself.
-2. The empty prefix only traces; the longest is the whole pass list with the backend. First test a guess, the last pass
-   that changed the number of the blamed operator's nodes: if the prefix before it is EQUAL and the prefix that ends
-   with it DIFFERENT, the guess is the answer, after at most 3 runs, the case's own included. Otherwise bisect the
-   remaining suspects. For n passes, log2(n) + 4 runs are enough. Each prefix runs the candidate alone, up to the first
-   differing step: a reference is recorded once.
-3. If chunk is the answer and chunks several regions, bisect these: chunk only some of them, on both sides. Then run the
-   remaining region by itself, and find the call to blame in it.
+2. A prefix applies only the first passes of the list. The empty prefix only traces; the longest applies all passes and
+   the backend. First test a guess: the last pass that changed the number of nodes of the blamed operator. If the prefix
+   before it is EQUAL and the prefix that ends with it is DIFFERENT, it is the answer, after at most 3 runs, including
+   the run of the case. Otherwise bisect the remaining suspects. For n passes, log2(n) + 4 runs are enough. A prefix
+   runs only the candidate, up to the first differing step: a reference is recorded once.
+3. If chunk is the answer and chunks several regions, bisect these: chunk only some of them, in both systems. Then run
+   the case with only the remaining region chunked, and find the call to blame in it.
 
-A prefix that ends before chunk is not chunked, so it is compared with eager; longer ones with the case's reference.
+A prefix without chunk is compared with eager, others with the case's reference.
 
 Example, for the passes clean_up, chunk, bucket: "until chunk" is EQUAL, and "until bucket" DIFFERENT, so the answer is
-bucket. A later pass may undo a difference; then there are several such edges, and any of them may be found.
+bucket. A later pass may undo a difference; then there are several passes after which EQUAL turns into DIFFERENT, and
+any of them may be found.
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ T = TypeVar("T")
 
 
 class ComparedRun(Protocol):
-    """A case that can be run whole, or system by system: the interface through which the search runs cases.
+    """The interface through which the search runs a case: both systems, or one of them.
 
-    After its run, a case that asks for placements contains the planned placements.
+    If the case asks for placements to be planned, `case` contains the plan after a run.
     """
 
     case: Case
 
     def result(self) -> CaseResult:
-        """Run both systems, and judge."""
+        """Run both systems, and return the verdict and its reasons."""
         ...
 
     def record(self, role: Role, arm: str) -> Any:
-        """Run a system; `arm` names the run, for example "first"."""
+        """Run one system, the "reference" or the "candidate"; `arm` names the run, for example "first"."""
         ...
 
     def recording(self, role: Role) -> Recording:
-        """The recording of a system's first run."""
+        """Return the recording of a system's first run."""
         ...
 
 
@@ -77,11 +78,11 @@ def check_case(case: Case) -> None:
 def halve(
     suspects: Sequence[T], differs: Callable[[Sequence[T]], bool], guess: T | None = None
 ) -> Iterator[Sequence[T]]:
-    """Yield ever fewer suspects, at last a single suspect. `differs` decides whether the first half of them differs.
+    """Bisect: yield ever fewer suspects, until a single one is left.
 
-    This takes ceil(log2(n)) calls of `differs` for n suspects. With a `guess`, `differs` is first called with the
-    suspects before the guess, and then with the guess alone. For example, with the suspects a b c d and the guess c, it
-    is called with a b, then with c.
+    `differs` gets the first part of the suspects, and decides whether the wanted suspect is in it. It is called
+    ceil(log2(n)) times for n suspects. With a `guess`, it is first called with the suspects before the guess, and then
+    with the guess alone. For example, with the suspects a b c d and the guess c, it is called with a b, then with c.
     """
     while len(suspects) > 1:
         # The half before the guess may be empty: then the guess itself is asked for.
@@ -91,7 +92,10 @@ def halve(
 
 
 class Bisector:
-    """A search for the pass; `found` has the result so far. The names of its runs' cases begin with the case's name."""
+    """A search for the first pass that changes a case's bits; `found` has the result so far.
+
+    Each run has a case of its own, whose name begins with the name of the searched case.
+    """
 
     def __init__(
         self,
@@ -110,8 +114,9 @@ class Bisector:
         self._num_steps = case.steps
 
     def search(self) -> None:
-        """Find the pass, then the region. An error ends the search and becomes `found.problem`, or for the region
-        `found.region_problem`.
+        """Find the pass, and for the chunk pass the region.
+
+        An error ends the search and becomes `found.problem`, or `found.region_problem` if the pass was already found.
         """
         if not self._run_whole():
             return
@@ -126,7 +131,7 @@ class Bisector:
             self._search_regions()
 
     def _run_whole(self) -> bool:
-        """Run the case itself. Returns whether it is DIFFERENT, so that there is a pass to search for."""
+        """Run the case with all passes. Returns whether it is DIFFERENT; only then there is a pass to search for."""
         # Write the graphs as well, so that the user can see the effect of the pass.
         run = self._run_of(self.case, replace(self.options, dump_graphs=True))
         result = self.found.result = run.result()
@@ -154,7 +159,7 @@ class Bisector:
         return next((entry.name for entry in reversed(result.passes) if operator in entry.changed), None)
 
     def _prefix_differs(self, half: Sequence[str]) -> bool:
-        """Whether the prefix that ends with the last of `half` differs."""
+        """Run the candidate with all passes up to the last of `half`. Returns whether it differs from its reference."""
         index = self._pass_list.index(half[-1])
         verdict = self._judge(self._prefix(index), self.found.probes, f"until {half[-1]}")
         if verdict == Verdict.EQUAL:
@@ -162,7 +167,7 @@ class Bisector:
         return verdict == Verdict.DIFFERENT
 
     def _prefix(self, index: int) -> Case:
-        """The case of the prefix that ends with the pass at `index`."""
+        """The case with only the first passes, up to the pass at `index` of the list."""
         chunks = CHUNK in self._pass_list[: index + 1] or self.case.chunking is None
         label = re.sub(r"[^a-z0-9_]", "_", self._pass_list[index].lower())
         return replace(
@@ -174,7 +179,10 @@ class Bisector:
         )
 
     def _judge(self, case: Case, probes: list[Probe], applied: str) -> Verdict:
-        """Compare a prefix's candidate with its reference. Raises BitproofError if it cannot be judged."""
+        """Run the candidate of a prefix, compare it with its reference, and note the run in `probes`.
+
+        `applied` says which passes or regions were applied. Raises BitproofError if there is no verdict.
+        """
         began = time.monotonic()
         run = self._run_of(case, self.options)
         try:
@@ -189,7 +197,7 @@ class Bisector:
         return comparison.verdict
 
     def _reference(self, case: Case, run: ComparedRun) -> Recording:
-        """The recording of a case's reference: made now, or reused from an earlier prefix."""
+        """The recording of a case's reference: made by `run`, or reused from an earlier prefix."""
         # References are reused by the system's name. A reference that chunks only some regions has the same name as
         # others, but other bits, so it is recorded each time.
         if case.chunking and case.chunking.only:
@@ -201,7 +209,7 @@ class Bisector:
         return shared_reference(self._references[case.reference], case)
 
     def _search_regions(self) -> None:
-        """Find the region that differs if the chunk pass chunks it alone."""
+        """Find the region that makes a difference even if the chunk pass chunks no other region."""
         found = self.found
         assert self.case.chunking is not None and found.result is not None
         chunking = self.case.chunking
@@ -246,7 +254,10 @@ class Bisector:
         return replace(prefix, name=name, chunking=replace(chunking, only=tuple(regions)))
 
     def _tell_pass(self, result: CaseResult | None) -> None:
-        """Note the pass in a result's divergence, unless tracing alone differs, for example by an injected fault."""
+        """Name the found pass as the cause in a result's first divergence.
+
+        Does nothing if tracing alone differs, for example because of an injected fault.
+        """
         if result is not None and result.first_divergence is not None and self.found.blamed != TRACE:
             result.first_divergence.pass_ = self.found.blamed
 
@@ -256,10 +267,10 @@ class Bisector:
 
 
 def shared_reference(recording: Recording, case: Case) -> Recording:
-    """A recording of a reference, made for another prefix, turned into a recording of the reference of `case`.
+    """A reference's recording, made for another prefix of the passes, as if it were made for the reference of `case`.
 
-    It is cut to the steps of `case`, and its manifest names `case`. Passes cannot change the bits of a reference
-    without a graph, so a new run would record the same. Raises RecordingError for a reference with a graph.
+    It is cut to the steps of `case`, and its manifest names `case`. A new run would record the same bits, since passes
+    do not affect a reference without a graph. Raises RecordingError for a reference with a graph.
     """
     manifest = recording.manifest
     if manifest.graph is not None:

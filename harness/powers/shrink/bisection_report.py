@@ -1,4 +1,4 @@
-"""Show the search for the first pass that changes bits: its runs as a table, its answer in sentences, bisect.json."""
+"""Show the search for the first pass that changes bits: a table of its runs, its answer in words, and bisect.json."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from bitproof.harness.report.text import CASE_FILE, blame, locate
 
 
 def tell_probes(found: Bisection) -> Iterator[str]:
-    """Yield the lines of a table with the search's runs: the passes applied, the reference, the verdict, the
-    seconds.
-    """
+    """Yield the lines of a table: per run the passes that were applied, the reference, the verdict, and the seconds."""
     from tabulate import tabulate
 
     rows = [
@@ -31,10 +29,10 @@ def tell_probes(found: Bisection) -> Iterator[str]:
 def tell_answer(
     found: Bisection, inject: str | None, dumped: Path | None, replay: Sequence[str], name: str
 ) -> Iterator[str]:
-    """Yield the search's answer in sentences.
+    """Yield the search's answer, line by line.
 
-    `dumped` is the file with the difference of the graphs before and after the blamed pass, if any. `replay` are the
-    options of the command that repeats the case, and `name` is the case's name.
+    `dumped` is the file that shows how the blamed pass changed the graph, if there is one. `replay` are the options of
+    the command that repeats the case, and `name` is the case's name.
     """
     if found.blamed is None:
         yield "nothing to bisect: EQUAL" if found.problem is None else f"not found: {found.problem}"
@@ -66,7 +64,7 @@ def tell_answer(
 
 
 def render(found: Bisection, name: str, status: int, inject: str | None, answer: Sequence[str]) -> str:
-    """The text of bisect.json: the result of a search in a case, and the answer in words."""
+    """The text of bisect.json: the result of a search and its `answer` in words; `name` is the case's name."""
     is_injected = found.blamed == TRACE and inject is not None
     values = {
         "schema": SCHEMA,

@@ -1,4 +1,4 @@
-"""`bitproof shrink` and `bitproof bisect`: a smaller case that fails, and the pass that introduces the difference."""
+"""`bitproof shrink` and `bitproof bisect`: find a smaller case that fails, or the pass that first changes bits."""
 
 from __future__ import annotations
 

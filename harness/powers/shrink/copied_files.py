@@ -1,4 +1,4 @@
-"""The files of a user's systems, to be written into another folder. Nothing is run."""
+"""Collects the files of a user's systems, so that they can be written into another folder. No code is run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bitproof.harness.user_code.own_files import files_of, imports_of, package_o
 
 
 class OwnFiles(NamedTuple):
-    """`texts` maps a path to the text to write there. Files keep their places below the folder that their imports start
-    from, so the imports still find them.
+    """A user's files, to be written into another folder.
 
-    `names` has the new location of each requested source, as `FILE.py:NAME`, and `needs` the distributions that all
-    files import, each with its version.
+    `texts` maps each relative path to its content. Files keep their paths relative to the folder that their imports
+    start from, so that the imports work. `names` maps each requested source to its new location, as `FILE.py:NAME`.
+    `needs` are the distributions that the files import, each with its version.
     """
 
     texts: dict[str, str]
@@ -26,11 +26,10 @@ class OwnFiles(NamedTuple):
 
 
 def own_files(sources: Mapping[str, Path]) -> OwnFiles:
-    """Collect a user's files, and all files that they import from their own folders. `sources` maps `FILE.py:NAME` to
-    the file.
+    """Collect a user's files, and all files that they import from the same folders.
 
-    Imports of names computed at run time are left out, and so are data files. Raises OSError and SyntaxError for files
-    that cannot be read as Python.
+    `sources` maps `FILE.py:NAME` to the path of the file. Data files are left out, and so are modules whose names are
+    computed at run time. Raises OSError or SyntaxError for a file that cannot be read as Python.
     """
     roots: dict[Path, str] = {}
     texts: dict[str, str] = {}
@@ -57,7 +56,7 @@ def own_files(sources: Mapping[str, Path]) -> OwnFiles:
 
 
 def _distributions(modules: set[str]) -> list[str]:
-    """The distributions that modules come from, each with its version."""
+    """The installed distributions that contain these modules, each with its version, such as "numpy 2.3.1"."""
     from importlib.metadata import packages_distributions, version
 
     known = packages_distributions()

@@ -1,4 +1,4 @@
-"""What shrinking needs from a process that may load models and trace: sizes of a model, and a standalone file."""
+"""Functions that `shrink` calls in another process, since they load models and trace: model sizes, standalone file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def model_sizes(case: Case) -> dict[str, int]:
-    """The sizes of the case's model, by the names of `harness.case.SIZES`."""
+    """All sizes of the case's model by name, such as "layers"; the names are those of `harness.case.SIZES`."""
     from bitproof.reference.models import model_config
     from bitproof.reference.models.sizes import sizes_of
 
@@ -22,10 +22,10 @@ def model_sizes(case: Case) -> dict[str, int]:
 
 
 def write_file(case: Case, extra_passes: list[str], step: int, head: str) -> dict[str, Any]:
-    """Write a standalone file that shows the difference between the case's two systems; see `standalone`.
+    """Make the text of a standalone file that shows the difference between the case's two systems, and run it.
 
-    `extra_passes` are those of the candidate's graph. Returns the fields of `Written`. Raises NoFileError if no such
-    file can be made.
+    `extra_passes` are those of the candidate's graph, and `step` is the step whose inputs the file uses. `head` becomes
+    the file's docstring. Returns the fields of `standalone.Written`. Raises NoFileError if no file shows a difference.
     """
     import torch
 

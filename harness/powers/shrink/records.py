@@ -14,10 +14,10 @@ TRACE = "trace"
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A run of the case with a prefix of the pass list, or with only some of the regions chunked.
+    """A run of a search: the case with only the first passes of its list, or with only some of its regions chunked.
 
-    `applied` names the prefix or the regions. `reference` is the system with which the run was compared. `seconds`
-    includes the reference's run if that was recorded for this probe.
+    `applied` says which passes or regions, such as "until chunk". `reference` is the system that the candidate was
+    compared with. `seconds` includes running the reference, if it was not yet recorded.
     """
 
     applied: str
@@ -28,12 +28,12 @@ class Probe:
 
 @dataclass(kw_only=True)
 class Bisection:
-    """The result of a search, possibly unfinished.
+    """The result of a search for the pass that first changes bits, possibly unfinished.
 
-    `suspects` are the passes that may be to blame; at the end a single pass is left, or "trace" if tracing alone
-    differs. `equal` is the last pass of the longest prefix that was EQUAL. `result` is the result of the whole case.
-    `region_result` is the result with a single region chunked that differs alone. `problem` and `region_problem` say
-    why the search for a pass or a region ended early.
+    `suspects` are the passes that may be to blame; at the end a single one is left, which is "trace" if tracing without
+    any pass already differs. `equal` is the last pass of the longest list that was EQUAL. `result` is the result of the
+    case with all passes. `region_result` is the result with only one region chunked, if it differs. `problem` and
+    `region_problem` are the reasons why the search for a pass or a region ended without an answer.
     """
 
     suspects: tuple[str, ...] = ()
@@ -48,18 +48,17 @@ class Bisection:
 
     @property
     def blamed(self) -> str | None:
-        """The pass to blame, "trace" if tracing alone differs, None if the search has no answer."""
+        """The pass to blame, "trace" if tracing without any pass already differs, None if there is no answer."""
         return self.suspects[0] if len(self.suspects) == 1 and self.problem is None else None
 
     @property
     def region(self) -> str | None:
-        """The region that differs even if no other is chunked; None if none was found."""
+        """The region that makes a difference even if no other is chunked; None if none was found."""
         return self.regions[0] if self.region_result is not None else None
 
     @property
     def divergence(self) -> Divergence | None:
-        """The first divergence of the systems. If a region differs alone, it is that of the case with this region
-        chunked."""
+        """The first divergence of the two systems: with only the found region chunked, or else with all passes."""
         result = self.region_result or self.result
         return result.first_divergence if result else None
 
@@ -69,8 +68,8 @@ class Shrunk:
     """The result of shrinking a failing case.
 
     `result` is the result of the small case, or of the case itself if there was nothing to shrink; None if the search
-    was interrupted. `symptom` is the failure in words, if the small case failed in the same way once more. `case_file`
-    contains the small case. `file` is a file of plain Python that fails without bitproof, if there is one.
+    was interrupted. `symptom` is the failure in words; None unless a last run of the small case failed in the same way.
+    `case_file` contains the small case. `file` is a Python file that shows the failure, None if there is none.
     `exit_status` is the command's exit status.
     """
 

@@ -1,18 +1,18 @@
 """Shrink a failing case greedily: find a small case that still fails the same way.
 
-1. Take a dimension after another (steps, ranks, model, batch, passes). Make it minimal, or halve it, or lower it by 1,
-   as long as the case fails the same way. Dimensions that shorten runs come first. Example: 8 steps, first different
-   at step 2, become 3 steps.
+1. Go through the dimensions (steps, ranks, model, batch, passes), those that shorten runs first. Try to make a
+   dimension minimal, to halve it, and to lower it by 1; repeat this as long as the case fails the same way. Example: 8
+   steps, first different at step 2, become 3 steps.
 2. Repeat this until a whole round changes nothing, or the budget is spent.
 
 Invalid cases, such as an odd batch that must be split, are skipped without a run, and no case is tried twice. The order
 is fixed, so the same case always shrinks to the same result.
 
-A user's system may ignore a case's model and batch, so a run makes all sizes minimal at once. If every loss and every
-difference stays the same, bit for bit, the sizes are ignored: they keep their values, and are reported. Otherwise sizes
-are tried separately.
+A user's system may ignore the sizes of a case's model and batch. Therefore one run makes all sizes minimal at once. If
+every loss and every difference stays the same, bit for bit, the systems ignore the sizes: they are not changed, and are
+reported as ignored. Otherwise sizes are tried separately.
 
-Two runs fail the same way if they have the same `Symptom`, which leaves out everything that shrinking changes: indices
+Two runs fail the same way if they have the same `Symptom`. It leaves out everything that shrinking can change: indices
 of layers, names of nodes, ranks, steps.
 """
 
@@ -39,12 +39,12 @@ FEWEST_RANKS = 2
 
 
 class Symptom(NamedTuple):
-    """How a case fails. Unknown fields are None, and match only None.
+    """How a case fails. Two cases with equal symptoms fail the same way. Unknown fields are None.
 
-    - DIFFERENT: the kind of the first differing tensor, and the operator, direction and module of the blamed call.
-      Numbers in the module become `*`: layers.3.mlp is layers.*.mlp. An extra call has no module, since a pass adds
-      calls in many modules, and sizes decide which of them is first.
-    - ERROR: the error's first line and its `found:` line, without names and numbers.
+    - DIFFERENT: `kind` of the first differing tensor; `operator`, `direction` and `module` of the blamed call. Numbers
+      in the module become `*`: layers.3.mlp is layers.*.mlp. An extra call has no module: a pass adds calls in many
+      modules, and sizes decide which of them is first.
+    - ERROR: `error`, the first line and the `found:` line of the message, without names and numbers.
     """
 
     verdict: Verdict
@@ -81,7 +81,7 @@ def symptom_of(result: CaseResult) -> Symptom | None:
 
 
 def _unspecific(error: str) -> str:
-    """An error's first line and its `found:` line, with quoted names and words that contain digits replaced by _."""
+    """The first line and the `found:` line of an error, with `_` for quoted names and for words with digits."""
     lines = [line.strip() for line in error.splitlines() if not line.startswith("    ")]
     told = [line for index, line in enumerate(lines) if index == 0 or line.startswith("found:")]
     return re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"|[\w.]*\d[\w.]*", "_", "; ".join(told[:2]))
@@ -89,14 +89,14 @@ def _unspecific(error: str) -> str:
 
 @dataclass(frozen=True)
 class Trial:
-    """A case to run, with the candidate's extra passes and the fault to inject."""
+    """A case that may be run, with the candidate's extra passes and the fault to inject."""
 
     case: Case
     extra_passes: tuple[str, ...] = ()
     inject: str | None = None
 
     def check(self) -> None:
-        """Raise UsageError if the trial cannot be run."""
+        """Raise UsageError if the extra passes or the fault do not fit the case."""
         check_extra_passes(self.extra_passes, self.case)
         if self.inject is not None:
             check_fault(parse_fault(self.inject), self.case)
@@ -104,7 +104,7 @@ class Trial:
 
 @dataclass
 class Budget:
-    """The most runs (`tries`), and the most seconds from now on; `spent` is the number of runs so far."""
+    """The limits of a search: at most `tries` runs and `seconds` seconds from creation. `spent` counts the runs."""
 
     tries: int
     seconds: float
@@ -117,12 +117,12 @@ class Budget:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start."""
+        """Seconds since this budget was created."""
         return self.clock() - self.started
 
     @property
     def is_spent(self) -> bool:
-        """Whether no further run may start."""
+        """Whether a limit is reached, so that no further run may start."""
         return self.spent >= self.tries or self.elapsed >= self.seconds
 
 
@@ -131,11 +131,11 @@ Changes = Mapping[str, Any]
 
 Run = Callable[[Trial], CaseResult]
 Show = Callable[[str], None]
-"""Shows a line about a run that has ended, or about the result."""
+"""A function that shows a line about a run that has ended, or about the result."""
 
 
 def change(trial: Trial, changes: Changes) -> Trial:
-    """The trial with changed settings. Raises CaseError if they contradict each other."""
+    """Return the trial with new values of settings. Raises CaseError if these contradict each other."""
     parts: dict[str, dict[str, Any]] = {}
     # All changes of a part are made at once, since a single change may contradict the part's other settings.
     for name, value in changes.items():
@@ -148,10 +148,10 @@ def change(trial: Trial, changes: Changes) -> Trial:
 
 
 def shrink(start: Trial, result: CaseResult, run: Run, budget: Budget, show: Show) -> Trial:
-    """The smallest trial found that fails the same way as `start`, whose run had the result `result`.
+    """Return the smallest trial found that fails in the same way as `start`, whose run had the result `result`.
 
-    After each run, `show` gets a line about it. Sizes that the case leaves to its flavor stay unchanged, so `start`
-    should state all of them.
+    `show` gets a line of text about each run. Sizes that the case does not state, since its model's flavor has them,
+    are not changed; so `start` should state all of them.
     """
     symptom = symptom_of(result)
     assert symptom is not None, "what does not fail cannot be shrunk"
@@ -172,9 +172,9 @@ def shrink(start: Trial, result: CaseResult, run: Run, budget: Budget, show: Sho
 
 
 def _is_ignored(case: Case, changes: Changes, before: CaseResult, after: CaseResult) -> bool:
-    """Whether a run with other sizes shows that neither system uses them: its losses and differences are the same.
+    """Whether a run with other sizes shows that neither system uses them.
 
-    Built-in systems use all sizes.
+    This is so if losses and differences have the same bits as in the run `before`. Built-in systems use all sizes.
     """
     if {case.reference, case.candidate} & set(BUILT_IN) or not any(before.losses.values()):
         return False
@@ -203,7 +203,10 @@ class _Search:
         self.tried.add(self.smallest)
 
     def ask_of_sizes(self) -> None:
-        """Run a user's systems with minimal sizes, to find out whether they ignore all sizes."""
+        """Run a user's systems once with all sizes minimal, to find out whether they ignore them.
+
+        If so, the names of the sizes are added to `ignored`.
+        """
         is_ours = {self.smallest.case.reference, self.smallest.case.candidate} & set(BUILT_IN)
         if is_ours or self.budget.is_spent or not any(self.result.losses.values()):
             # Without losses, ignored sizes cannot be recognized.
@@ -217,7 +220,10 @@ class _Search:
             self.show(f"[{self.budget.elapsed:6.1f} s] try {self.budget.spent}: every size at its least: {told}")
 
     def improve(self, place: int) -> bool:
-        """Keep the first change of a dimension that still fails the same way. Returns whether there is any."""
+        """Try the smaller values of a dimension until one fails the same way, and keep it. Returns whether one does.
+
+        `place` is the dimension's index in DIMENSIONS.
+        """
         for changes, trial in self._untried(DIMENSIONS[place]):
             if self.budget.is_spent:
                 return False
@@ -227,7 +233,7 @@ class _Search:
         return False
 
     def _untried(self, dimension: Dimension) -> Iterator[tuple[Changes, Trial]]:
-        """The valid smaller trials of a dimension that were not tried before, with their changes."""
+        """Yield the smaller values of a dimension that are valid and new, as changes and changed trial."""
         for changes in dimension(self.smallest, self.result):
             if self.ignored.issuperset(changes):
                 continue
@@ -270,16 +276,16 @@ def differences(start: Trial, end: Trial) -> list[tuple[str, Any, Any]]:
 
 
 def _smaller(n: int, least: int = 1, step: int = 1) -> list[int]:
-    """Smaller sizes to try: `least`, half of n rounded down to a multiple of `step`, and n - `step`.
+    """Smaller sizes to try in place of n: `least`, half of n rounded down to a multiple of `step`, and n - `step`.
 
-    For example, _smaller(8) is [1, 4, 7]. The least size comes first, as most defects show there.
+    For example, _smaller(8) is [1, 4, 7]. The smallest comes first, since most defects also show with it.
     """
     found = (least, n // 2 // step * step, n - step)
     return list(dict.fromkeys(size for size in found if least <= size < n))
 
 
 def _steps(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Only as many steps as the first difference needs; then fewer."""
+    """Yield numbers of steps to try: only up to the first difference, then fewer."""
     steps, first = trial.case.steps, result.first_divergence
     if first is not None and first.step + 1 < steps:
         yield {"steps": first.step + 1}
@@ -287,9 +293,9 @@ def _steps(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 
 
 def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Fewer ranks, with groups of several sizes (see `_groups`); then smaller groups on as many ranks as now.
+    """Yield parallelism to try: fewer ranks, each with several group sizes (see `_groups`), then only smaller groups.
 
-    Expert and tensor parallelism are halved first separately, then together.
+    The sizes of expert and tensor parallelism are halved one at a time, then both.
     """
     now = trial.case.parallelism
     for n in _smaller(now.world_size, FEWEST_RANKS):
@@ -300,7 +306,10 @@ def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 
 
 def _groups(ep: int, tp: int, ranks: int) -> list[tuple[int, int]]:
-    """The sizes (ep, tp) to try on fewer ranks: the present ones, the largest that fit, halves, then 1 for either."""
+    """The sizes (ep, tp) of expert and tensor parallelism to try on `ranks` ranks.
+
+    These are the present sizes, their greatest common divisors with the number of ranks, halves, and 1 for either.
+    """
     # A group's size must divide the number of ranks.
     fit = math.gcd(ep, ranks), math.gcd(tp, ranks)
     halves = max(1, ep // 2), max(1, tp // 2)
@@ -308,14 +317,15 @@ def _groups(ep: int, tp: int, ranks: int) -> list[tuple[int, int]]:
 
 
 def _changed(now: Parallelism, **sizes: int) -> Changes:
+    # Sequence parallelism needs tp of at least 2, so it is switched off together with tp.
     changes: dict[str, Any] = {**sizes, "sequence": now.sequence and sizes.get("tp", now.tp) > 1}
     return {f"parallelism.{name}": value for name, value in changes.items() if value != getattr(now, name)}
 
 
 def _batch(name: str) -> Dimension:
-    """The dimension of a batch's size `name`: fewer rows or tokens. Even numbers are tried as well.
+    """Return a function that yields smaller sizes to try for the batch's size `name`, such as "seq_len".
 
-    A batch that is split in two needs an even number.
+    It also yields even sizes, since these are needed if the batch is split in two.
     """
 
     def smaller(trial: Trial, result: CaseResult) -> Iterator[Changes]:
@@ -326,7 +336,7 @@ def _batch(name: str) -> Dimension:
 
 
 def _layers(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Fewer layers, with as many dense layers as before, or none; then all layers dense."""
+    """Yield numbers of layers to try: fewer layers, with as many dense layers as now or none; then only dense ones."""
     model = trial.case.model
     if model.layers is None:
         return
@@ -345,6 +355,7 @@ def _size(name: str) -> Dimension:
     def smaller(trial: Trial, result: CaseResult) -> Iterator[Changes]:
         model = trial.case.model
         now = getattr(model, name)
+        # Dense layers have no experts: if all layers are dense, a run with fewer experts would show nothing new.
         is_read = name not in ("experts", "top_k") or model.dense_layers is None or model.dense_layers != model.layers
         if now is not None and is_read:
             yield from ({f"model.{name}": n} for n in _smaller(now, least, step))
@@ -386,7 +397,8 @@ SIZES: tuple[Dimension, ...] = (
 
 
 def _all_sizes(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """All sizes minimal at once."""
+    """Yield a single change, which makes all sizes minimal at once."""
+    # The first change that each dimension yields is its smallest size.
     sizes = [next(dimension(trial, result), {}) for dimension in SIZES]
     yield {name: least for each in sizes for name, least in each.items()}
 

@@ -1,11 +1,11 @@
-"""`bitproof shrink`: reduce a failing case to the smallest that fails in the same way, with files that reproduce it.
+"""`bitproof shrink`: find the smallest case that fails in the same way, and write files that reproduce the failure.
 
-1. Run the case's first step and, if that is not DIFFERENT, the whole case. A case that does not fail, or in which a
+1. Run the case's first step and, if this is not DIFFERENT, the whole case. A case that does not fail, or in which a
    system differs from itself, is not shrunk.
-2. Shrink the case. Tries run without controls, in a temporary folder. If the first step differs, tries run only that
-   step, and log its calls while it runs, so that no replay is needed.
+2. Shrink the case. Each system runs only once per try, in a temporary folder. If the first step differs, tries run only
+   one step, and log its operator calls in the same run, so that no replay is needed to find the call to blame.
 3. Run the smallest case again, each system twice.
-4. Write the small case, if possible a plain Python file that shows the difference, and a report.
+4. Write the small case, a report and, if possible, a plain Python file that shows the difference.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _FILE_SECONDS = 300.0
 
 @dataclass
 class _Drawer:
-    """A client with folders of its own, since several runs of a search have cases with the same name."""
+    """A client with its own folders for logs and recordings, since all runs of a search have the same case name."""
 
     client: Client
     run_dir: Path
@@ -74,8 +74,11 @@ class _Drawer:
 def shrink_and_report(
     case: Case, options: RunOptions, budget: Budget, report_dir: Path, replay: Sequence[str]
 ) -> Shrunk:
-    """Shrink a case; the exit status is 1 if the small case differs, 0 if there is nothing to shrink, otherwise 3.
-    `replay` are the options that a run of the small case must repeat. Raises UsageError for a wrong call."""
+    """Shrink a case, print and write the result, and return it.
+
+    Its exit status is 1 if the small case is DIFFERENT, 0 if the case does not fail, otherwise mostly 3 (see `refuse`).
+    `replay` are the options that a run of the small case must repeat. Raises UsageError if the options are wrong.
+    """
     refuse_torchrun("shrink", "tries fewer and fewer ranks, so it starts its own")
     start = Trial(case, options.extra_passes, options.inject)
     start.check()
@@ -91,8 +94,11 @@ def shrink_and_report(
 
 @dataclass
 class _Shrinking:
-    """A search for the smallest case that fails in the same way. `logs_calls`: tries run a single step and log its
-    calls. The logs are enough to find the symptom, since a symptom contains no bits of tensors."""
+    """A search for the smallest case that fails in the same way.
+
+    `logs_calls`: tries run a single step and log its operator calls. The logs are sufficient to find the symptom, which
+    does not depend on the tensors' bits.
+    """
 
     client: Client
     run_dir: Path
@@ -121,8 +127,11 @@ class _Shrinking:
         return self._finish(start, smallest, final, symptom)
 
     def _first(self, start: Trial) -> tuple[Trial, CaseResult]:
-        """Run the case; returns the trial to shrink and its result. If the first step alone is DIFFERENT, the trial is
-        that step: more steps would begin with the same difference."""
+        """Run the case, and return the trial to shrink and its result.
+
+        If the first step alone is DIFFERENT, the trial has only this step: more steps would begin with the same
+        difference.
+        """
         if start.inject is None:  # a fault may apply at a later step, and is refused if it never can
             short = replace(start, case=replace(start.case, steps=1))
             result = self._watched(short, "up_to_difference", "first_step", logs_calls=True)
@@ -132,7 +141,7 @@ class _Shrinking:
         return start, self._watched(start, "up_to_difference", "first")
 
     def _with_sizes(self, case: Case) -> Case:
-        """The case with every size of its model stated; unchanged if no model has its name."""
+        """The case with every size of its model stated; unchanged if its model is not known."""
         try:
             sizes: dict[str, Any] = self._called(case, "model_sizes", _ASK_SECONDS)
         except BitproofError:
@@ -142,7 +151,7 @@ class _Shrinking:
     def _called(
         self, case: Case, function: str, seconds: float, values: Mapping[str, Any] = MappingProxyType({})
     ) -> dict[str, Any]:
-        """The result of a function of `in_stage`, called in a process of its own."""
+        """Call a function of `in_stage` in another process, and return its result."""
         source = f"{_IN_STAGE}:{function}"
         return self.client.ask(CallRequest(case=case, function=source, values=dict(values)), seconds).values
 
@@ -154,7 +163,7 @@ class _Shrinking:
         return self._run(trial, options, folder, folder, lambda event: None, self.logs_calls)
 
     def _watched(self, trial: Trial, control: Any, name: str, *, logs_calls: bool = False) -> CaseResult:
-        """Run a trial with visible progress, and keep its logs and recordings in the folder `name`."""
+        """Run a trial, show its progress, and store its logs and recordings in the folder `name`."""
         with make_progress(1) as show:
             options = replace(self.options, control=control)
             folders = self.run_dir / name, self.client.work / name
@@ -186,6 +195,7 @@ class _Shrinking:
         print(f"it fails: {symptom}" if confirmed else f"the confirming run was {final.verdict.value}: do not trust it")
         folder = self.run_dir / FOLDER
         case_file = folder / "case.json"
+        # Shrinking may have removed passes, so they are named here, and not in `replay`.
         options = self.replay + tuple(part for text in smallest.extra_passes for part in ("--extra-pass", text))
         options += (CASE_FILE, str(case_file))
         command = shlex.join(["bitproof", "run", *options])
@@ -221,7 +231,10 @@ class _Shrinking:
         )
 
     def _write_file(self, trial: Trial, final: CaseResult, folder: Path, command: str) -> tuple[Path | None, str]:
-        """The path of the plain Python file, and a text about it and its output; or None, and the reason for none."""
+        """Write a plain Python file that shows the difference. Returns its path, and a text about it with its output.
+
+        If there can be no such file, returns None and a text with the reason.
+        """
         case, first = trial.case, final.first_divergence
         if first is None:
             return None, "none: what fails is a run, and a file could only compare results"
@@ -248,10 +261,11 @@ class _Shrinking:
 def _write_own_systems(
     file: Path, trial: Trial, final: CaseResult, command: str, maps_names: bool
 ) -> tuple[Path | None, str]:
-    """Write a file with both systems' code that shows the difference, if possible without bitproof.
+    """Write a Python file that contains or loads a user's two systems and shows their difference.
 
-    If such a file shows no difference, try a file that needs bitproof. If the code does not run outside of its folder,
-    try a file that names the systems' folder. Returns the path and a text about it, or None and the reason.
+    Three forms are tried until one shows the difference: a file with the systems' code that needs no bitproof, one that
+    needs bitproof, and one that loads the systems from their folder. Returns the path and a text about the file, or
+    None and a text with the reason.
     """
     case = trial.case
 
@@ -279,8 +293,10 @@ def _write_own_systems(
 
 
 def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:
-    """Write and run a file with a user's two systems; returns its path and a text about it. If the file shows no
-    difference, it is removed, and the result is None and the reason."""
+    """Write and run a file with a user's two systems. Returns its path, and a text about it with its output.
+
+    If the file shows no difference, it is removed; then returns None and a text with the reason.
+    """
     print("writing a file that shows it, and running it", flush=True)
     write_atomically(file, text)
     with tempfile.TemporaryDirectory() as elsewhere:  # its own report goes here
@@ -298,7 +314,7 @@ def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:
 
 
 def why_no_file(trial: Trial, final: CaseResult) -> str | None:
-    """The reason why no plain Python file can show the failure; None if there may be such a file."""
+    """The reason why a plain Python file cannot show the failure; None if no reason is known."""
     if trial.inject is not None:
         return "the difference is put in from outside of the two systems' code"
     if trial.case.pipeline.compiles:
@@ -324,7 +340,10 @@ def _report_interrupted(case: Case, options: RunOptions, run_dir: Path) -> Shrun
 
 
 def refuse(result: CaseResult) -> int:
-    """Print the reason why there is nothing to shrink; returns the exit status."""
+    """Print why there is nothing to shrink, and return the exit status.
+
+    It is 0 if the case does not fail, 1 if a system differs from itself, and 3 if the case could not be judged.
+    """
     reasons = {
         Verdict.NONDETERMINISTIC: ("a system differs from itself, so smaller cases would prove nothing", UNEXPECTED),
         Verdict.UNVERIFIED: ("the case could not be judged", UNJUDGED),

@@ -1,4 +1,4 @@
-"""Describe a shrunk case: the settings that changed, and the text at the top of the file that reproduces it."""
+"""Describes a shrunk case: lines with the changed settings, and the docstring of the file that reproduces it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bitproof.harness.report.text import blame, locate
 
 
 def tell_shrunk(changes: Iterable[tuple[str, object, object]], tries: int, seconds: float) -> list[str]:
-    """Each changed setting before and after, a line each, and the number of tries and seconds."""
+    """Lines of text: how many tries and seconds shrinking took, and each changed setting before and after."""
     rows = [(name, str(was), str(now)) for name, was, now in changes]
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     lines = [f"  {name.ljust(widths[0])}  {was.rjust(widths[1])} -> {now}" for name, was, now in rows]
@@ -24,8 +24,7 @@ def tell_shrunk(changes: Iterable[tuple[str, object, object]], tries: int, secon
 
 
 def tell_head(case: Case, result: CaseResult, command: str) -> str:
-    """The docstring of a file that reproduces a shrunk case with torch alone. `command` is the command that runs the
-    case."""
+    """The docstring of a file that reproduces a shrunk case with only torch. `command` runs the case itself."""
     from importlib.metadata import version
 
     return f"""Two training steps that should agree in every bit, and do not: {case.name}, shrunk.
@@ -40,7 +39,7 @@ The case itself: {command}"""
 
 
 def tell_own_head(case: Case, result: CaseResult, command: str, packages: str) -> str:
-    """The docstring of a file that reproduces a case with a user's two systems. The file requires `packages`."""
+    """The docstring of a file that reproduces a case with a user's two systems; the file needs these `packages`."""
     return f"""Two systems that should agree in every bit, and do not: {case.name}, shrunk.
 
 `reference` is {case.reference}, `candidate` {case.candidate}. {locate(result.first_divergence)} differs first.
@@ -60,10 +59,10 @@ def tell_own_systems(
     names: Mapping[str, str],
     needs: Sequence[str],
 ) -> str:
-    """A script with a small case that runs a user's two systems and exits with 1 if they differ.
+    """The text of a script that runs a small case with a user's two systems, and exits with 1 if they differ.
 
-    It contains the user's files: `texts` maps the path to write to the content. `names` maps a system or pass to its
-    name in those files; others keep their full path. `needs` are the packages to install.
+    The script contains the user's files: `texts` maps each relative path to its content. `names` maps a system or pass
+    to its name in these files; others are named by their full path. `needs` are the packages to install.
     """
     # The script must exit with 1 if the systems differ, so its case expects EQUAL.
     values = replace(case, expected=Verdict.EQUAL.value, differs=()).to_dict()

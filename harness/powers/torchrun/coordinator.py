@@ -1,6 +1,6 @@
 """A rank of torchrun: it connects to the other ranks, and runs its part of every run.
 
-On rank 0 it is also the client of the cases: it sends each run to all ranks, and collects the ends of all parts.
+On rank 0 it is also the client that runs the cases: it sends each run to all ranks, and collects how their parts ended.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ def check_world_size(cases: Sequence[Case]) -> None:
 
 @contextmanager
 def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
-    """Open rank 0's client for all ranks. At the end of the block the other ranks are dismissed, with the error, if
-    any.
+    """Context for rank 0: yields the coordinator, once all ranks are connected.
+
+    At the end of the block the other ranks are sent a message that ends them, with the error, if any.
     """
     with _joined(run_dir, options) as coordinator:
         problem = None
@@ -88,7 +89,7 @@ def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator
 
 
 def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
-    """On any rank but 0: run this rank's part of each run, until rank 0 is done.
+    """On ranks other than 0: run this rank's part of each run, until rank 0 is done.
 
     Yields the results that rank 0 sends, and raises the error that ended rank 0.
     """
@@ -145,7 +146,7 @@ def _work_folder() -> Iterator[Path]:
 
 
 class Coordinator:
-    """A rank of torchrun. On rank 0, it is also the client that runs the cases (`session.Client`)."""
+    """A rank of torchrun. On rank 0, it is also the client through which cases are run (`session.Client`)."""
 
     def __init__(self, run_dir: Path, options: RunOptions, work: Path, rank: int) -> None:
         self.run_dir = run_dir
@@ -159,11 +160,13 @@ class Coordinator:
         self._told_of: str | None = None
         self.peers = Peers(rank, self.world_size, work)
         self._own_dir = self._first_dir = run_dir.resolve()
+        # Started at once, so that the host loads torch while ranks still connect.
         self._host = self._start_host()
 
     def close(self, problem: Problem | None = None) -> None:
-        """End the host and its descendants, and close the connections to other ranks. Rank 0 gets `problem` as the
-        reason.
+        """End the host and its descendants, and close the connections to other ranks.
+
+        A rank other than 0 first sends `problem` to rank 0, as its reason for leaving.
         """
         # Rank 0's last message has the error for all ranks, and another rank's has its reason: these get more time.
         self._host.kill()
@@ -174,7 +177,7 @@ class Coordinator:
     def join(self) -> None:
         """Connect with all other ranks, within the time limit of a case.
 
-        Raises RankError, which names the missing ranks, and CaseError if some ranks have other versions or code.
+        Raises RankError, which names ranks that did not connect, or CaseError if ranks have other versions or code.
         """
         rendezvous = Rendezvous(self.peers, self.options.timeout, self._made_of)
         hello = Hello(
@@ -207,10 +210,10 @@ class Coordinator:
             raise
 
     def place(self, case: Case) -> Placement:
-        """The device and backend of all ranks.
+        """Return the device and the backend on which all ranks run a case.
 
-        Raises CaseError if a rank lacks a GPU, if the ranks of a case that resumes are on several machines, and for
-        collectives in shared memory.
+        Raises CaseError if a rank lacks a GPU, if the case resumes from a checkpoint and the ranks are on several
+        machines, or if collectives in shared memory are requested.
         """
         machines = len({seat.machine for seat in self._seats})
         if case.resume_at is not None and machines > 1:
@@ -235,9 +238,9 @@ class Coordinator:
         return placement
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """On rank 0: run a system on all ranks, or let rank 0's own host answer a request that needs no ranks.
+        """On rank 0: run a system on all ranks; or have rank 0's host answer a request that needs no ranks.
 
-        Raises the error of the run or of the answer.
+        Raises the error of the run or of the host.
         """
         if isinstance(request, RunRequest):
             return cast(A, self._run_all(request, on_event))
@@ -248,7 +251,7 @@ class Coordinator:
         self.peers.tell_all(result)
 
     def hear(self) -> Message:
-        """On any rank but 0: wait for the next message from rank 0. Raises RankError if rank 0 is gone."""
+        """On ranks other than 0: return the next message from rank 0. Raises RankError if rank 0 is gone."""
         while True:
             self.peers.listen()
             if self.peers.heard:
@@ -257,7 +260,7 @@ class Coordinator:
             self.peers.links.wait(0.2)
 
     def run(self, request: RunRequest) -> None:
-        """On any rank but 0: run this rank's part, and send rank 0 the end of that part and its files."""
+        """On ranks other than 0: run this rank's part of a run, and send its end and its files to rank 0."""
         localized = self._localized(request)
         account, files = self._run(localized)
         if localized is not request:  # rank 0 removes its own machine's
@@ -275,8 +278,11 @@ class Coordinator:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_half(self, request: RunRequest, number: int, on_event: OnEvent) -> tuple[list[End], list[Path]]:
-        """Run all ranks. Returns each rank's end of the run, and its file; raises the error of the rank to blame.
-        `number` is 0 or 1: for the halves of a run that is resumed, so that their files have different names."""
+        """Run a system on all ranks, or one half of a run that resumes from a checkpoint.
+
+        Returns how each rank's part ended, and the path of each rank's file. `number`, 0 or 1, is part of the files'
+        names, so that the two halves have different ones. Raises the error of the rank to blame.
+        """
         if self.peers.lost is not None:
             raise self.peers.lost
         self.peers.listen()
@@ -295,8 +301,11 @@ class Coordinator:
         return [account.end for account, _ in answers if account.end is not None], parts
 
     def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[Account, list[Path]]:
-        """Run this rank's part of a run. Returns the part's end, or its error, as an Account, and the rank's files.
-        Except on rank 0, RankError is raised if rank 0 or the launcher is gone."""
+        """Run this rank's part of a run.
+
+        Returns an Account of how it ended, with the error if it failed, and the rank's files. On ranks other than 0,
+        raises RankError if rank 0 or the launcher is gone.
+        """
         number = self.peers.begin_run()
         files = [(self.work / "part").with_suffix(suffix) for suffix in FILES]
         for file in files:
@@ -338,9 +347,9 @@ class Coordinator:
         return replace(account, end=end, num_bytes=sizes), present
 
     def _localized(self, request: RunRequest) -> RunRequest:
-        """A request of rank 0, with paths on this machine in place of paths on rank 0's machine.
+        """Rank 0's request for a run, with paths that are valid on this machine.
 
-        Other machines write no profile: its times would have to be on the clock of rank 0's machine.
+        On other machines than rank 0's no profile is written, since its times would need rank 0's clock.
         """
         # Paths of rank 0 are valid here.
         if self._own_dir == self._first_dir:
@@ -367,7 +376,7 @@ class Coordinator:
             raise lost.error from lost
 
     def _made_of(self, is_gone: Callable[[], bool]) -> MadeOf | None:
-        """This rank's versions, code and GPUs, from its host; None once `is_gone` returns True."""
+        """Ask this rank's host for its versions, code and GPUs. Returns None as soon as `is_gone` returns True."""
         request = MadeOfRequest(names_gpus=self.options.device != "cpu")
         try:
             return self._host.ask(request, _START_SECONDS, lambda event: None, is_gone)
@@ -384,8 +393,11 @@ class Coordinator:
         return HostProcess(log, temporary=self.work, verbose=self.options.verbose, starts=starts)
 
     def _gather(self, own: tuple[Account, list[Path]], run: RunRequest) -> list[tuple[Account, Path | None]]:
-        """Wait until each rank has sent its end. Returns the ends in rank order, each with a file of attached bytes.
-        Raises the error of the rank to blame, and RankError if a rank is silent or gone."""
+        """Wait until each rank has reported the end of its part.
+
+        Returns, in rank order, each rank's Account and a file with the bytes that it attached. `own` is rank 0's.
+        Raises the error of the rank to blame, or RankError if a rank does not report or is gone.
+        """
         # After a failure here the others end soon, so they get the margin but not a whole run's time.
         is_bad = own[0].end is None or not own[0].end.done
         limit = time.monotonic() + (_MARGIN if is_bad else run.timeout + _MARGIN)
@@ -418,7 +430,7 @@ class Coordinator:
 
 
 def _node() -> str:
-    """A name for this rank's machine and torchrun's agent there, equal on all ranks of the agent: `host/0`."""
+    """A name for this machine and torchrun's agent on it, such as `host/0`; the same on all ranks of the agent."""
     return f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}"
 
 
@@ -428,7 +440,7 @@ def _ended_for_a_peer(rank: int) -> Failure:
 
 
 def _error_of(accounts: list[Account], run: RunRequest, silent: list[int]) -> RankError | None:
-    """The error to report if ranks failed, were late, or sent nothing; None if all succeeded."""
+    """The error to report if a rank failed, was late, or did not report (`silent`); None if all succeeded."""
     # Failures have times on the monotonic clocks of their machines. `clock` converts them to the time of day.
     ends = [account.end for account in accounts if account.end is not None]
     by_failure = {

@@ -1,11 +1,11 @@
 """Messages between torchrun's ranks: a connection from every rank to rank 0, served by a thread.
 
 A message is a line of JSON (`framing.py`), followed by files of any size, which are copied in parts from disk to disk.
-Both ends send a pulse every second. So a vanished peer is detected within SILENCE seconds, even if its machine or the
-network failed, and even while this process is busy. A killed peer is detected immediately, as its system closes the
-connection.
+Both ends send an empty message, a pulse, every second. So a vanished peer is noticed within SILENCE seconds, even if
+its machine or the network failed, and even while this process is busy. A killed peer is noticed immediately, since its
+system closes the connection.
 
-A peer is trusted only after a first, short message with the run's token. Imports no torch.
+Only a peer whose first, short message contains the run's token is trusted. Imports no torch.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ SILENCE = 7.0
 """Seconds without a pulse after which a peer counts as gone."""
 _PULSE_SECONDS = 1.0
 PAUSE_SECONDS = 3.0
-"""If an iteration of the serving thread takes so much longer than its timeout, this process itself was stopped.
+"""If an iteration of the serving thread takes this many seconds more than its timeout, this process was suspended.
 
-Then the peers were not silent.
+Then silence of the peers does not count.
 """
 _HEADER = struct.Struct(">8sQQ")  # MAGIC, and the sizes in bytes of the JSON and of the files
 MAGIC_WORD = b"bitprf\x00\x01"
 # A stranger can connect too, so its first message must be short.
 _MAX_FIRST, _MAX_TEXT = 1 << 20, 1 << 30
-"""The most bytes of JSON, before and after a peer is known."""
+"""The most bytes of JSON in a peer's first message, and in each later one."""
 _PART = 1 << 20
 _MAX_WAITING = 1024  # peers that connect at the same moment
 _CONNECT_SECONDS = 5.0
@@ -56,14 +56,15 @@ def allow_open_files(number: int) -> None:
 
 
 class Line:
-    """A connection to a peer, another rank's process; `name` describes it in errors.
+    """A connection to a peer, which is another rank's process; `name` describes the peer in errors.
 
     `is_known`: the peer's first message was accepted. `gone` is the reason why the connection ended, None until then.
-    `inbox` has the received messages, each with the file of its attached bytes.
+    `inbox` has the received messages, each with the file of its attached bytes or None.
     """
 
     def __init__(self, peer: socket.socket, name: str, spool: Path) -> None:
         peer.setblocking(False)
+        # Small messages must not wait for later ones.
         with contextlib.suppress(OSError):
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = peer
@@ -82,7 +83,7 @@ class Line:
 
     @property
     def is_within_message(self) -> bool:
-        """Whether a message of the peer has arrived, but not all of it yet."""
+        """Whether only a part of the peer's next message has arrived yet."""
         return self._wanted is not None
 
     @property
@@ -91,19 +92,19 @@ class Line:
         return bool(self._outbox)
 
     def put(self, text: bytes, files: Sequence[Path] = ()) -> None:
-        """Queue a message, followed by the bytes of these files in sequence."""
+        """Queue a message, followed by the bytes of these files."""
         opened = [file.open("rb") for file in files]
         size = sum(os.fstat(file.fileno()).st_size for file in opened)
         self._outbox.append(memoryview(_HEADER.pack(MAGIC_WORD, len(text), size) + text))
         self._outbox.extend(opened)
 
     def put_pulse(self) -> None:
-        """Queue an empty message, unless other messages are queued already: any message counts as a pulse."""
+        """Queue an empty message as a pulse, unless messages are queued: any message shows that this process lives."""
         if not self._outbox:
             self._outbox.append(memoryview(_HEADER.pack(MAGIC_WORD, 0, 0)))
 
     def send(self) -> None:
-        """Send as much as the peer accepts now."""
+        """Send as much of the queued data as the socket accepts without waiting."""
         while self._outbox:
             # A file is read in parts, so memory does not grow with its size.
             first = self._outbox[0]
@@ -126,7 +127,7 @@ class Line:
                 self._outbox[0] = first[sent:]
 
     def receive(self) -> None:
-        """Read the received bytes. Raises ValueError for an invalid message, and OSError when the peer is gone."""
+        """Read the bytes that have arrived. Raises ValueError for an invalid message, and OSError for a lost peer."""
         for _ in range(64):  # a bound, so that other peers are served too
             try:
                 content = self.socket.recv(_PART)
@@ -139,7 +140,7 @@ class Line:
             self._read()
 
     def close(self, why: str) -> None:
-        """Close the connection to this peer."""
+        """Close the connection to this peer, for the reason `why`."""
         self.gone = self.gone or why
         self.socket.close()
         for item in self._outbox:
@@ -196,9 +197,9 @@ class Line:
 
 
 class Links:
-    """All connections of this process. A thread serves them until `close`.
+    """All connections of this process, served by a thread until `close`.
 
-    Files of a message are received into the folder `spool`, and stay there until the same peer's next files arrive.
+    Received files are stored in the folder `spool`. A peer's files are replaced when its next ones arrive.
     """
 
     def __init__(self, spool: Path) -> None:
@@ -218,10 +219,10 @@ class Links:
         self._thread.start()
 
     def listen(self, address: str) -> int:
-        """Listen for peers, and return the port.
+        """Accept connections of peers from now on; returns the port.
 
-        If `address` is a loopback address, only that address is used. Otherwise all addresses of this machine are, as
-        its name may resolve differently on other machines.
+        If `address` is a loopback address, only it is used. Otherwise peers can connect to any address of this machine,
+        since they may resolve its name to different ones.
         """
         if address == "localhost" or address.startswith("127."):
             listener = socket.create_server((address, 0), backlog=_MAX_WAITING)
@@ -256,7 +257,7 @@ class Links:
         self._wake()
 
     def take(self, line: Line) -> tuple[bytes, Path | None] | None:
-        """The next message of a peer, and the file with all attached bytes; None if no message has arrived.
+        """Return the next message of a peer and the file with its attached bytes, or None if no message has arrived.
 
         The file is None for a message without attached bytes.
         """
@@ -264,7 +265,10 @@ class Links:
             return line.inbox.popleft() if line.inbox else None
 
     def newcomers(self) -> list[tuple[Line, dict[str, Any]]]:
-        """The newly connected peers, with their first messages. A peer that sends invalid JSON is disconnected."""
+        """Return new connections whose first message has arrived, with this message.
+
+        A peer whose first message is no JSON object is disconnected.
+        """
         found = []
         with self._changed:
             for line in [line for line in self._lines if not line.is_known and line.inbox]:
@@ -280,23 +284,23 @@ class Links:
         return found
 
     def welcome(self, line: Line, name: str) -> None:
-        """Accept a newcomer as a known peer."""
+        """Accept a new connection as that of a known peer, called `name` in errors."""
         with self._changed:
             line.is_known, line.name = True, name
 
     def part_with(self, line: Line, why: str) -> None:
-        """Close the connection to a peer once its queued messages are sent, after a second at most."""
+        """Close the connection to a peer, for the reason `why`, when its messages are sent, or after a second."""
         self._flush([line], _PULSE_SECONDS)
         with self._changed:
             self._drop(line, why)
 
     def wait(self, seconds: float) -> None:
-        """Wait until a connection changes, for `seconds` at most. Signals are handled during the wait."""
+        """Wait until any connection changes, at most `seconds`, but also at most 0.2 s, so that signals are handled."""
         with self._changed:
             self._changed.wait(min(seconds, 0.2))
 
     def close(self, seconds: float = 0.0) -> None:
-        """Close all connections once queued messages are sent, after `seconds` at most."""
+        """Close all connections once queued messages are sent, at most after `seconds`."""
         # The serving thread must have ended before sockets are closed: it may be within `select` on them.
         self._flush(self._lines, seconds)
         with self._changed:
@@ -376,8 +380,9 @@ class Links:
             self._changed.notify_all()
 
     def _feel_pulses(self, before: float) -> float:
-        """Send pulses, and drop peers without one. `before` is the time of the previous call; returns the time of this
-        call.
+        """Send pulses, and drop peers from which nothing has come for SILENCE seconds. Returns the present time.
+
+        `before` is the time of the previous call: after a long pause of this process, silence does not count.
         """
         now = time.monotonic()
         # If this process was suspended (SIGSTOP, a paused machine), silence says nothing about the peers.

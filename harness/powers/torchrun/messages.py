@@ -22,9 +22,9 @@ FILES = ("", VALUES, ARCHIVE)
 class Hello:
     """A rank's first message to rank 0: its number, its machine, and its run folder.
 
-    `node` names the machine and the launcher's agent there; `machine` distinguishes machines of the same name.
-    `local_rank` is LOCAL_RANK, if the launcher set it. The rank's versions and code follow in another message, once its
-    host has loaded torch.
+    `node` names the machine and the launcher's agent on it; `machine` distinguishes machines with the same host name.
+    `local_rank` is LOCAL_RANK, None if the launcher did not set it. The rank's versions and code are sent later, once
+    its host has loaded torch.
     """
 
     token: str
@@ -38,10 +38,10 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class Welcome:
-    """Rank 0's answer, once all ranks have connected.
+    """Rank 0's answer to a rank, once all ranks have connected.
 
-    `run_dir` is rank 0's run folder. `own_dir` is the folder for the logs of the receiving rank's machine. `seat` has
-    the receiving rank's number on its machine, and its GPU.
+    `run_dir` is rank 0's run folder, and `own_dir` the run folder on the receiving rank's machine. `seat` has the
+    receiving rank's number on its machine, and its GPU.
     """
 
     run_dir: Path
@@ -51,16 +51,14 @@ class Welcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """The run of this number has failed on some rank, so the others must stop: they might wait for that rank
-    forever.
-    """
+    """A message that run number `run` has failed on a rank. The others must stop, or they might wait forever."""
 
     run: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Farewell:
-    """A rank leaves; `problem` is the cause, None if it finished."""
+    """A rank's last message. `problem` is the reason why it leaves, None if it has finished."""
 
     problem: Problem | None = None
 
@@ -71,10 +69,11 @@ Message = RunRequest | CaseResult | Failed | Farewell
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """The end of a rank's part of a run: its `End`, or the problem that prevented it. Runs are numbered from 1.
+    """A rank's report of how its part of a run ended. `run` is the number of the run, from 1.
 
-    `clock` is the time of day, on which machines agree, minus the monotonic clock of the rank's machine. `num_bytes`
-    has the sizes of the attached files, in the order of `FILES`; 0 for a file that the rank does not have.
+    `end` describes the end; if there is none, `problem` is the error that prevented it. `clock` is the time of day, on
+    which machines agree, minus the monotonic clock of the rank's machine. `num_bytes` has the sizes of the attached
+    files, in the order of `FILES`; 0 if the rank has no such file.
     """
 
     run: int
@@ -85,13 +84,13 @@ class Account:
 
     @property
     def failed_by_itself(self) -> bool:
-        """Whether the rank failed for a reason of its own, and not only because it lost another rank."""
+        """Whether the rank failed, and not only as a consequence of another rank's failure."""
         failure = self.end.failure if self.end else None
         return self.problem is not None or (failure is not None and not failure.secondary)
 
 
 def read_message(text: bytes, *kinds: type) -> Any:
-    """Read a message from a known rank. Raises RankError if it is not valid."""
+    """Read a message of one of these kinds from a known rank. Raises RankError if it is invalid."""
     try:
         return framing.read(text, *kinds)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -101,9 +100,9 @@ def read_message(text: bytes, *kinds: type) -> Any:
 
 
 def unpack(account: Account, content: Path | None, part: Path) -> None:
-    """Split the attached bytes of `content` into the rank's files: `part` with each suffix of `FILES`.
+    """Split the file `content` of attached bytes into a rank's files, named `part` with each suffix of `FILES`.
 
-    Raises RankError if the number of bytes is wrong.
+    Raises RankError if the number of bytes is not the announced one.
     """
     for suffix in FILES:
         part.with_suffix(suffix).unlink(missing_ok=True)  # an earlier run's

@@ -1,4 +1,4 @@
-"""The other ranks, as a rank of torchrun sees them: its connections, their messages, and the ranks that are gone."""
+"""The other ranks from the viewpoint of a rank of torchrun: connections, messages, and ranks that are gone."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ _FILES_A_RANK = 16
 
 
 class Peers:
-    """All ranks but this one. `lines` has a connection to each of them on rank 0, elsewhere only the one to rank 0.
-    Received files go into the folder `spool`."""
+    """All ranks but this one.
+
+    `lines` has the connections by rank: on rank 0 to every other rank, on other ranks only to rank 0. Received files
+    are stored in the folder `spool`.
+    """
 
     def __init__(self, rank: int, world_size: int, spool: Path) -> None:
         self.rank = rank
@@ -50,7 +53,7 @@ class Peers:
         self.launcher = Launcher()
 
     def begin_run(self) -> int:
-        """Begin the next run, and forget failures of the run before; returns the new run's number."""
+        """Begin the next run, and forget failures of the previous run; returns the number of the new run."""
         self.run_number += 1
         self.failed_at = float("inf")
         return self.run_number
@@ -61,7 +64,7 @@ class Peers:
             self.links.tell(line, message)
 
     def listen(self) -> None:
-        """Read all messages received so far, and handle ranks that connect too late."""
+        """Handle all messages received so far, and ranks that connect too late."""
         if self.meet_latecomer is not None:
             for newcomer, said in self.links.newcomers():
                 self.meet_latecomer(newcomer, said)
@@ -70,7 +73,7 @@ class Peers:
                 self.take(rank, *message)
 
     def take(self, rank: int, text: bytes, files: Path | None) -> None:
-        """Store a rank's message, and the files that came with it."""
+        """Handle a rank's message, and the file that came with it."""
         # Rank 0 sends runs and results; the other ranks send versions and accounts. Any other message is damaged.
         if self.rank:
             message = read_message(text, RunRequest, CaseResult, Failed, Farewell)
@@ -91,16 +94,16 @@ class Peers:
                 self.heard.append(message)
 
     def gone(self) -> dict[int, str]:
-        """The ranks that are gone, each with the reason, as far as known."""
+        """The ranks that are gone, each with the reason in words."""
         found = {rank: f"{line.gone}" for rank, line in self.lines.items() if line.gone is not None}
         for rank, problem in self.left.items():
             found[rank] = f"it left: {problem.error().what}"
         return found
 
     def refuse_lost(self, when: str = "before all was done") -> None:
-        """Raise RankError if a needed rank is gone.
+        """Raise RankError if any rank or this rank's torchrun is gone; `when` says at which stage, in words.
 
-        If rank 0 died, its agent ends moments later, and with it torchrun's store: the error names both.
+        If rank 0 died, its torchrun agent ends moments later, and with it torchrun's store: the error names both.
         """
         error: BitproofError | None = self.launcher.ended()
         # If this rank's own torchrun has ended, lost connections are a consequence, and not the cause.
@@ -119,7 +122,9 @@ class Peers:
             raise error
 
     def explained(self, caught: BaseException) -> BaseException:
-        """The reason why this rank ends: if torchrun sent a signal because ranks are lost, the error about these, else
+        """Return the error that explains why this rank ends.
+
+        If it ends by a signal of torchrun because other ranks are lost, this is the error about them, otherwise
         `caught`.
         """
         if self.rank and isinstance(caught, interrupts.STOPS):
@@ -131,30 +136,30 @@ class Peers:
         return caught
 
     def _named_by(self, gone: Collection[int]) -> BitproofError | None:
-        """The error of a rank that left, if that error blames another rank, which is still connected; else None."""
+        """The error of a rank that left, if it blames a rank that is not `gone` and still connected; otherwise None."""
         told = (problem.error() for problem in self.left.values())
         return next((each for each in told if getattr(each, "rank", None) not in (None, *gone)), None)
 
     def tell_failed(self) -> None:
-        """Notify the other ranks that this rank's run has failed, since they may wait for this rank forever."""
+        """Notify the connected ranks that this rank's run has failed, since they may wait for this rank forever."""
         self.tell_all(Failed(run=self.run_number))
 
     def note_failed(self) -> None:
-        """Remember the time of a run's first failure; rank 0 notifies all others."""
+        """Note when the run first failed on a rank. On rank 0 also notify all other ranks."""
         if self.failed_at == float("inf"):
             self.failed_at = time.monotonic()
             if self.rank == 0:
                 self.tell_failed()
 
     def has_lost(self) -> bool:
-        """Whether a rank, or the launcher of this rank, is gone."""
+        """Whether a rank, or the torchrun agent that started this rank, is gone."""
         self.listen()
         return bool(self.gone()) or self.launcher.ended() is not None
 
     def is_abandoned(self) -> bool:
-        """Whether this rank's part of a run will never end by itself, so its processes should be killed.
+        """Whether this rank's part of a run cannot end by itself, so that its processes must be killed.
 
-        That is so if a rank is gone, or if another rank failed more than 5 s ago.
+        This is so if a rank is gone, or if another rank failed more than 5 s ago and this rank may wait for it.
         """
         if self.has_lost():
             self.note_failed()

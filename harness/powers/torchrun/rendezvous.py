@@ -40,7 +40,7 @@ AskMadeOf = Callable[[Callable[[], bool]], MadeOf | None]
 
 
 class Rendezvous:
-    """Connects a rank with all others, within `timeout` seconds."""
+    """Connects the ranks: rank 0 with all others, and each of the others with rank 0, within `timeout` seconds."""
 
     def __init__(self, peers: Peers, timeout: float, ask_made_of: AskMadeOf) -> None:
         self._peers = peers
@@ -51,8 +51,10 @@ class Rendezvous:
         self._told_at, self._told = time.monotonic(), ""
 
     def call_roll(self, own: Hello) -> list[Seat]:
-        """On rank 0: wait for all ranks, compare versions and code, and assign each rank its seat (number and GPU).
-        Raises RankError, which names the missing ranks, and CaseError if some ranks have other versions or code."""
+        """On rank 0: wait for all ranks, and compare versions and code. Returns each rank's local rank and GPU.
+
+        Raises RankError, which names missing ranks, or CaseError if ranks have other versions or other code.
+        """
         deadline = self._deadline
         self._peers.token = secrets.token_hex(16)
         arrived: dict[int, Hello] = {0: own}
@@ -122,7 +124,10 @@ class Rendezvous:
         arrived[hello.rank] = hello
 
     def _hello_of(self, said: dict[str, Any], arrived: Mapping[int, Hello]) -> Hello:
-        """A new rank's first message. Raises CaseError if it cannot belong to this run."""
+        """Check a new rank's first message, and return it. Raises CaseError if the rank cannot belong to this run.
+
+        `arrived` has the first messages of the ranks that have already connected.
+        """
         try:
             hello: Hello = framing.read(json.dumps(said), Hello)
             is_of_size = 0 < hello.rank < self._peers.world_size == hello.world_size
@@ -145,7 +150,10 @@ class Rendezvous:
         return hello
 
     def _refuse_second(self, word: str) -> None:
-        """On rank 0: raise CaseError if the rank 0 that left the message `word` in the store still lives."""
+        """On rank 0: raise CaseError if another process that is rank 0, too, still listens.
+
+        `word` is the message with its address that it left in torchrun's store.
+        """
         with suppress(ValueError, KeyError, TypeError, OSError):
             found = json.loads(word)
             line = self._connect(found["addresses"], found["port"])
@@ -158,7 +166,10 @@ class Rendezvous:
             )
 
     def come(self, hello: Hello) -> Welcome:
-        """On any rank but 0: connect to rank 0, and wait until all ranks have. Raises the error that rank 0 sends."""
+        """On ranks other than 0: connect to rank 0, and return its answer, sent when all ranks have connected.
+
+        Raises the error that rank 0 sends instead.
+        """
         while True:
             line = self._reach(hello, self._deadline)
             self._tell_made_of(line)
@@ -176,7 +187,7 @@ class Rendezvous:
             self._wait_for(f"rank 0 left: {line.gone}", self._deadline, None)
 
     def reach_in_the_end(self, hello: Hello) -> None:
-        """On any rank but 0, which has to end: try for some seconds to connect to rank 0, to send it the reason."""
+        """On ranks other than 0 that must end: try for some seconds to connect to rank 0, to send it the reason."""
         if 0 not in self._peers.lines:
             with suppress(BitproofError):
                 self._reach(hello, time.monotonic() + _LAST_SECONDS)
@@ -200,7 +211,7 @@ class Rendezvous:
             return line
 
     def _tell_made_of(self, line: Line) -> None:
-        """Send rank 0 the versions and code that this rank's host reports, or the reason why the host cannot."""
+        """Send this rank's versions and code to rank 0, as reported by its host, or the error if the host fails."""
         try:
             made_of = self._ask_made_of(lambda: line.gone is not None or self._peers.launcher.ended() is not None)
         except BitproofError as error:
@@ -219,9 +230,9 @@ class Rendezvous:
         raise problem
 
     def _tell_missing(self, arrived: Mapping[int, Hello]) -> None:
-        """Print the missing ranks, and the machines of the others.
+        """Print which ranks are missing, and on which machines the others are.
 
-        There is no other sign of a rank that died before it connected.
+        This is the only sign of a rank that died before it connected.
         """
         # By machine, as a whole machine is often missing: "ranks 0-7 came from a; ranks 8-15 came from b".
         missing = [rank for rank in range(self._peers.world_size) if rank not in arrived]

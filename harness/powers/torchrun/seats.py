@@ -1,8 +1,8 @@
-"""Assign each rank under a launcher its GPU, and its number on its machine (its seat).
+"""Assign each rank its seat, i.e. its number on its machine, and its GPU, if a launcher such as torchrun started it.
 
-No launcher's variable is needed: each rank sends rank 0 the name of its machine, and the GPUs that the rank sees. So
-the same rule covers ranks that all see eight GPUs, ranks of `srun --gpus-per-task=1` that see a single GPU each, and
-machines with unequal numbers of ranks.
+This needs no variables from the launcher: each rank sends rank 0 the name of its machine, and the GPUs that it sees. So
+it also works if each rank sees only one GPU, as with `srun --gpus-per-task=1`, and if machines have different numbers
+of ranks.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _UUIDS = ("GPU-", "MIG-")
 
 @dataclass(frozen=True, kw_only=True)
 class Whereabouts:
-    """A rank's machine, its LOCAL_RANK if its launcher set a number, and the GPUs that it sees, in order.
+    """A rank's machine, its LOCAL_RANK (None if its launcher set no number), and the GPUs that it sees, in order.
 
-    `node` distinguishes the launcher's agents on a machine: each agent counts its own ranks from 0. A GPU's name is its
-    UUID, or else its number on the machine.
+    `node` distinguishes the launcher's agents on a machine: each agent counts its own ranks from 0. A GPU is named by
+    its UUID, or by its number on the machine.
     """
 
     machine: str
@@ -38,10 +38,10 @@ class Whereabouts:
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """A rank's number on its node and the number of ranks there, as torchrun counts, and its GPU.
+    """A rank's number on its node, the number of ranks there, as torchrun counts them, and the rank's GPU.
 
-    `gpu` is an index into the GPUs that the rank itself sees, None if it sees none. `name` is the GPU's name: ranks
-    with the same name would share a GPU.
+    `gpu` is an index into the GPUs that this rank sees, None if it sees none. `name` is the GPU's name: two ranks with
+    the same name share a GPU.
     """
 
     machine: str = ""
@@ -52,7 +52,7 @@ class Seat:
 
 
 def own_machine() -> str:
-    """A name for this machine, the same in all its processes. Two machines may have the host name `localhost`."""
+    """A name for this machine, the same in all its processes. A host name would not do: two may be `localhost`."""
     boot = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -66,11 +66,12 @@ def own_local_rank(environment: Mapping[str, str]) -> int | None:
 
 
 def seat(ranks: Sequence[Whereabouts]) -> list[Seat]:
-    """Each rank's seat. A local rank is the rank's LOCAL_RANK, if those of a node are 0, 1, 2, ...
+    """Return each rank's seat: its number on its node (local rank), and its GPU.
 
-    Otherwise the ranks of a node are numbered in order. Example: ranks 0 and 1 are on a machine and rank 2 on another,
-    none has a LOCAL_RANK, and each sees four GPUs. Their local ranks are 0, 1, 0, and their GPUs are 0, 1, 0. If each
-    sees only a GPU of its own, each gets index 0.
+    The local ranks are those that the launcher set if they are 0, 1, 2, ... on a node; otherwise a node's ranks are
+    numbered in order. Example: ranks 0 and 1 are on one machine and rank 2 on another, none has a LOCAL_RANK, and each
+    sees four GPUs. Their local ranks are 0, 1, 0, and their GPUs are 0, 1, 0. If each rank sees only one GPU, which no
+    other sees, each gets index 0.
     """
     on_node = _numbers([(rank.machine, rank.node) for rank in ranks], ranks)
     # Ranks that see the same GPUs on a machine share them out, whichever agents started the ranks.
@@ -89,7 +90,7 @@ def seat(ranks: Sequence[Whereabouts]) -> list[Seat]:
 
 
 def _numbers(groups: Sequence[Hashable], ranks: Sequence[Whereabouts]) -> list[tuple[int, int]]:
-    """For each rank, its number in its group, and the size of the group. `groups` has each rank's group."""
+    """Return for each rank its number within its group, and the group's size. `groups` has each rank's group."""
     by_group: dict[Hashable, list[int]] = defaultdict(list)
     for rank, group in enumerate(groups):
         by_group[group].append(rank)
@@ -105,10 +106,10 @@ def _numbers(groups: Sequence[Hashable], ranks: Sequence[Whereabouts]) -> list[t
 def place_seats(
     request: str, seats: Sequence[Seat], collectives: CollectivesRequest | None, *, share_gpus: bool = False
 ) -> tuple[Placement, str | None]:
-    """The placement of a case on a launcher's ranks, and the reason if `auto` does not use visible GPUs, else None.
+    """Return where a case runs on a launcher's ranks, and the reason if `auto` chose the CPU although GPUs are visible.
 
-    Raises CaseError as `place` does. `cuda` is also refused if some ranks see no GPU, or would share a GPU; the error
-    names them.
+    The reason is None otherwise. Raises CaseError in the same cases as `place`. It is also raised for `cuda` if ranks
+    see no GPU, or would share one without `share_gpus`; the error names them.
     """
     names = {seat.name for seat in seats if seat.name}
     lack = _lack(seats) if names and request != "cpu" else None

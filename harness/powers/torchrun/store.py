@@ -1,4 +1,4 @@
-"""The launcher that started torchrun's ranks, and the store through which they find rank 0."""
+"""torchrun as its ranks see it: the process that started them, and the store through which they find rank 0."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ A = TypeVar("A")
 
 
 class Launcher:
-    """The process that started this rank, and serves the store. If it dies, no process ends its ranks."""
+    """The torchrun process that started this rank, and the store. If it dies, nothing is left that ends its ranks."""
 
     def __init__(self) -> None:
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._store: socket.socket | None = None
 
     def watch_store(self, address: str, port: int) -> None:
-        """Open an idle connection to the store, through which `ended` notices that the store has closed."""
+        """Keep an idle connection to the store open, so that `ended` can notice that the store is gone."""
         if self._store is None:
             with suppress(OSError):
                 self._store = socket.create_connection((address, port), timeout=_STORE_SECONDS)
@@ -41,7 +41,7 @@ class Launcher:
         return self._parent is not None and os.getppid() != self._parent
 
     def ended(self) -> RankError | None:
-        """The error to raise if the launcher, or the store that it serves, is gone; None while both are alive."""
+        """The error to raise if torchrun's process or the store is gone; None while both are there."""
         if self.is_orphan():
             return RankError(
                 f"torchrun has ended on {socket.gethostname()}, whose rank {os.environ['RANK']} it had started",
@@ -58,10 +58,10 @@ class Launcher:
         return None
 
     def error_of_dead_siblings(self) -> RankError | None:
-        """The error that names the ranks of this torchrun whose processes have ended; None if all live.
+        """The error that names ended ranks, among those that this torchrun process started; None if all live.
 
-        If a rank dies, torchrun ends all ranks of its machine, and does not report which rank died. Only Linux lists
-        the children of a process; elsewhere the result is None.
+        torchrun ends all ranks of its machine if one dies, but does not report which. Always None except on Linux,
+        where the children of a process are listed.
         """
         told = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
         if self._parent is None or not all(map(str.isdecimal, told)):
@@ -84,14 +84,14 @@ class Launcher:
         )
 
     def close(self) -> None:
-        """Stop watching."""
+        """Close the connection to the store."""
         if self._store is not None:
             self._store.close()
             self._store = None
 
 
 class Store:
-    """torch's store, in which the other ranks find rank 0's address. torchrun or rank 0 serves it.
+    """torch's key-value store, in which rank 0 publishes its address. torchrun or rank 0 serves it.
 
     Its C++ code handles no signals and may wait for long, so it runs in a thread with a time limit. `where` is the
     reason, in words, why the last call failed; "" after a successful call.
@@ -107,13 +107,15 @@ class Store:
         self.where = ""
 
     def put(self, word: str, instead_of: str | None = None) -> str | None:
-        """Store rank 0's message `word`, if the present message is `instead_of` (None: if there is none yet). Returns
-        the message in the store afterwards; None if the store cannot be reached."""
+        """Store `word` as rank 0's message if the stored message is `instead_of`, or if there is none and it is None.
+
+        Returns the message that is stored afterwards; None if the store cannot be reached.
+        """
         found = self._use(lambda store: store.compare_set(_key(), instead_of or "", word))
         return cast(bytes, found).decode() if found is not None else None
 
     def get(self) -> str | None:
-        """Rank 0's message; None if there is none yet."""
+        """Return rank 0's message; None if there is none yet or the store cannot be reached."""
 
         def look(store: Any) -> str | None:
             try:
@@ -167,9 +169,10 @@ class Store:
 
 
 def _apart(act: Callable[[], A], deadline: float) -> A:
-    """Run `act` in a thread, so that signals are handled during the wait. Raises TimeoutError if it takes too long.
+    """Run `act` in a thread, and return its result; meanwhile signals are handled. Raises TimeoutError if it is late.
 
-    Python does not exit cleanly while a thread is in C++ code, so an interrupt waits a moment for the thread.
+    If an interrupt ends the wait, the thread gets a moment to end, since Python does not exit cleanly while a thread
+    runs C++ code.
     """
     found: list[A] = []
     problems: list[BaseException] = []
@@ -203,7 +206,7 @@ def _key() -> str:
 
 
 def children_environments(parent: int) -> list[list[tuple[str, str]]]:
-    """The environment variables of a process's living children, as a list of names and values per child."""
+    """Return the environment variables of each living child of a process, as pairs of name and value."""
     found = []
     try:
         for task in Path(f"/proc/{parent}/task").iterdir():

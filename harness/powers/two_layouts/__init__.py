@@ -1,1 +1,1 @@
-"""Cases whose systems divide tensors among ranks differently: cells are compared, and rounding is bounded."""
+"""Cases whose systems divide tensors differently among ranks: compare their parts, and bound rounding."""

@@ -1,17 +1,17 @@
 """Compare two systems that divide tensors among ranks differently, such as FSDP on 2 ranks with a single rank.
 
-1. The first runs of both systems determine the cuts: the indices at which either layout divides a tensor. Cells are the
-   parts between cuts, so each rank of either layout has all of a cell or nothing of it. Example: rows 0-2, 2-4 in one
-   layout and 0-3, 3-4 in the other have the cells 0-2, 2-3, 3-4. Each system runs again as its control, and records the
-   digests of cells.
-2. The reference, converted to the candidate's layout, is compared with the candidate as usual.
-3. If bits differ in a tensor whose sums are ordered differently, the reference runs three more times with reordered
-   sums. The values of all these runs give bounds, and the candidate is compared with them.
+1. Each system runs, and its recording contains its layout. The indices at which either layout divides a tensor are the
+   cuts; the parts between cuts are cells, so each rank of either system has a cell completely or not at all. Example:
+   rows 0-2, 2-4 in one layout and 0-3, 3-4 in the other have the cells 0-2, 2-3, 3-4. Each system runs a second time,
+   as its control, and records a digest of each cell.
+2. The reference's records are converted to the candidate's layout and compared with the candidate's as usual.
+3. If a tensor differs whose sums are added in different orders, the reference runs three more times with its sums in
+   other orders. The values of these runs give bounds for the differences, and the candidate is compared with them.
 4. If all tensors are within their bounds, a defect as small as rounding may still be hidden. So both systems, and the
-   reference with reordered sums, run once more in float64 (`disturb.widen`): rounding is 2^29 times smaller there than
-   in float32, and a defect is not.
-5. If a system cannot run in float64, and some tensors differ by more than rounding usually does, the reference runs up
-   to twelve times: more runs narrow the bounds.
+   reference with sums in another order, run once more in float64 (`disturb.widen`): there rounding is 2^29 times
+   smaller than in float32, but a defect is not.
+5. If a system cannot run in float64, and tensors differ by more than rounding usually does, the reference runs with
+   other orders up to twelve times: more runs narrow the bounds.
 """
 
 from __future__ import annotations
@@ -47,19 +47,22 @@ FLOAT64 = "float64"
 
 
 Record = Callable[[Role, str, Across], Recorded]
-"""Runs a role's system once and returns its recording. Arguments: the role, the run's name such as `cells`, settings.
+"""A function that runs a role's system once, and returns its recording.
+
+Its arguments are the role, the run's name, such as `cells`, and the settings of the run.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class AcrossLayouts:
-    """The results for a case with two layouts.
+    """The results for a case whose systems divide tensors differently.
 
-    - `comparison`: the reference's second run, in the candidate's layout, compared with the candidate's second run.
+    - `comparison`: the reference's second run, converted to the candidate's layout, compared with the candidate's
+      second run.
     - `controls`: each system's second run compared with its first.
-    - `layouts`: the tensors that must be equal, and the bounds of the others.
-    - `have_partners`: each operator call of a rank has a counterpart in the other system, so a cause can be searched
-      for.
+    - `layouts`: which tensors must be equal, and the bounds of the others.
+    - `have_partners`: each operator call of a rank has a counterpart in the other system, so a call to blame can be
+      searched for.
     """
 
     comparison: Comparison
@@ -77,8 +80,8 @@ def compare_layouts(
 ) -> AcrossLayouts:
     """Compare two systems that divide tensors among ranks differently.
 
-    `firsts` are the recordings of their first runs. `record` runs one of the systems again, `read` reads a recording
-    from its folder, and `ask` sends a request to the host and returns the answer.
+    `firsts` are the recordings of their first runs. `record` runs a system again, `read` reads a recording from its
+    folder, and `ask` sends a request to the host, the process with torch, and returns the answer.
     """
     cuts = common_cuts(firsts["reference"], firsts["candidate"])
     folders = {role: record(role, CELLS, Across(cuts=cuts, keeps_values=True)).folder for role in ROLES}
@@ -131,16 +134,19 @@ def _in_float64(plain: BoundsRequest, record: Record, sample: Callable[..., Reco
 
 
 def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:
-    """The tensors whose replicas differ within one system and agree within the other.
+    """The tensors whose replicas, copies on several ranks, differ within one system but agree within the other.
 
-    Example: a gradient that is recorded before its all-reduce in the candidate, and after it in the reference.
+    Example: a gradient that is recorded before its all-reduce in the candidate, but after it in the reference.
     """
     here, there = (set(replicas(cells[role])) for role in ROLES)
     return here ^ there
 
 
 def _with_layouts(comparison: Comparison, other: Relaid, cells: Mapping[Role, Recording]) -> Comparison:
-    """Add remarks about replicas that differ. If a tensor's layout is unknown, the verdict becomes UNVERIFIED."""
+    """Add remarks about replicas (copies on several ranks) that differ within a system to a comparison.
+
+    If a tensor's layout is unknown, the verdict becomes UNVERIFIED.
+    """
     apart = [
         f"replicas of one tensor differ within the {role}: {first_few(map(str, found))}"
         for role in ROLES
@@ -155,10 +161,10 @@ def _with_layouts(comparison: Comparison, other: Relaid, cells: Mapping[Role, Re
 
 
 def _exactness(cells: Mapping[Role, Recording], other: Relaid) -> LayoutBounds:
-    """Count the tensors that must be equal bit by bit, and those that may differ by rounding. Bounds are not set yet.
+    """Count the tensors that must be equal bit by bit, and those that may differ by rounding; bounds are set later.
 
-    A tensor must be equal if it is computed before the first phase in which the systems add in different orders.
-    Example: if only the sums of backward differ, the loss of step 0 must be equal, and gradients may differ.
+    A tensor must be equal if it is computed before the first phase in which the two systems add in different orders.
+    Example: if only sums in backward differ, the loss of step 0 must be equal, and gradients may differ.
     """
     first = regrouped_between(cells["reference"], cells["candidate"])
     start = apart_from(cells["candidate"].manifest)

@@ -1,4 +1,4 @@
-"""Decide the verdict on systems with two layouts, from their differences and the measured bounds."""
+"""Decide the verdict on two systems with different layouts, from their differences and the measured bounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bitproof.harness.compare.order import place_of
 from bitproof.harness.records import Comparison, Divergence, InFloat64, Key, LayoutBounds, Verdict
 
 USED_BY_ONE = 0.6
-"""A single tensor that is `near` and uses less than this share of its bound gets no remark.
+"""If only one tensor moved farther than rounding usually does, but by less than this share of its bound: no remark.
 
 Among a hundred tensors, there may be one in which rounding alone uses half of the bound, such as a loss that moves by
 two units in the last place. 7 of 60 correct pairs of systems had such a tensor (`bench_bounds.py`).
@@ -14,8 +14,7 @@ two units in the last place. 7 of 60 correct pairs of systems had such a tensor 
 
 
 def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
-    """CLOSE if rounding explains every difference; else DIFFERENT, with a sentence about the first that it does not
-    explain."""
+    """CLOSE if rounding explains every difference; else DIFFERENT and, in words, the first unexplained difference."""
     if layouts.is_rounding:
         return Verdict.CLOSE, None
     if layouts.is_within and layouts.in_float64:
@@ -34,7 +33,7 @@ def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
 
 
 def first_beyond(layouts: LayoutBounds, comparison: Comparison) -> Divergence | None:
-    """The divergence at the first tensor that differs by more than rounding, on the first rank on which it differs."""
+    """The first tensor that differs by more than rounding, as a divergence on its first differing rank, or None."""
     beyond_in_float64 = layouts.in_float64.rows if layouts.in_float64 and layouts.in_float64.shows_defect else []
     for row in [*layouts.rows, *beyond_in_float64]:
         if row.is_beyond:
@@ -52,7 +51,7 @@ def _told_in_float64(found: InFloat64) -> str:
 
 
 def remarks_on(layouts: LayoutBounds) -> list[str]:
-    """Remarks on a CLOSE about the second test, in float64: why it was not possible, or a possible small defect."""
+    """Remarks on a CLOSE verdict about the test in float64: why it was impossible, or signs of a small defect."""
     found = layouts.in_float64
     if found is None:
         return []
@@ -76,7 +75,7 @@ def remarks_on(layouts: LayoutBounds) -> list[str]:
 
 
 def told_near(layouts: LayoutBounds) -> str | None:
-    """A sentence about tensors of a CLOSE that differ by more than rounding usually does; None if there are none.
+    """A remark on tensors within their bounds that differ by more than rounding usually does; None if there are none.
 
     Example: "a small defect is possible: 5 tensors differ by more than rounding usually does, most of all 3 tensors of
     blocks.1.norm, by up to 85% of the bound; elsewhere at most 20%".
@@ -99,7 +98,7 @@ def told_near(layouts: LayoutBounds) -> str | None:
 
 
 def told_without_call(first: Divergence) -> str:
-    """The sentence about a difference that has no call to blame."""
+    """A sentence for a difference without a call to blame, with the tensor's module and direction."""
     module, direction = place_of(Key(first.step, first.kind, first.name, first.rank))
     where = f"{module or 'the step itself'} ({direction})"
     return f"no call is blamed, as calls of two layouts have no partners; {first.kind} {first.name} is of {where}"

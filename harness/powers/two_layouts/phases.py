@@ -1,25 +1,25 @@
 """Decide which tensors must be equal bit by bit between two layouts.
 
 A layout changes only the order of sums. The phases of a step are forward, backward, clipping (operations on gradients
-before they are shown) and update. Consider the first phase in which the two systems add over different ranks, or
+before they are recorded) and update. Consider the first phase in which the two systems add over different ranks, or
 exchange rows among different ranks. Before this phase, every sum has the same terms in the same order, so each tensor
-must agree in every bit.
+must agree in every bit. These rules decide whether two sums have the same order:
 
 - Two terms have only one sum, so over two ranks an all-reduce and a reduce-scatter agree. Over more ranks, different
   collectives add in different orders.
-- Several backwards of a step also change the order: a system may reduce accumulated gradients, or accumulate reduced
-  gradients. If the number of backwards differs, the batch is divided differently, so sums differ from the first phase
-  on.
+- Several backward passes per step also change the order: one system may reduce accumulated gradients, another may
+  accumulate reduced gradients. If the numbers of backward passes differ, the batch is divided differently, so sums
+  differ from the first phase on.
 - Over more than two ranks, a collective's order of addition for an element depends on the element's index among all
-  elements that are added at once (measured on gloo's ring). So sums of other sizes have other orders. Sums of gradients
-  also have other orders if the two systems give a rank other parts of a gradient: FSDP1 cuts a flattened tensor, and
-  FSDP2 cuts rows. The norms of such parts differ as well, so the sum of norms has other terms on any number of ranks.
-- A number that is no power of two rounds: dividing each term by 3 before the sum differs from dividing the sum by 3.
+  elements that are added at once (measured on gloo's ring). So sums of different sizes have different orders. Sums of
+  gradients also do if the two systems divide a gradient differently: FSDP1 cuts a flattened tensor, and FSDP2 cuts
+  rows. The norms of such parts differ as well, so the sum of norms has other terms on any number of ranks.
+- A factor that is not a power of two rounds: dividing each term by 3 before the sum differs from dividing the sum by 3.
 
 Stages of a pipeline are an exception. If each parameter is on a single rank in both systems, and no collective adds
-over ranks, all terms of a gradient are added on that rank. Then the sums are the same on any number of ranks, if both
-systems add the same number of parts to a gradient in place; or, for a single part, if both have the same number of
-backwards.
+over ranks, all terms of a gradient are added on that rank. Then the number of ranks has no effect: the sums are the
+same if both systems add the same number of parts to a gradient in place or, for a single part, have the same number of
+backward passes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def regrouped_from(
     """The first phase, as an index into PHASES, in which sums have another order or other terms; None if there is none.
 
     If the numbers of ranks differ, this is the first phase of all, because the batch is divided differently.
-    `are_staged`: each parameter is on a single rank. `are_moved`: ranks have other parts of gradients than in the other
-    system.
+    `are_staged`: each parameter is on a single rank, as with pipeline stages. `are_moved`: the systems divide gradients
+    differently.
     """
     meetings = [manifest.meetings or () for manifest in (reference, candidate)]
     if are_staged and not any(meeting.ranks for side in meetings for meeting in side):
@@ -59,21 +59,25 @@ def regrouped_from(
 
 
 def regrouped_between(reference: Recording, candidate: Recording) -> int | None:
-    """`regrouped_from` for two recordings."""
+    """The result of `regrouped_from` for the manifests of two recordings."""
     sides = reference, candidate
     manifests = (side.manifest for side in sides)
     return regrouped_from(*manifests, are_staged=are_staged(*sides), are_moved=gradients_lie_otherwise(*sides))
 
 
 def apart_from(candidate: Manifest) -> int:
-    """The first step in which the candidate has its own layout: not 0 if it resumes from the reference's saved
-    state.
+    """The first step in which the candidate runs with its own layout.
+
+    This is 0, or the step at which it resumes if it starts from a checkpoint of the reference.
     """
     return int(candidate.case["resume_at"]) if candidate.case.get("resumes_reference") else 0
 
 
 def _are_added_alike(*sides: Sequence[Meeting]) -> bool:
-    """Whether both systems add the same number of parts to each gradient and, if that is 1, run as many backwards."""
+    """Whether both systems add the same number of parts to each gradient.
+
+    If there is only one part, the numbers of backward passes must be equal, too.
+    """
     parts, backwards = (
         [{meeting.backwards for meeting in side if meeting.what == what} for side in sides]
         for what in ("parts", "backward")
@@ -82,23 +86,29 @@ def _are_added_alike(*sides: Sequence[Meeting]) -> bool:
 
 
 def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
-    """A key that is equal for two collectives that add in the same order. Over two ranks, all collectives do."""
+    """A key that is equal for two collectives that add in the same order. Any two collectives over two ranks do."""
     if meeting.what == "backward":
         return meeting.what, "", str(meeting.backwards), 0
+    # Ranks such as "0,1,2": two terms have only one sum, whichever collective adds them. A scaling's operator has its
+    # factor.
     is_ordered = meeting.ranks.count(",") > 1 or meeting.backwards > 1 or meeting.what == "scale"
     return meeting.what, meeting.ranks, meeting.operator if is_ordered else "", meeting.elements
 
 
 def _follows_places(meeting: Meeting) -> bool:
-    """Whether the order or the terms of a sum depend on the parts of gradients that ranks have. A sum over more than
-    two ranks does, and so does a functional all-reduce: DTensors add results of parts with it, such as norms."""
+    """Whether a sum depends on how gradients are divided among ranks: in the order of its terms, or in its terms.
+
+    The order depends on it if the sum is over more than two ranks. The terms may depend on it in a functional
+    all-reduce, with which DTensors add the results of parts, such as norms.
+    """
     if meeting.phase == "forward" or meeting.what != "sum":
         return False
+    # `elements` is 0 for sums over two ranks, and 1 for single numbers, which no layout divides.
     return meeting.elements > 1 or (meeting.phase != "backward" and meeting.operator.startswith("all_reduce"))
 
 
 def phase_of(tensor: LogicalTensor) -> int:
-    """The phase of a step in which a tensor is computed, as an index into PHASES; -1 if it exists before the step."""
+    """The phase of a step in which a tensor is computed, as an index into PHASES; -1 if it existed before the step."""
     if tensor.kind == "buffer" and tensor.name.endswith(BEFORE_FORWARD):
         return -1
     if tensor.kind == "activation":
@@ -110,5 +120,8 @@ def phase_of(tensor: LogicalTensor) -> int:
 
 
 def is_exact(tensor: LogicalTensor, first: int | None, start: int = 0) -> bool:
-    """Whether a tensor must agree in every bit, if sums have another order from phase `first` of step `start` on."""
+    """Whether a tensor must agree in every bit between the systems.
+
+    Their sums have different orders from phase `first` (an index into PHASES) of step `start` on; None means never.
+    """
     return first is None or tensor.step < start or (tensor.step == start and phase_of(tensor) < first)

@@ -1,21 +1,21 @@
-"""Bound the differences that another order of sums explains: some tensors must be equal, others may move by rounding.
+"""Bound the differences that another order of sums explains: some tensors must be equal, others may differ by rounding.
 
 1. `phases.py` decides which tensors must agree in every bit.
-2. All others may differ by rounding. The amount depends on the number of terms, on dtypes and on the amplification of
-   errors on the way, so it is measured: the reference runs a few more times with all of its sums in other orders
-   (`harness.disturb.regroup`), in as many parts as the larger system has ranks.
+2. All others may differ by rounding. How much depends on the number of terms, on dtypes and on how later operations
+   amplify errors, so it is measured: the reference runs a few more times with all of its sums in other orders
+   (`harness.disturb.regroup`), in as many parts as the larger system has ranks. These runs are the samples.
 3. A tensor's spread is the root mean square of its samples' distances from the reference. Its bound is the spread times
-   Student's quantile, at a level such that all tensors together stay within their bounds with CONFIDENCE. A bound is at
-   least FEWEST_UNITS units in the last place of the tensor's norm, since samples of few elements may all be rounded to
-   the same value, and some sums are fused.
-4. Three samples estimate a spread badly, so bounds that hold for a hundred tensors together are 35 spreads wide, and a
-   defect that moves a tensor by 17 spreads is missed. Rounding itself moves a tensor by 1 spread, at most 2
-   (`bench_layouts.py defects`). A tensor within its bound that moves by more than NEAR_SPREADS spreads, and by more
-   than a unit, therefore counts as `near`: it moved farther than rounding usually does. If there are any, and the
+   Student's quantile, at such a level that all tensors together stay within their bounds with probability CONFIDENCE. A
+   bound is at least FEWEST_UNITS units in the last place of the tensor's norm, since the samples of a tensor with few
+   elements may all be rounded to the same value, and some sums are fused.
+4. Three samples estimate a spread badly. So bounds that hold for a hundred tensors together are 35 spreads wide, and a
+   defect that moves a tensor by 17 spreads is not found. Rounding itself moves a tensor by 1 spread, at most 2
+   (`bench_layouts.py defects`). A tensor that is within its bound, but moved by more than NEAR_SPREADS spreads and more
+   than a unit, is counted as `near`: it moved farther than rounding usually does. If there are such tensors, and the
    systems cannot be compared in float64, `across` takes more samples: with twelve, a bound is 6 spreads wide.
 
-Distances are Euclidean, over all cells of a tensor, each cell once. If several ranks of the candidate have a cell, the
-one with the largest distance counts.
+Distances are Euclidean, over all cells of a tensor, each counted once. If several ranks of the candidate have a cell,
+the one with the largest distance counts.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ The largest ratios are ignored, because the reference may be exact in a small te
 def measure_layouts(
     reference: Path, candidate: Path, samples: Sequence[Path], apart: Collection[LogicalTensor] = ()
 ) -> LayoutBounds:
-    """The bounds of all tensors, and the error of each tensor that differs. All paths are recordings with values.
+    """Compute the bounds of all tensors, and the error of each tensor that differs.
 
-    Tensors in `apart` have replicas that differ, so they have no bound. Raises RecordingError if a value does not have
+    The paths are recordings with values; `samples` are runs of the reference with its sums in other orders. Tensors in
+    `apart` get no bound, since their replicas on several ranks differ. Raises RecordingError if a value does not have
     its recorded digest.
     """
     folders = (reference, candidate, *samples)
@@ -114,14 +115,14 @@ def measure_in_float64(
 ) -> InFloat64:
     """Compare two layouts by runs in float64, where rounding is tiny and a defect is not.
 
-    Both arguments have the reference, the candidate and the samples: `wide` in float64, `plain` in the case's
-    precision.
+    `wide` and `plain` are the recordings of reference, candidate and samples (the reference with its sums in other
+    orders), `wide` in float64 and `plain` in the case's precision.
 
     1. If a tensor differs in the plain runs, and by more than MARGIN spreads in float64, rounding does not explain it.
-    2. All plain runs are compared with the reference in float64, which is nearly exact. The candidate is less accurate
-       if its errors are significantly larger than those of the plain reference and of its samples in other orders.
+    2. All plain runs are compared with the reference in float64, which is nearly exact. The candidate counts as less
+       accurate if its errors are significantly larger than those of the plain reference and of its samples.
 
-    Raises RecordingError if a value does not have its recorded digest.
+    Tensors in `apart` are left out. Raises RecordingError if a value does not have its recorded digest.
     """
     folders = (wide[0], wide[1], *wide[2], plain[0], plain[1], *plain[2])
     recordings = [read_recording(folder) for folder in folders]
@@ -169,7 +170,7 @@ def student_quantile(level: float, degrees: int) -> float:
 
 
 def _student_within(t: float, degrees: int) -> float:
-    """The probability that |T| is at most t, for T of Student's distribution."""
+    """The probability that |T| is at most t, if T has Student's distribution with `degrees` degrees of freedom."""
     # The sums of 26.7.3 and 26.7.4: in powers of the cosine, even powers for even degrees of freedom, odd for odd.
     angle = math.atan(t / math.sqrt(degrees))
     sine, cosine = math.sin(angle), math.cos(angle)
@@ -185,10 +186,10 @@ def _student_within(t: float, degrees: int) -> float:
 
 @dataclass(frozen=True)
 class Distances:
-    """The distances of a tensor from the reference, in the candidate (`error`) and in each sample.
+    """A tensor's distances from the reference: of the candidate (`error`), and of each sample.
 
-    `norm` is the norm of the reference's tensor, and `least` the smallest distance that is allowed as a bound. `rank`
-    is the candidate's first rank that differs.
+    `norm` is the norm of the reference's tensor, and `least` the smallest distance that may be its bound. `rank` is the
+    candidate's first rank that differs.
     """
 
     rank: int
@@ -198,7 +199,10 @@ class Distances:
     least: float
 
     def bound(self, factor: float) -> float:
-        """The largest relative error that sums in other orders explain. `factor` is the number of spreads."""
+        """The largest relative error that other orders of sums explain.
+
+        It is `factor` times the spread, but at least `least`, as a fraction of the norm.
+        """
         spread = self.spread
         return self.relative(max(factor * spread, self.least)) if math.isfinite(spread) else math.inf
 
@@ -209,16 +213,16 @@ class Distances:
 
     @property
     def is_near(self) -> bool:
-        """Whether the tensor moved farther than rounding usually does, so that more samples are worth their time."""
+        """Whether the tensor moved farther than rounding usually does; then more samples are worth the time."""
         return self.error > NEAR_SPREADS * self.spread and self.error > self.least / FEWEST_UNITS
 
     def relative(self, distance: float) -> float:
-        """A distance as a share of the tensor's norm; infinite for a tensor of zeros, unless the distance is 0."""
+        """A distance as a fraction of the tensor's norm; if that is 0, infinite unless the distance is 0."""
         return distance / self.norm if self.norm else (0.0 if distance == 0 else math.inf)
 
 
 class _Side:
-    """A recording with open files of values, which are read a tensor at a time."""
+    """A recording and its open files of values, from which one tensor at a time is read."""
 
     def __init__(self, folder: Path, recording: Recording, stack: ExitStack) -> None:
         self.recording = recording
@@ -232,8 +236,11 @@ class _Side:
 
 
 class _Unit(NamedTuple):
-    """A cell of a tensor. `here` is a rank of the reference that has the cell, and `at` selects it in this rank's part.
-    `there` has the candidate's ranks that have the cell, each with the slices that select it there."""
+    """A cell of a tensor: a part that each rank of either system has completely or not at all.
+
+    `here` is a rank of the reference that has the cell, and `at` the slices that select it in this rank's part. `there`
+    has each rank of the candidate that has the cell, with the slices that select it in that rank's part.
+    """
 
     here: int
     at: tuple[slice, ...]
@@ -241,8 +248,11 @@ class _Unit(NamedTuple):
 
 
 def _distances(tensor: LogicalTensor, sides: Sequence[_Side], *, of_one_dtype: bool = True) -> Distances:
-    """The distances of a tensor in all other recordings from the tensor in the first. All recordings but the second
-    have the layout of the first. Unless `of_one_dtype`, floats of all dtypes are compared as float64."""
+    """The distances of a tensor in each recording from the same tensor in the first recording.
+
+    The second recording is the candidate's; all others have the layout of the first. Unless `of_one_dtype`, floats of
+    all dtypes are compared as float64.
+    """
     squares, norm, eps = [0.0] * (len(sides) - 1), 0.0, 0.0
     values: dict[tuple[int, int], Values] = {}
     ranks: set[int] = set()
@@ -280,8 +290,10 @@ def _crosses(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:
 
 
 def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[bool, list[_Unit]]:
-    """Whether a tensor's cells are slices of the flattened tensor; and the cells, each once. If the tensor's records
-    pair rank by rank, the whole part of each rank is a cell."""
+    """Return the cells of a tensor, each once, and whether they are slices of the flattened tensor.
+
+    If the systems divide the tensor alike, the part of each rank is a cell.
+    """
     here, there = reference.parts[tensor], candidate.parts.get(tensor, {})
     if not _crosses(tensor, reference, candidate):
         return False, [_Unit(rank, (), [(rank, ())] if rank in there else []) for rank in here]
@@ -292,6 +304,7 @@ def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[b
         if (box := box_of(record))
     ]
     same = alike(box for *_, box in boxes)
+    # The parts cannot be matched: then no rank of the candidate has any cell, and the distance is infinite.
     if not same:
         return False, [_Unit(rank, (), []) for rank in here]
     cuts = joint_cuts(same)
@@ -314,7 +327,10 @@ def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[b
 
 
 def squared_distance(own: Values, other: Values) -> float:
-    """The squared distance of two tensors; infinite if dtypes, shapes, NaNs or infinities differ."""
+    """The squared distance of two tensors; infinite unless dtype, shape, NaNs, infinities and integers agree.
+
+    If two tensors differ only in signs of zero, it is the smallest positive number.
+    """
     if own.dtype != other.dtype or own.shape != other.shape:
         return math.inf
     if not own.is_floating_point():

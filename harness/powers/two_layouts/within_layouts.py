@@ -1,4 +1,4 @@
-"""Systems of two layouts that differ within the measured bounds are CLOSE."""
+"""The check that makes the verdict CLOSE if two systems with different layouts differ within the measured bounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def layouts(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Apply the measured bounds to systems that differ. No call is blamed, unless calls of both sides have partners."""
+    """Apply the measured bounds to the verdict on two systems with different layouts.
+
+    A call is blamed only if operator calls of both systems can be paired; otherwise a remark names module and
+    direction.
+    """
     assert run.across is not None, "only of two layouts"
     found, remarks = run.across.layouts, list[str]()
     if not run.comparison.layout_mismatches:

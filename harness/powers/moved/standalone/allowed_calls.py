@@ -1,7 +1,7 @@
 """Decide which operators an archive may name, and derive facts about a call from the operator's schema.
 
-An archive may be from anyone. It names operators by their schema's name, never a function, and operators that touch
-files, print, resize foreign memory or return storages are refused.
+An archive may come from an untrusted source. It can name operators, by their schema's name, but no other functions.
+Operators that access files, print, resize memory of other tensors or return storages are refused.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ class MissingError(Exception):
 
 
 def operator_named(name: Any) -> Any:
-    """The OpOverload of a name such as `aten.mm.default`. Raises RefusedArchiveError for a name that an archive may not
-    have, and MissingError if this torch lacks it."""
+    """The OpOverload of a name such as `aten.mm.default`.
+
+    Raises RefusedArchiveError if an archive must not have this name, and MissingError if this torch lacks the operator.
+    """
     match = _NAME.fullmatch(name) if type(name) is str else None
     hold(match is not None, f"{str(name)[:80]!r} is not an operator of {' or '.join(NAMESPACES)}")
     assert match is not None
@@ -69,7 +71,7 @@ def is_allowed(operator: Any) -> bool:
 
 
 def computes(operator: Any) -> bool:
-    """Whether a call computes anything: views and uninitialized memory do not."""
+    """Whether a call computes values: False for views and for operators that return uninitialized memory."""
     schema = operator._schema
     if schema.name.partition("::")[2].startswith(UNSET) and not operator._overloadname.endswith("out"):
         return False
@@ -105,7 +107,7 @@ def overwrites(operator: Any) -> bool:
 
 
 def outcome(operator: Any, result: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Every value that a call makes: its results, then written arguments that it does not return."""
+    """All values that a call makes: its results, followed by the arguments that it writes but does not return."""
     found = leaves(result)
     seen = {id(each) for each in found}
     return [*found, *(each for each in written(operator, args, kwargs) if id(each) not in seen)]

@@ -1,6 +1,7 @@
 """Answer a request: `python answer_request.py WHAT REQUEST.json ANSWER.json`, with any Python that has torch.
 
-The request is a JSON object of the command's arguments. The answer is a JSON object; `error` in it is a refusal.
+The request is a JSON object with the arguments of WHAT, such as "replay". The answer is a JSON object; if it has the
+key "error", the request was refused or failed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ NAME = "bitproof_moved"
 
 
 def load(module: str) -> Any:
-    """Import a module beside this file, also where bitproof is not installed."""
+    """Import a module of this folder by its name, even if bitproof is not installed."""
     here = os.path.dirname(os.path.abspath(__file__))
     if NAME not in sys.modules:
         spec = importlib.util.spec_from_file_location(
@@ -29,7 +30,7 @@ def load(module: str) -> Any:
 
 
 def answer(what: str, asked: dict[str, Any]) -> Any:
-    """The answer to a request: `what` is "record", "merge", "results", "exchange", "replay" or "probe"."""
+    """Return the answer to a request. `what` is "record", "merge", "results", "exchange", "replay" or "probe"."""
     if what == "record":
         return load("recording_calls").record(**asked)
     if what == "merge":
@@ -54,7 +55,7 @@ def answer(what: str, asked: dict[str, Any]) -> Any:
 
 
 def answered(what: str, asked: dict[str, Any]) -> Any:
-    """The answer to a request, or its refusal."""
+    """Return the answer to a request, or a dict with "error" and "kind" if it is refused or the program fails."""
     program = load("watched_program")
     refusals = (load("call_values").RefusedArchiveError, program.ProgramError, program.FailedProgramError)
     try:
@@ -66,7 +67,7 @@ def answered(what: str, asked: dict[str, Any]) -> Any:
 
 
 def limit_memory(budget: int | None) -> None:
-    """Limit this process to `budget` more bytes of memory, as a forged call may ask for any size."""
+    """Limit this process to `budget` more bytes of memory, since a forged call may ask for any size. None: no limit."""
     if budget is not None:
         with open("/proc/self/statm") as file:
             now = int(file.read().split()[0]) * resource.getpagesize()
@@ -74,7 +75,7 @@ def limit_memory(budget: int | None) -> None:
 
 
 def main() -> int:
-    """Answer the request of the command line."""
+    """Answer the request of the command line, and return the exit status."""
     what, request, out = sys.argv[1:4]
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
     with open(request) as file:

@@ -1,7 +1,8 @@
-"""Read and write an archive of calls: `calls.json`, and `values.bin` with the bytes that it points into.
+"""Read and write an archive of calls: the files `calls.json`, and `values.bin` with the bytes of tensors.
 
-Nothing in it is a program: operators are names, arguments are tagged JSON (`call_values`), tensors are bytes. Reading
-checks every size before memory is allocated. A digest over each block reveals damage; it does not show who wrote it.
+The archive contains no code: operators are names, arguments are tagged JSON (`call_values`), tensors are bytes. Every
+size is checked before memory is allocated for it. Each block of bytes has a digest, which reveals damage but does not
+show who wrote the block.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ MAX_CALL = 1 << 31
 
 
 class ValuesFile:
-    """Appends blocks of bytes to `values.bin`. `put` returns where a block is: `[offset, size, digest]`."""
+    """Appends blocks of bytes to the file `values.bin`, up to a budget."""
 
     def __init__(self, path: str, budget: int) -> None:
         self.file = open(path, "wb")  # noqa: SIM115
         self.left, self.size = budget, 0
 
     def put(self, content: bytes, *, always: bool = False) -> list[Any] | None:
-        """Write a block; None if the budget is spent.
+        """Append a block; returns its place as `[offset, size, digest]`, or None if it would exceed the budget.
 
-        With `always` (a generator's state, 5 KB) the budget is ignored.
+        `always` ignores the budget; used for a generator's state, which has 5 KB.
         """
         if len(content) > self.left and not always:
             return None
@@ -44,7 +45,7 @@ class ValuesFile:
 
 
 def write_json(path: str, values: dict[str, Any]) -> None:
-    """Write an object with a digest over itself, in a single rename."""
+    """Write an object as JSON, with a digest over it under the key "digest". An old file is replaced atomically."""
     text = json.dumps(values | {"digest": short_digest(json.dumps(values, sort_keys=True).encode())})
     with open(path + ".part", "w") as file:
         file.write(text)
@@ -75,7 +76,7 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 class Archive:
-    """An archive of calls, whose fields were all checked. `calls` has a dict per call."""
+    """An archive of calls, read from a folder. All its fields are checked; `calls` has a dict per call."""
 
     def __init__(self, folder: str) -> None:
         self.path = os.path.join(folder, "values.bin")
@@ -145,7 +146,7 @@ class Archive:
         hold(size is not None or block[1] <= 1 << 16, "a generator's state is too large")
 
     def block(self, block: list[Any]) -> bytes:
-        """A block's bytes. Raises RefusedArchiveError if they are damaged."""
+        """The bytes of a block `[offset, size, digest]`. Raises RefusedArchiveError if they are damaged."""
         with open(self.path, "rb") as file:
             file.seek(block[0])
             content = file.read(block[1])
@@ -153,7 +154,11 @@ class Archive:
         return content
 
     def bases(self, call: dict[str, Any]) -> list[bytes]:
-        """The bytes of a call's storages, read or drawn again. Raises RefusedArchiveError."""
+        """The bytes of each storage that a call's tensors use.
+
+        They are read from the archive or, if they were too large for it, drawn again from the recorded seed. Raises
+        RefusedArchiveError if the bytes are not those that were recorded.
+        """
         found = []
         for storage in call["storages"]:
             if storage.get("block") is not None:
@@ -166,11 +171,11 @@ class Archive:
         return found
 
     def state(self, call: dict[str, Any]) -> bytes | None:
-        """The state of the generator from which a call draws; None if it draws nothing."""
+        """The recorded state of the generator from which the call draws random numbers; None if the call draws none."""
         return None if call.get("state") is None else self.block(call["state"])
 
     def result(self, result: dict[str, Any]) -> Tensor | None:
-        """A recorded result; None if only its digest was kept."""
+        """A recorded result as a tensor; None if only its digest was stored."""
         if result.get("block") is None:
             return None
         base = memory(self.block(result["block"]), 0)
@@ -178,7 +183,7 @@ class Archive:
 
 
 def is_drawn(call: dict[str, Any]) -> bool:
-    """Whether a call is replayed on inputs that are drawn again, as its own were above the budget."""
+    """Whether a call is replayed on inputs that are drawn again, since its own were too large for the archive."""
     return any(storage.get("block") is None for storage in call["storages"])
 
 
@@ -206,7 +211,7 @@ TEXT, LIST, OBJECT = _of(str), _of(list), _of(dict)
 
 
 def _hold_fields(value: Any, what: str, **wanted: Callable[[Any], bool]) -> None:
-    """Raise RefusedArchiveError unless `value` is an object whose fields meet their conditions."""
+    """Raise RefusedArchiveError unless `value` is a dict in which each field in `wanted` meets its condition."""
     hold(type(value) is dict, f"{what} is not an object")
     for name, fits in wanted.items():
         hold(fits(value.get(name)), f"{what} has a wrong {name}, or none")
@@ -215,8 +220,10 @@ def _hold_fields(value: Any, what: str, **wanted: Callable[[Any], bool]) -> None
 def arguments(
     call: dict[str, Any], bases: list[bytes], state: bytes | None, device: str = "cpu"
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Fresh arguments of a call on a device, laid out as recorded, on the CPU also aligned so. Raises
-    RefusedArchiveError."""
+    """New arguments of a call, args and kwargs, on a device, with the recorded strides.
+
+    On the CPU they also have the recorded alignment. Raises RefusedArchiveError if the arguments are invalid.
+    """
     hold(state is None or device == "cpu", "it draws from the CPU's generator")
     contents = zip(bases, call["storages"], strict=False)
     storages = [memory(content, storage["align"]).to(device) for content, storage in contents]

@@ -1,4 +1,4 @@
-"""Watch a program's operator calls by a dispatch mode: each call's key, a digest of its inputs, its results."""
+"""Watch a program's operator calls by a dispatch mode, and describe each call: operator, layouts, inputs, results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from .call_values import ALIGNMENT, NAMES, RefusedArchiveError, digest_of, encod
 
 
 class CallEvent:
-    """A call. Calls that differ in values alone share a `key`; `inputs` is a digest of all that the call reads."""
+    """An operator call. `key` is equal for calls that differ in values only, such as `mm` at each step of a training.
+
+    `inputs` is a digest of all that the call reads: arguments, layouts, values and the state of the random generator.
+    `values` and `outputs`, the results and their digest, are set after the call.
+    """
 
     def __init__(self, index: int, operator: Any, args: Any, kwargs: Any) -> None:
         self.index, self.operator, self.name = index, operator, str(operator)
@@ -42,7 +46,11 @@ class CallEvent:
         self.outputs, self.values = "", []  # type: str, list[Any]
 
     def _layouts(self) -> None:
-        """Number the storages; `places` has a tensor's storage and first byte, relative to the bytes that are used."""
+        """Number the storages of the call's tensors, and note where each tensor is.
+
+        Sets `storages` to (storage, first byte used, byte after the last used), and `places` to [number of the storage,
+        first byte of the tensor, counted from the storage's first used byte] for each tensor.
+        """
         self.storages: list[tuple[Any, int, int]] = []
         self.places: list[list[int]] = []
         number: dict[int, int] = {}
@@ -63,7 +71,7 @@ class CallEvent:
         self.aligned = [(storage.data_ptr() + low) % ALIGNMENT for storage, low, _ in self.storages]
 
     def row(self) -> dict[str, Any]:
-        """The call as a row of a log."""
+        """The call as a row of a log, with the keys "op", "key", "in", "out" and "args"."""
         shown = ", ".join(_shown(each) for each in self.args)
         return {"op": self.name, "key": self.key, "in": self.inputs, "out": self.outputs, "args": shown[:160]}
 
@@ -78,7 +86,7 @@ def _shown(value: list[Any]) -> str:
 
 
 def settings() -> dict[str, Any]:
-    """The settings of this process that decide which kernel runs."""
+    """The settings of this process that influence which kernel runs, such as the number of threads."""
     return {
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -88,26 +96,33 @@ def settings() -> dict[str, Any]:
 
 
 def name_unread(operator: Any, args: Any) -> str:
-    """The name of a call that is not replayed; "" for marks of optimizers, which compute nothing."""
+    """A text that names an operator and says that it cannot be replayed.
+
+    Returns "" for the marks that optimizers leave for a profiler: these compute nothing, and are not counted.
+    """
     is_mark = getattr(operator, "namespace", "") == "profiler"
     return "" if is_mark else f"{operator}: not an operator that can be replayed from a file"
 
 
 class Listener:
-    """Gets each event before and after its call; `after` may write other values into the results."""
+    """Base class of listeners: `Events` calls `before` and `after` for each operator call.
+
+    `after` may write other values into the results; the program then continues with these.
+    """
 
     def before(self, event: CallEvent) -> None:
         """Called before the operator runs."""
 
     def after(self, event: CallEvent) -> None:
-        """Called after the operator ran; `event.values` are its results."""
+        """Called after the operator ran; `event.values` has its results."""
 
 
 class Events(TorchDispatchMode):
-    """Runs a program's calls unchanged and describes them to a listener; `log` lists the events.
+    """Dispatch mode that runs a program's calls unchanged, describes each to `listener`, and adds it to `log`.
 
-    `uncollected` counts calls that are not described, by the reason: other namespaces, devices, subclasses. `errors`
-    are those of bitproof's own code: the program may catch them, so they are raised again when it has ended.
+    `uncollected` counts calls that cannot be described, by reason, such as an operator of another namespace, another
+    device or a tensor subclass. `errors` are errors of bitproof's own code: they are raised again at the end of the
+    run, since the program may have caught them.
     """
 
     def __init__(self, listener: Listener | None = None) -> None:
@@ -120,7 +135,7 @@ class Events(TorchDispatchMode):
 
     @contextmanager
     def remembering(self) -> Iterator[None]:
-        """Store an error of bitproof's own code, which runs within the block."""
+        """Context for bitproof's own code: an error in the block is added to `errors` and raised."""
         try:
             yield
         except Exception as error:

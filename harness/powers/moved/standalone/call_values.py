@@ -32,7 +32,7 @@ MAX_DEPTH, MAX_ITEMS, MAX_TEXT = 4, 1 << 14, 200
 
 
 class RefusedArchiveError(Exception):
-    """An archive is damaged or forged, or has something that is not replayed, as the text says."""
+    """An archive is damaged, forged, or contains something that is not replayed. The message says which."""
 
 
 def hold(condition: bool, text: str) -> None:
@@ -54,7 +54,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def memory_of(tensor: Tensor) -> bytes:
-    """The bytes of a plain tensor's elements, in row-major order."""
+    """The bytes of a tensor's elements, in row-major order. The tensor must be plain (`is_plain`)."""
     dense = tensor.detach().contiguous()
     return ctypes.string_at(dense.data_ptr(), dense.numel() * dense.element_size()) if dense.numel() else b""
 
@@ -165,7 +165,7 @@ def _number(text: str) -> float:
 
 
 def span(tensor: Tensor) -> tuple[int, int]:
-    """The first byte of a tensor's elements in its storage, and the byte after the last."""
+    """The byte offset of a tensor's first element in its storage, and the offset after its last element."""
     size = tensor.element_size()
     first = int(tensor.storage_offset()) * size
     return first, first + reach(tensor.shape, tensor.stride()) * size
@@ -179,7 +179,7 @@ def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 
 def memory(content: bytes, alignment: int) -> Tensor:
-    """A new storage with this content, as a tensor of bytes. Its address is `alignment` modulo 64."""
+    """A tensor of bytes with this content, in new memory whose address modulo 64 is `alignment`."""
     if not content:
         return torch.empty(0, dtype=torch.uint8)
     buffer = bytearray(len(content) + ALIGNMENT)
@@ -190,7 +190,10 @@ def memory(content: bytes, alignment: int) -> Tensor:
 
 
 def strided(base: Tensor, dtype: torch.dtype, offset: int, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """A tensor over a storage of bytes. Raises RefusedArchiveError if it would reach outside."""
+    """A tensor of this layout in the memory of `base`, a tensor of bytes; `offset` is in bytes.
+
+    Raises RefusedArchiveError if the tensor would extend beyond this memory.
+    """
     size = dtype.itemsize
     hold(offset >= 0 and offset % size == 0 and all(count >= 0 for count in shape), "a tensor has no such place")
     hold(len(shape) == len(stride) and all(step >= 0 for step in stride), "strides do not fit a shape")
@@ -205,7 +208,7 @@ def strided(base: Tensor, dtype: torch.dtype, offset: int, shape: Sequence[int],
 
 
 def measured(tensor: Tensor) -> dict[str, Any]:
-    """The distribution of a tensor's elements: mean and deviation, or bounds of integers."""
+    """The distribution of a tensor's elements: {"mean", "deviation"} of finite numbers, {"low", "high"} of integers."""
     if tensor.is_floating_point() or tensor.is_complex():
         parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         finite = parts.detach().double()
@@ -218,7 +221,7 @@ def measured(tensor: Tensor) -> dict[str, Any]:
 
 
 def drawn(dtype: torch.dtype, count: int, seed: int, told: dict[str, Any]) -> bytes:
-    """Bytes of `count` values drawn from a measured distribution (`told`), the same on every machine."""
+    """The bytes of `count` random values with the distribution `told` (see `measured`), the same on every machine."""
     if "mean" in told:
         mean, deviation = told["mean"], told["deviation"]
         hold(math.isfinite(mean) and math.isfinite(deviation), "not a distribution")
@@ -234,7 +237,7 @@ def drawn(dtype: torch.dtype, count: int, seed: int, told: dict[str, Any]) -> by
 
 
 def _bits(count: int, seed: int) -> Tensor:
-    """Non-negative 64-bit integers by a multiplicative hash (splitmix64, with wrap-around)."""
+    """`count` pseudo-random 63-bit integers, by a multiplicative hash of their index and the seed (splitmix64)."""
     mixed = torch.arange(count, dtype=torch.int64) + (seed * 1_000_003 + 1)
     for factor in (-4658895280553007687, -7723592293110705685):
         mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * factor
@@ -242,5 +245,5 @@ def _bits(count: int, seed: int) -> Tensor:
 
 
 def joined(parts: Iterable[str]) -> str:
-    """A digest of digests."""
+    """One digest over several digests."""
     return short_digest("|".join(parts).encode())

@@ -1,7 +1,7 @@
-"""Run the program in this environment with the results of some calls replaced by the other environment's.
+"""Run a program in the new environment, but with the results of some calls replaced by those of the old environment.
 
-A result is replaced only if the call has the same inputs as there: operator, arguments, layouts and bits. So a
-difference of another origin, such as a changed setting, is never hidden by an exchange.
+A result is replaced only if the call has the same inputs as in the old environment: operator, arguments, layouts and
+bits. So replacing results never hides a difference of another origin, such as a changed setting.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from .watched_program import FailedProgramError, run_program
 
 
 class _Exchange(Listener):
-    """Replaces the results of calls with these keys by the old environment's results."""
+    """Replaces results in a run by those of the old environment, for calls whose key is in `keys`.
+
+    `kept` maps the digest of a call's inputs to the old results, which are in the file `path`.
+    """
 
     def __init__(self, kept: dict[str, Any], path: str, keys: set[str]) -> None:
         self.kept, self.path, self.keys, self.count = kept, path, keys, 0
@@ -39,12 +42,16 @@ class _Exchange(Listener):
                 hold(short_digest(content) == block[2], "a kept result is damaged")
                 old = memory(content, 0).view(DTYPES[dtype]).reshape(shape)
                 if old.dtype == value.dtype and old.shape == value.shape:
+                    # In place, as some of the values are arguments that the call wrote.
                     value.detach().copy_(old)
         self.count += 1
 
 
 class ExchangeSession:
-    """Exchanges results in a run under `events`: those of calls with these keys, as kept in the folder `results`."""
+    """Replaces results of calls with these keys by the old environment's results, in a run that is done under `events`.
+
+    The folder `results` has the old results; None if there are none.
+    """
 
     def __init__(self, results: str | None, keys: set[str]) -> None:
         kept = {} if results is None else read_json(os.path.join(results, "results.json"))["kept"]
@@ -52,15 +59,20 @@ class ExchangeSession:
         self.events = Events(self.exchange)
 
     def end(self, old: list[Any]) -> dict[str, Any]:
-        """The number of exchanged results, and the first call that departs from the `old` run's log."""
+        """Return the number of replaced results, and the first call that departs from the `old` log (see `_culprit`).
+
+        The keys are "exchanged", "has_same_calls", "moved_again" and "other".
+        """
         new = self.events.log
         has_same_calls = [row["op"] for row in old] == [row["op"] for row in new]
         return {"exchanged": self.exchange.count, "has_same_calls": has_same_calls, **_culprit(old, new)}
 
 
 def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict[str, Any]:
-    """Run the program; returns the first record that differs from the old run's, and the first call that
-    explains it.
+    """Run the archive's program in this environment with exchanged results, and compare its records with the old run's.
+
+    Returns a dict with "equal"; "first", the first record that differs, or ""; "records" and "digest"; and the keys of
+    `ExchangeSession.end` with the first call that departs from the old log.
     """
     head = archive.head
     session = ExchangeSession(results, keys)
@@ -77,8 +89,12 @@ def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict
 
 
 def _culprit(old: list[Any], new: list[Any]) -> dict[str, Any]:
-    """The first call that departs from the old log: `moved_again` if its inputs are equal, `other` if they differ.
-    Calls are matched by their inputs, so a torch that issues more calls for the same step is followed as well."""
+    """The first call that departs from the old log.
+
+    It is described under the key "moved_again" if its inputs are those of an old call but its results differ, or under
+    "other" if no old call has its inputs; the other key is None. Calls are matched by their inputs, not by position, so
+    a torch that issues additional calls in a step can still be compared.
+    """
     outputs = {row["in"]: row["out"] for row in old}
     for index, row in enumerate(new):
         if row["in"] not in outputs:
@@ -91,7 +107,10 @@ def _culprit(old: list[Any], new: list[Any]) -> dict[str, Any]:
 
 
 def run_each(folder: str, results: str | None, sets: list[list[str]]) -> list[dict[str, Any]]:
-    """Run the program once per set of keys, each in a process that is forked before the program is loaded."""
+    """Run the archive's program once per set of keys, and return the result of each `run_exchanged`.
+
+    Each run is in a process forked before the program is loaded, so that no run influences the next.
+    """
     archive = Archive(folder)
     return [_forked(archive, results, set(keys)) for keys in sets]
 

@@ -1,9 +1,9 @@
 """Probe how a kernel adds: the order of additions, the accumulator's width, fused multiply-adds, flushed subnormals.
 
-The order is revealed as in FPRev (Xie et al., USENIX ATC 2025): of n ones, two become +big and -big. They cancel where
-they meet in the tree of additions, and every term that was added to either before is lost. The sum of the others shows
-the size of the subtree in which the two meet. For example, 8 terms added in order, with +big first and -big third, give
-5.
+The order is found as in FPRev (Xie et al., USENIX ATC 2025). In a sum of n ones, two terms are replaced by +big and
+-big. Each absorbs the ones that are added to it, until both cancel where they meet in the tree of additions. The result
+is therefore the number of ones outside the smallest subtree that contains both. For example, if 8 terms are added from
+left to right, with +big first and -big third, the result is 5.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ SUMS = {"sum", "mean"}
 
 
 def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
-    """Facts about a call's kernel here, to be compared with the other environment's. Facts that cannot be probed are
-    absent."""
+    """Facts about the kernel that a call uses here, to be compared with those from the other environment.
+
+    The keys are those of `_ASKED`, and "shapes". A fact that cannot be probed for this call is missing.
+    """
     found: dict[str, Any] = {}
     for name, ask in _ASKED.items():
         try:
@@ -41,9 +43,9 @@ def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _terms(call: dict[str, Any], rows_KN: Tensor, bias: float = 0.0) -> Tensor | None:
-    """The sums of K terms, computed N times by the call's operator: a product with ones, or a sum.
+    """N sums of K terms, shape (N,), computed by the call's operator; None for an operator that is not known here.
 
-    `bias` is added to the product by operators such as `addmm`.
+    A product adds the terms as a row times ones. `bias` is added to the product by operators such as `addmm`.
     """
     name = call["op"].split(".")[1]
     operator = operator_named(call["op"])
@@ -76,7 +78,7 @@ def _terms(call: dict[str, Any], rows_KN: Tensor, bias: float = 0.0) -> Tensor |
 
 
 def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
-    """The number of terms that a call adds, and their dtype."""
+    """How many terms a call adds per result, at most MOST_TERMS, and their dtype."""
     name = call["op"].split(".")[1]
     tensor = call["tensors"][-2 if name in PRODUCTS and len(call["tensors"]) > 1 else 0]
     dtype = DTYPES[tensor["dtype"]]
@@ -90,9 +92,11 @@ def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
 
 
 def _order(call: dict[str, Any]) -> dict[str, Any] | None:
-    """The order of additions: for two terms, the first and the middle one, how early each other term meets them.
+    """The order of additions, as the size of the subtree in which two terms meet; None if it cannot be probed.
 
-    `sizes` has the number of terms in the smallest subtree that contains both: 3 for terms 0 and 2 of a sum in order.
+    `sizes` has an entry for term 0 with each other term, then for the middle term with each other term. Each is the
+    number of terms in the smallest subtree that contains both: 3 for terms 0 and 2 of a sum from left to right. `first`
+    is the term that meets term 0 first, and `terms` the number of terms.
     """
     terms, dtype = _inner(call)
     if call["op"].split(".")[1] not in PRODUCTS | SUMS or terms < 3:
@@ -115,10 +119,10 @@ def _order(call: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _bias(call: dict[str, Any]) -> list[int] | None:
-    """For each term of a product with a bias, how many terms were added to either before term and bias met.
+    """For each term of a product, how many other terms were added before the term and the bias met in a common sum.
 
-    A kernel that adds the bias first gives 0, 1, 2, ... if it adds in order; one that adds it last gives the number of
-    the other terms every time.
+    If a kernel starts with the bias and adds from left to right, these are 0, 1, 2, ... If it adds the bias last, each
+    is the number of all other terms. None if the operator has no bias.
     """
     terms, dtype = _inner(call)
     if call["op"].split(".")[1] not in ("addmm", "baddbmm"):
@@ -136,13 +140,18 @@ def _bias(call: dict[str, Any]) -> list[int] | None:
 
 
 def _bits(call: dict[str, Any]) -> int | None:
-    """The accumulator's precision: the most bits with which 1 + 2^-bits - 1 is kept, wherever the terms are added."""
+    """The precision of the accumulator in bits: the first tried number of bits with which 1 + 2^-bits - 1 becomes 0.
+
+    None if none of the tried numbers loses the small term, at several positions in the sum, or if this cannot be
+    probed.
+    """
     order = _order(call)
     if order is None:
         return None
     terms, dtype = order["terms"], _inner(call)[1]
     thirds = sorted({0, 1, order["first"], terms // 4, terms // 2, 3 * terms // 4, terms - 1})
     places = [(small, last) for small in thirds for last in thirds if 0 < small != last > 0]
+    # The stored bits of a significand in bfloat16, float16, float32 and float64, and one more each.
     for bits in (7, 8, 10, 11, 23, 24, 52, 53):
         for small, last in places:
             for one, other in ((0, last), (last, 0)):  # a kernel may add the last term first
@@ -155,7 +164,7 @@ def _bits(call: dict[str, Any]) -> int | None:
 
 
 def _fused(call: dict[str, Any]) -> bool | None:
-    """Whether a product is added without being rounded first."""
+    """Whether the operator uses a fused multiply-add, which does not round the product; None if it cannot be probed."""
     operator, name = operator_named(call["op"]), call["op"].split(".")[1]
     # a * a is 1 + 2^-11 + 2^-24, which float32 rounds to 1 + 2^-11. Only a fused sum with c keeps the 2^-24.
     a = torch.full((64,), 1 + 2.0**-12)
@@ -173,7 +182,7 @@ def _fused(call: dict[str, Any]) -> bool | None:
 
 
 def _flushes(call: dict[str, Any]) -> bool | None:
-    """Whether subnormal numbers become zero."""
+    """Whether the operator replaces subnormal numbers by zero; None if it cannot be probed."""
     operator, name = operator_named(call["op"]), call["op"].split(".")[1]
     tiny = torch.full((4, 64), 1e-40)
     calls = {
@@ -191,7 +200,11 @@ def _flushes(call: dict[str, Any]) -> bool | None:
 
 
 def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
-    """Digests of the call's results at smaller sizes: its three largest dim sizes, each halved up to several times."""
+    """Digests of the call's results at smaller shapes, keyed by the shapes as text.
+
+    The three largest dim sizes are halved repeatedly, in all combinations, smallest first, at most MOST_SHAPES. {} for
+    calls that draw random numbers or take lists of integers, which may be sizes.
+    """
     found: dict[str, str] = {}
     bases, state = archive.bases(call), archive.state(call)
     # Not for calls that draw numbers, nor with lists of integers, which may be sizes.
@@ -213,10 +226,9 @@ def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
 
 
 def _exp(call: dict[str, Any]) -> str | None:
-    """A digest of an operator's elementary function, such as `exp`, on 64 fixed numbers.
+    """A digest of an operator's elementary function, such as `exp`, at 64 fixed numbers; None for other operators.
 
-    A softmax also adds. It is therefore probed with rows of two finite terms, whose sum is the same in any order. None
-    if no elementary function of the operator is known here.
+    A softmax also adds, so it is probed with rows of only two finite terms, whose sum is the same in any order.
     """
     operator, name = operator_named(call["op"]), call["op"].split(".")[1]
     values = torch.linspace(-8, 8, 64)

@@ -1,4 +1,4 @@
-"""Record a program's distinct calls into an archive, and keep the results of some calls for an exchange."""
+"""Record a program's distinct calls into an archive, and store results of calls that another run will replace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .watched_program import run_program
 
 
 class _Recorder(Listener):
-    """Writes each distinct call once: its inputs before it runs, its results afterwards."""
+    """Writes each distinct call once: its inputs before it runs, and its results afterwards."""
 
     def __init__(self, values: ValuesFile) -> None:
         self.values = values
@@ -59,11 +59,16 @@ class _Recorder(Listener):
 
     def after(self, event: CallEvent) -> None:
         call = self.calls.get(event.key)
+        # Only the first call with this key has its inputs recorded, so only its results belong to them.
         if call is not None and not call["results"] and not is_drawn(call):
             call["results"] = [self.kept(value) for value in event.values]
 
     def kept(self, value: Any) -> dict[str, Any]:
-        """A result: its digest, and its bytes within the budget."""
+        """Store a result within the budget, and describe it.
+
+        Returns a dict with its "digest", its "block" (None if it is not stored) and, for a tensor, its "dtype" and
+        "shape".
+        """
         row: dict[str, Any] = {"digest": digest_of(value), "block": None}
         if isinstance(value, Tensor) and is_plain(value):
             row |= {"dtype": NAMES[value.dtype], "shape": [*value.shape], "block": self.values.put(memory_of(value))}
@@ -71,8 +76,10 @@ class _Recorder(Listener):
 
 
 class RecordingSession:
-    """Records the calls of a run into a folder. The run makes its calls under `events`, then `end` writes the archive.
-    `budget` limits the bytes of values.bin."""
+    """Records the calls of a run into a folder: run the program under `events`, then call `end`.
+
+    `budget` is the maximum number of bytes of values to store.
+    """
 
     def __init__(self, folder: str, budget: int) -> None:
         os.makedirs(folder, exist_ok=True)
@@ -81,10 +88,10 @@ class RecordingSession:
         self.events = Events(self.recorder)
 
     def end(self, records: list[Any], program: str, arguments: list[str], steps: int) -> dict[str, Any]:
-        """Write the archive of a run with these records.
+        """Write the archive of the run; `records` are those of the program.
 
-        Returns the number of distinct calls, `calls`; how many of these have drawn inputs, `drawn`; and the size of the
-        values, `bytes`.
+        Returns the number of distinct "calls", how many of them were "drawn", i.e. have inputs that exceeded the budget
+        and are drawn again in replays, and the size of the values in "bytes".
         """
         recorder, events = self.recorder, self.events
         recorder.values.file.flush()
@@ -116,10 +123,10 @@ def record(folder: str, program: str, arguments: list[str], steps: int, budget: 
 
 
 def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: int) -> dict[str, Any]:
-    """Merge the archives of ranks, in folders `0`, `1`, ..., into an archive of their distinct calls.
+    """Merge the archives of all ranks, in the folders `0`, `1`, ..., into an archive of their distinct calls.
 
-    The values of a call are those of the first rank that made it. The log stays with each rank. Returns the counts of
-    `RecordingSession.end`.
+    A call that several ranks made has the values of the first of them. The merged archive has no log and no records:
+    these stay with each rank. Returns the counts of `RecordingSession.end`.
     """
     # Without a budget, as each rank's archive was within its own.
     values = ValuesFile(os.path.join(folder, "values.bin"), 1 << 62)
@@ -147,7 +154,7 @@ def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: in
 
 
 class _Keeper(Listener):
-    """Keeps the result of each call whose key is in `keys`, or whose inputs are in `inputs`."""
+    """Stores the results of each call whose key is in `keys`, or whose digest of inputs is in `inputs`."""
 
     def __init__(self, values: ValuesFile, keys: set[str], inputs: set[str]) -> None:
         self.values, self.keys, self.inputs = values, keys, inputs
@@ -169,7 +176,7 @@ class _Keeper(Listener):
 
 
 class KeepingSession:
-    """Keeps the results of some calls of a run below the folder `out`, for an exchange."""
+    """Stores the results of some calls of a run in the folder `out`, for use by `exchanging`."""
 
     def __init__(self, out: str, keys: set[str], inputs: set[str], budget: int) -> None:
         os.makedirs(out, exist_ok=True)
@@ -177,10 +184,9 @@ class KeepingSession:
         self.events = Events(self.keeper)
 
     def end(self) -> dict[str, Any]:
-        """Write the results to `out`.
+        """Write the list of results to `out`.
 
-        Returns the number of calls whose results were kept, `kept`, and of calls whose results exceeded the budget,
-        `lost`.
+        Returns the number of calls whose results were "kept", and "lost", the number whose results exceeded the budget.
         """
         self.keeper.values.file.close()
         write_json(os.path.join(self.out, "results.json"), {"kept": self.keeper.kept})
@@ -188,9 +194,9 @@ class KeepingSession:
 
 
 def keep_results(folder: str, out: str, keys: set[str], inputs: set[str], budget: int) -> dict[str, Any]:
-    """Run the archive's program again and keep the results of some calls below `out`.
+    """Run the archive's program again, and store the results of some calls in the folder `out`.
 
-    Returns the counts of `KeepingSession.end`, and `repeats`: whether the run reproduced the archive's records.
+    Returns the counts of `KeepingSession.end`, and "repeats": whether the run had the same records as the archive.
     """
     head = Archive(folder).head
     session = KeepingSession(out, keys, inputs, budget)

@@ -1,4 +1,4 @@
-"""Replay an archive's calls in this environment, three times each, and measure which results moved."""
+"""Replay an archive's calls in this environment, three times each, and measure how much their results changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ TIMES = 3
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
-    """The facts that decide the bits of a kernel: releases, processor, instruction set, threads, another device."""
+    """The facts that decide a kernel's bits: torch, Python, processor, instruction set, threads, and device.
+
+    "device" is missing for the CPU.
+    """
     found = {
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -33,7 +36,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 
 
 def _release(package: str) -> dict[str, str]:
-    """The release of a package as this Python imports it, such as {"transformers": "5.2.0"}; empty without a name."""
+    """{package: its release as this Python would import it}, such as {"transformers": "5.2.0"}; {} without a name."""
     return {package: importlib.metadata.version(package)} if package else {}
 
 
@@ -50,15 +53,20 @@ class SignatureError(Exception):
 
 
 def run_call(archive: Archive, call: dict[str, Any], threads: int | None = None) -> list[Any]:
-    """Run an archived call here; returns its results. Raises RefusedArchiveError, MissingError, SignatureError,
-    RuntimeError."""
+    """Run an archived call here, and return its results, followed by the arguments that it wrote.
+
+    Raises RefusedArchiveError, MissingError, SignatureError, or the RuntimeError of the operator.
+    """
     return run_loaded(call, archive.bases(call), archive.state(call), threads)
 
 
 def run_loaded(
     call: dict[str, Any], bases: list[bytes], state: bytes | None, threads: int | None = None, device: str = "cpu"
 ) -> list[Any]:
-    """Run a call on storages of this content; returns its results. `threads` replaces the recorded number."""
+    """Run a call on new storages with the bytes `bases`, and return its results.
+
+    `threads` replaces the recorded number of threads.
+    """
     operator = operator_named(call["op"])
     args, kwargs = arguments(call, bases, state, device)
     if device != "cpu":
@@ -79,7 +87,7 @@ def run_loaded(
 
 
 def _on(value: Any, device: str) -> Any:
-    """An argument with another device in place of the CPU, for calls such as `full` that name one."""
+    """An argument in which each device is replaced by `device`, since calls such as `full` name a device."""
     if isinstance(value, list):
         return [_on(each, device) for each in value]
     if isinstance(value, dict):
@@ -109,8 +117,12 @@ def replay(
     device: str = "cpu",
     package: str = "",
 ) -> dict[str, Any]:
-    """Replay calls; returns a row per call, by key, and facts about the recording. A row has the call, its `state`
-    ("equal", "moved", ...), and for moved calls how much."""
+    """Replay calls of an archive, and compare their results with the recorded ones.
+
+    Returns a dict: "rows" has, by the call's key, a dict with the call, its "state" ("equal", "moved", ...), and for
+    moved calls how much their results changed; "environment" has the facts about this environment; "recorded" has those
+    about the archive's. `only` limits the replay to calls with these keys.
+    """
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -177,7 +189,10 @@ def _measured(old: Tensor | None, new: Any) -> dict[str, Any]:
 
 
 def ordered(values: Tensor) -> Tensor:
-    """Integers in the order of floating-point values: neighbours have distance 1, and -0 and 0 differ."""
+    """Convert floating-point values to integers in the same order.
+
+    Adjacent values have the distance 1, and so have -0 and 0. Integers are returned unchanged.
+    """
     if values.is_complex():
         values = torch.view_as_real(values)
     if not values.is_floating_point():
@@ -190,7 +205,7 @@ def ordered(values: Tensor) -> Tensor:
 
 
 def _ulps(a: Tensor, b: Tensor) -> int | None:
-    """The largest distance in ULPs; None for integers, or if only a single side has a NaN."""
+    """The largest distance of two elements in ULPs; None for integers, or if NaNs are not at the same indices."""
     if not (a.is_floating_point() or a.is_complex()) or bool((a.isnan() != b.isnan()).any()):
         return None
     # In Python's integers, as a distance between int64 may overflow; so only for the first 65,536 elements.
@@ -202,7 +217,7 @@ def _ulps(a: Tensor, b: Tensor) -> int | None:
 
 
 def _where(differ: Tensor) -> str:
-    """Which elements differ, in words: all, an index or the edge of a dim, a lane of vectors, or a share."""
+    """The elements that differ, in words: all, an index, the first or last of a dim, a vector lane, or a percentage."""
     if bool(differ.all()):
         return "all elements"
     places = differ.nonzero()

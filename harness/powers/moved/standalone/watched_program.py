@@ -1,7 +1,8 @@
 """Run a user's program, a script or a function, and record its losses, gradients, parameters and results.
 
-A function `FILE.py:NAME` is called once a step. If its first call returns an object with `step`, as `bitproof.watch`
-does, `step(index)` is called in its place. A script is ended after the requested number of optimizer steps.
+A function `FILE.py:NAME` is called once per step. If its first call returns an object with a method `step`, as
+`bitproof.watch` does, `step(index)` is called for each step instead. A script is stopped after the requested number of
+optimizer steps.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from .call_values import digest_of
 
 
 class ProgramError(Exception):
-    """The program cannot be run as asked; the text says why."""
+    """The program cannot be run as requested, for the reason in the message."""
 
 
 class FailedProgramError(Exception):
-    """The program raised an error, or ended its process; the text has the end of its traceback."""
+    """The program raised an error or ended its process. The message has the end of its traceback."""
 
 
 class _Left(BaseException):
-    """Raised to leave a script after its last step."""
+    """Raised inside a script, to stop it after its last step."""
 
 
 class Records:
-    """The records of a run, in order: `rows` has step, kind, name and digest, and the number of calls logged before."""
+    """The records of a run. A row of `rows` is [step, kind, name, digest, number of calls logged before it]."""
 
     def __init__(self, events: Any, steps: int, leaves_after: bool) -> None:
         self.events, self.steps, self.leaves_after = events, steps, leaves_after
@@ -68,7 +69,10 @@ class Records:
             self._losses += 1
 
     def optimizer_step(self, optimizer: Any, *_: Any) -> None:
-        """Record gradients and parameters after an optimizer's step."""
+        """Record all gradients and parameters of an optimizer; called after its step.
+
+        For a script, the first optimizer's step also ends the step of the run, and the last one stops the script.
+        """
         if not any(optimizer is each for each in self._optimizers):
             self._optimizers.append(optimizer)
         at = next(index for index, each in enumerate(self._optimizers) if each is optimizer)
@@ -88,7 +92,10 @@ class Records:
 
 
 def run_program(program: str, arguments: Sequence[str], steps: int, events: Any) -> list[list[Any]]:
-    """Run a program under a mode of events, with fixed seeds, and return its records. Raises ProgramError."""
+    """Run a program under the dispatch mode `events`, with fixed seeds, and return its records (see `Records`).
+
+    Raises ProgramError.
+    """
     path, _, name = program.partition(":")
     if not path.endswith(".py") or not os.path.isfile(path):
         raise ProgramError(f"{path} is not a file of Python")
@@ -162,7 +169,11 @@ def _call(path: str, name: str, steps: int, records: Records) -> None:
 
 
 def _system_step(step: Any, index: int, records: Records) -> None:
-    """Run a step of a system, which shows its tensors to `observe`, yields them, or returns a value."""
+    """Run a step of a system and record its tensors.
+
+    The step passes them to the function `observe` if it has such a second parameter; otherwise it yields (kind, name,
+    tensor), or returns a value.
+    """
     takes = len(inspect.signature(step).parameters)
     shown: Any = step(index, records.add) if takes > 1 else step(index)
     if inspect.isgenerator(shown):

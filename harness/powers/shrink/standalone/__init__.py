@@ -1,16 +1,17 @@
-"""Write a difference between two graphs as a self-contained Python file that needs nothing but torch.
+"""Write a difference between two graphs as a self-contained Python file that needs only torch.
 
-1. Write both graphs whole, with a probe of the value after each line, and run this file on all ranks, as `python FILE`.
+1. Write both graphs whole, with code that saves the value after each line, and run this file on all ranks, as `python
+   FILE`.
 2. Walk back from a differing output in both graphs, and stop at every value that the other graph has too, bit for bit,
-   on all ranks. Such values become inputs, stored with their bytes, so the remaining calls compute the same as in the
-   whole graphs. For example, of a wrong `sum` behind 500 equal calls only the `sum` remains.
-3. Choose the output that needs the fewest calls. A value that is too large to store is computed instead: the walk goes
-   on behind it.
-4. Run the file. It must exit with 1, or no file is written.
+   on all ranks. Such values become inputs, stored as bytes in the file, so the remaining calls compute the same as in
+   the whole graphs. For example, if a wrong `sum` follows 500 equal calls, only the `sum` remains.
+3. Choose the output that needs the fewest calls. A value that is too large to store is computed instead: the walk
+   continues through its call.
+4. Run the file. If it does not exit with 1, no file is written.
 
-The whole graphs read the tokens of a step of the case. Their parameters and buffers are drawn at random.
+The whole graphs get the tokens of a step of the case; parameters and buffers are drawn at random.
 
-`reading` has the content of a file, `statements` writes a graph as Python, `rendering` assembles the file, and
+`reading` collects the content of a file, `statements` writes a graph as Python, `rendering` assembles the file, and
 `shortening` finds the file with the fewest calls. The functions of `template` and `probe` are copied into files.
 """
 
@@ -35,7 +36,7 @@ __all__ = ["NoFileError", "Scene", "Side", "Written", "run_plain", "write_standa
 
 @dataclass(frozen=True)
 class Written:
-    """A file that shows the difference: its text, the number of calls of each side, and its output when run."""
+    """A file that shows a difference: its text, the number of calls of each graph, and its output when it was run."""
 
     text: str
     num_calls: dict[str, int]
@@ -48,7 +49,7 @@ and output."""
 
 
 def write_standalone(scene: Scene, run: Run | None = None) -> Written:
-    """Write the shortest file that shows a difference, and run it, by default as `python FILE` (`run_plain`).
+    """Make the shortest file that shows a difference between two graphs, and run it, by default with `run_plain`.
 
     Raises NoFileError if no file shows a difference.
     """
@@ -83,7 +84,7 @@ def run_plain(text: str, folder: Path, timeout: float, *arguments: str) -> tuple
 
 
 def _probe(scene: Scene, folder: Path, run: Run) -> list[str]:
-    """Run both graphs whole, keep all values in `scene.seen`, and return the names of outputs that differ."""
+    """Run both graphs whole in a file, read all values into `scene.seen`, and return the names of differing outputs."""
     outputs = {name: list(side.outputs) for name, side in scene.sides.items()}
     text = render(scene, outputs["reference"], lambda side, node: False, True)[0]
     status, printed = run(text, folder, scene.timeout, str(folder))

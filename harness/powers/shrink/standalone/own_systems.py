@@ -2,10 +2,10 @@
 
 `alone_text` assembles it from the user's files, the functions below and, if those files import `watch`, `simple_watch`.
 So the functions below use only torch, the standard library and functions of `template`. A system that needs more of the
-case or of bitproof fails in such a file. Then another kind of file is written (`commands/shrink`).
+case or of bitproof fails in such a file; then another kind of file is written (`shrink_command`).
 
-The ranks of each side are processes, joined by gloo, with the seeds and settings of a run. Each rank saves the tensors
-that its system shows at every step. Then both sides are compared, bit for bit.
+The ranks of each system are processes, joined by gloo, with the same seeds and settings as under bitproof. Each rank
+saves the tensors that its system shows at every step. Then the tensors of both systems are compared, bit for bit.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def takes(function: Any, *arguments: Any) -> bool:
 
 
 def take_steps(made: Any, keep: Callable[..., None]) -> None:
-    """Have a system take the case's steps, and pass the tensors of each to `keep`.
+    """Run all steps of a system, and pass the tensors of each step to `keep`.
 
     Raises NotImplementedError for a system that renames its tensors.
     """
@@ -75,7 +75,7 @@ def take_steps(made: Any, keep: Callable[..., None]) -> None:
 
 
 def run_rank(side: str, rank: int, folder: str) -> None:
-    """The process of a rank of a side: run its system, and save the shown tensors. Exits with 0, or 2 on an error."""
+    """Run a rank of a system, and save the tensors that it shows. Exits the process with 0, or 2 after an error."""
     try:
         world_size = CASE["parallelism"]["world_size"]
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -109,7 +109,7 @@ def run_rank(side: str, rank: int, folder: str) -> None:
 
 
 def differing(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, str]:
-    """The tensors that differ between the two sides, by name, each with the difference in words."""
+    """The tensors that differ between the two systems, by name, each with the difference in words."""
     found = {name: "only one side has it" for name in [*first, *second] if (name in first) != (name in second)}
     for name in first:
         if name in second and (difference := describe_difference(first[name], second[name])):
@@ -118,7 +118,7 @@ def differing(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, 
 
 
 def compare_systems() -> int:
-    """Run both sides. Returns 1 if they differ on any rank, 2 if a rank fails, else 0."""
+    """Run both systems on all ranks. Returns 1 if they differ on any rank, 2 if a rank fails, else 0."""
     ranks, found = range(CASE["parallelism"]["world_size"]), []
     with tempfile.TemporaryDirectory() as folder:
         for name, text in FILES.items():
@@ -178,7 +178,10 @@ from torch import Tensor"""
 
 
 def alone_text(head: str, case: Case, own: OwnFiles) -> str:
-    """The text of the file for a case whose two systems are in the files `own`; `head` is its docstring."""
+    """The text of a file that contains and compares a case's two systems, without bitproof.
+
+    `own` has the user's files in which the systems are, and `head` becomes the file's docstring.
+    """
     texts = dict(own.texts)
     if any(re.search(r"^\s*(import|from) bitproof\b", text, re.MULTILINE) for text in texts.values()):
         texts["bitproof/__init__.py"] = Path(simple_watch.__file__).read_text("utf-8")
@@ -196,7 +199,7 @@ def alone_text(head: str, case: Case, own: OwnFiles) -> str:
 
 
 def _place_of(name: str) -> tuple[str, str, str]:
-    """Split `FILE.py:NAME`: the folder to put on the path, the module, and the name in it.
+    """Split `FILE.py:NAME` into the folder to put on the import path, the module, and the name in the module.
 
     For example, "0/train/loop.py:make" becomes ("0", "train.loop", "make").
     """

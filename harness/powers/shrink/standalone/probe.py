@@ -1,7 +1,7 @@
 """Functions that a self-contained file contains only while it is being made: they save values instead of comparing.
 
-`rendering` adds them to a file whose two functions call `see` after each line. Each rank writes JSON into the folder
-that the command line names: every value's digest, and the bytes of small values.
+`rendering` adds them to a file with two functions, `reference` and `candidate`, that call `see` after each line. Each
+rank writes JSON into the folder that the command line names: every value's digest, and the bytes of small values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ seen: dict[str, Any] = {}
 
 
 def see(name: str, value: Any) -> None:
-    """Keep a call's output: its digest, dtype, shape and strides, and its bytes if there are at most LARGEST."""
+    """Keep a call's output in `seen`: digest, dtype, shape, strides, and its bytes if there are at most LARGEST."""
     if not isinstance(value, Tensor):
         return
     data = bytes_of(value).numpy().tobytes()
@@ -40,7 +40,7 @@ def see(name: str, value: Any) -> None:
 
 
 def differs_on(rank: int) -> bool:
-    """Compute both sides on a rank, save their values, and return whether an output differs."""
+    """Compute the reference and the candidate on a rank, save all values, and return whether an output differs."""
     outputs, values = [], {}
     for function in (reference, candidate):
         seen.clear()

@@ -29,9 +29,10 @@ class NoFileError(BitproofError):
 
 
 class Input(NamedTuple):
-    """An input of both sides: dtype, shape, strides, and its content on each rank, or a single content for all ranks.
+    """An input of the functions in a file, with its values.
 
-    Without contents, the input is drawn at random. `origin`, in words, becomes a comment in the file.
+    `contents` has one content for all ranks, or one per rank; if it is empty, the input is drawn at random. `origin`,
+    in words, becomes a comment in the file.
     """
 
     name: str
@@ -43,16 +44,16 @@ class Input(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The input's entry in the file's table."""
+        """The line of the file that defines this input, an entry of the table INPUTS."""
         return f"    {self.name!r}: {(self.dtype, self.shape, self.stride, list(self.contents))!r},  # {self.origin}"
 
 
 @dataclass(frozen=True)
 class Side:
-    """A graph, with its outputs and placeholders by name.
+    """The graph of the reference or of the candidate, with its outputs and placeholders by name.
 
-    `owners` has the node that owns each node's storage, and `writers` the calls that write into a storage, by its
-    owner.
+    `owners` maps a node to the node whose output made the node's storage. `writers` maps such an owner to the calls
+    that write into its storage.
     """
 
     graph: StepGraph
@@ -63,7 +64,7 @@ class Side:
 
     @staticmethod
     def of(graph: StepGraph, input_names: Sequence[str]) -> Side:
-        """Read a graph. Its outputs are the loss, the gradients, and the buffers after the step."""
+        """Read a graph. The outputs are the loss, the gradients, and the buffers as they are after the step."""
         nodes = graph.module.graph.nodes
         owners = storage_owners(nodes)
         writers: dict[Node, list[Node]] = {}
@@ -80,11 +81,11 @@ class Side:
         return Side(graph, outputs, by_node, owners, writers)
 
     def walk(self, outputs: Sequence[Node], is_known: Callable[[Node], bool]) -> tuple[list[Node], list[Node]]:
-        """The calls that `outputs` need, and the inputs of these calls, each in order.
+        """The calls that are needed to compute `outputs`, and the inputs of these calls, both in the graph's order.
 
-        Inputs are placeholders, and nodes for which `is_known` returns True. A storage that is written in place is
-        followed to its placeholder, with every call that writes into it: its value changes, so no single value could
-        become an input.
+        Inputs are placeholders, and nodes for which `is_known` returns True. A storage that is written in place has no
+        single value that could become an input: so its calls are followed to the placeholder, including all calls that
+        write it.
         """
         calls, inputs, pending = set(), set(), list(outputs)
         while pending:
@@ -106,12 +107,12 @@ class Side:
 class Scene:
     """The content of a file.
 
-    - `sides`: both graphs, by role.
-    - `partitions`: for each group's name, its lists of ranks.
+    - `sides`: both graphs, by "reference" and "candidate".
+    - `partitions`: for each process group's name, the ranks of each of its groups.
     - `tokens`: for each rank, the inputs of the step by name.
-    - `head`: the docstring. `ordered_group`: the source of a group that sums in rank order.
-    - `timeout`: seconds for a run of the file.
-    - `seen`: for each rank, the values that the probe saved.
+    - `head`: the file's docstring. `ordered_group`: the source code of a process group that sums in rank order.
+    - `timeout`: the time limit in seconds for running the file.
+    - `seen`: for each rank, the values that running both whole graphs has saved (`probe`).
     """
 
     sides: dict[str, Side]
@@ -125,15 +126,16 @@ class Scene:
 
 
 def place_of(node: Node) -> str:
-    """A call's origin in words: module, direction, and chunk."""
+    """The origin of a call, in words: module, direction, and chunk."""
     chunk = node.meta.get(CHUNK_KEY)
     return f"{origin_of(node)}" + ("" if chunk is None else f", chunk {chunk}")
 
 
 def content_of(scene: Scene, side: str, node: Node) -> Input | None:
-    """A value that the probe saved, as an input.
+    """A node's value, as saved by `probe`, as an input of a file. Its name is set later.
 
-    None if the value is too large, if its dtype, shape or strides depend on the rank, or if its elements share memory.
+    Returns None if the value is too large, if its dtype, shape or strides depend on the rank, or if its elements share
+    memory.
     """
     found = [rank["values"][side][node.name] for rank in scene.seen]
     types = [tuple(map(str, value[1:4])) for value in found]
@@ -149,7 +151,7 @@ def content_of(scene: Scene, side: str, node: Node) -> Input | None:
 
 
 def _readable(content: str, dtype: str) -> Any:
-    """Packed bytes as a list of numbers, if the numbers are few and reproduce every bit; else the bytes, unchanged."""
+    """A value as a list of numbers, if they are few and reproduce every bit; otherwise `content`, its packed bytes."""
     data = zlib.decompress(base64.b64decode(content))
     type_ = getattr(torch, dtype)
     if not 0 < len(data) <= _FEW * type_.itemsize or type_.is_complex:
@@ -161,9 +163,9 @@ def _readable(content: str, dtype: str) -> Any:
 
 
 def input_of(scene: Scene, side: str, node: Node, number: int) -> Input:
-    """A node as the input number `number` of a file.
+    """The input number `number` of a file, made from a node.
 
-    A placeholder has the tokens of the case, or is drawn at random. Another node has the bytes that the probe saved.
+    A placeholder has the tokens of the case, or is drawn at random. Any other node has the bytes that `probe` saved.
     """
     given = scene.sides[side].placeholders.get(node)
     if given is None:

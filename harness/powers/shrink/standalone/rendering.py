@@ -21,10 +21,10 @@ _SUMS = names(lambda row: row.sums_ranks)
 def render(
     scene: Scene, outputs: Sequence[str], is_known: Callable[[str, Node], bool], probing: bool
 ) -> tuple[str, dict[str, int]]:
-    """The text of the file that computes these outputs, and the number of calls of each side.
+    """The text of a file that computes `outputs` by both graphs, and the number of calls per graph.
 
-    Nodes for which `is_known` returns True become inputs. With `probing`, the file saves all values instead of
-    comparing.
+    `is_known` gets "reference" or "candidate" and a node: if it returns True, the node's value becomes an input of the
+    file. With `probing`, the file saves all values instead of comparing.
     """
     inputs: dict[Any, Input] = {}
     functions, num_calls, collectives = [], {}, []
@@ -48,7 +48,7 @@ def render(
 
 
 def _file(scene: Scene, inputs: Sequence[Input], functions: str, collectives: Sequence[Node], probing: bool) -> str:
-    """The file's text: tables and both sides' functions first, then the functions that are the same in every file."""
+    """The file's text: tables and the functions of both graphs, then the functions that are the same in every file."""
     groups = {group_name(node): scene.partitions[group_name(node)] for node in collectives}
     tables = [f"WORLD_SIZE = {scene.world_size}", _INPUTS_ARE]
     tables += ["INPUTS = {", *(entry.line for entry in inputs), "}"]
@@ -80,9 +80,10 @@ def _file(scene: Scene, inputs: Sequence[Input], functions: str, collectives: Se
 
 
 def _wrap_group(scene: Scene, groups: Mapping[str, Any], collectives: Sequence[Node]) -> str:
-    """The source of `wrap_group`. If more than two ranks are summed, it returns a group that sums in rank order.
+    """The source code of `wrap_group`, which decides how a file's process groups sum.
 
-    Otherwise it returns gloo's group: the sum of two numbers does not depend on their order.
+    If a sum is over more than two ranks, the order of its terms matters, so a group that sums in rank order is
+    returned. Otherwise gloo's group is used.
     """
     sums = [group_name(node) for node in collectives if base_name_of(node.target) in _SUMS]
     if any(len(groups[name][0]) > 2 for name in sums):

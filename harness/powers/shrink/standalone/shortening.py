@@ -1,4 +1,4 @@
-"""Shorten a self-contained file: keep the fewest calls that still show a difference."""
+"""Find the self-contained file with the fewest calls that still shows a difference."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ LARGEST_CONTENT = 1 << 17
 
 
 def shortest(scene: Scene, differing: Sequence[str], is_short: bool) -> tuple[str, dict[str, int]]:
-    """The file with the fewest calls that shows one of the differing outputs, and the number of calls of each side.
+    """The text of the file with the fewest calls that shows a difference, and its number of calls per graph.
 
-    With `is_short`, values that both sides have become inputs; otherwise all calls are kept.
+    `differing` are the outputs that differ; the file computes one of them. With `is_short`, values that both graphs
+    have become inputs of the file; otherwise all calls are kept.
     """
     values = {name: _values(scene, name) for name in scene.sides}
     common = set(values["reference"].values()) & set(values["candidate"].values()) if is_short else set()
@@ -31,6 +32,6 @@ def shortest(scene: Scene, differing: Sequence[str], is_short: bool) -> tuple[st
 
 
 def _values(scene: Scene, side: str) -> dict[str, tuple[str, ...]]:
-    """For each node whose value every rank has saved, by name: the value's digest on each rank."""
+    """The values of a graph's nodes as digests: {node's name: digest on each rank}, for nodes saved on every rank."""
     seen = [rank["values"][side] for rank in scene.seen]
     return {name: tuple(rank[name][0] for rank in seen) for name in seen[0] if all(name in rank for rank in seen)}

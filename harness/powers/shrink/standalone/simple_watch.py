@@ -1,8 +1,8 @@
-"""`watch` for files that run without bitproof, where this file is the package `bitproof`.
+"""A simple `watch`, for files that run without bitproof: in them this module is the package `bitproof`.
 
-It shows the values that a plain hook of torch sees: gradients when an optimizer's `step` begins, and parameters,
-buffers and the optimizer's state afterwards. If two systems differ in something else, such as a setting of an
-optimizer, such a file finds no difference. Then a file that needs bitproof is written instead.
+It shows the values that hooks of torch can see: gradients when an optimizer's `step` begins, then parameters, buffers
+and the optimizer's state. If two systems differ only in something else, such as a setting of an optimizer, a file with
+this `watch` shows no difference; then a file that needs bitproof is written instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Keep = Callable[[str, str, Tensor], None]
 
 
 class LastStep(BaseException):
-    """Leaves a training loop after the last step of the case."""
+    """Raised inside a training loop to stop it after the last step of the case."""
 
 
 def watch(
@@ -32,7 +32,7 @@ def watch(
     names: Any = None,
     **others: Any,
 ) -> SimpleStep:
-    """A system made from a function that trains once, `step`, or from a whole training loop, `train`."""
+    """Make a system from a function that trains one step, `step`, or from a whole training loop, `train`."""
     models: list[Any] = list(model) if isinstance(model, (list, tuple)) else [model]
     optimizers: list[Any] = (
         list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer] if optimizer else []
@@ -43,7 +43,7 @@ def watch(
 
 
 class SimpleStep:
-    """The models and optimizers that a function trains."""
+    """A system made from a function that trains one step of `models` with `optimizers`."""
 
     names: Any = None
 
@@ -59,14 +59,14 @@ class SimpleStep:
                 yield prefix + name.replace("_orig_mod.", "").removeprefix("module."), tensor
 
     def show_gradients(self, optimizer: Optimizer, keep: Keep) -> None:
-        """Pass to `keep` the gradients that an optimizer is about to read."""
+        """Pass the gradients that an optimizer is about to use to `keep`."""
         held = {id(each) for group in optimizer.param_groups for each in group["params"]}
         for name, parameter in self.named(nn.Module.named_parameters):
             if id(parameter) in held and parameter.grad is not None:
                 keep("grad", name, parameter.grad)
 
     def show_rest(self, keep: Keep) -> None:
-        """Pass to `keep` the buffers, the parameters and the optimizers' state."""
+        """Pass buffers, parameters and the state of all optimizers to `keep`."""
         for name, buffer in self.named(nn.Module.named_buffers):
             keep("buffer", f"{name}@after_optimizer", buffer)
         for name, parameter in self.named(nn.Module.named_parameters):
@@ -77,7 +77,7 @@ class SimpleStep:
                         keep("optimizer", f"{name}.{key}", torch.as_tensor(value))
 
     def step(self, index: int, keep: Keep) -> None:
-        """Train once."""
+        """Train one step, and pass its tensors to `keep`."""
         with ExitStack() as hooks:
             for optimizer in self.optimizers:
                 shown = optimizer.register_step_pre_hook(lambda its, *_: self.show_gradients(its, keep))
@@ -89,10 +89,10 @@ class SimpleStep:
 
 
 class SimpleLoop(SimpleStep):
-    """The models that a loop trains. A step ends when every optimizer has taken a step."""
+    """A system made from a training loop. A step ends when every optimizer has made a step."""
 
     def take_steps(self, number: int, keep_of: Callable[[int], AbstractContextManager[Keep]]) -> None:
-        """Run the loop, and leave it after `number` steps."""
+        """Run the loop, and stop it after `number` steps. `keep_of(index)` is a context with the `keep` of a step."""
         index, left = 0, set[int]()
         own = {id(each) for _, each in self.named(nn.Module.named_parameters)}
 

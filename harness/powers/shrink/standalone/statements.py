@@ -20,7 +20,7 @@ NAMESPACES = {"aten", "prims", "_c10d_functional"}
 def function_text(
     side: str, calls: Sequence[Node], names: Mapping[Node, str], outputs: Mapping[str, Node], probing: bool
 ) -> str:
-    """The source of a side's function: a line for each call, and a comment with the place at each change of module."""
+    """The source code of a graph's function: a line per call, and a comment with the origin when the module changes."""
     lines, place = [f"def {side}(INPUTS):"], ""
     for node in calls:
         if place_of(node) != place:

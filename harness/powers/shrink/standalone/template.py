@@ -1,7 +1,7 @@
-"""The functions that are the same in every self-contained file: make inputs, join groups, compare.
+"""The functions that are the same in every self-contained file: make inputs, join process groups, compare.
 
-`rendering` copies them into the file that it writes, below the two functions and the tables that are empty here. So
-this module imports nothing but torch and the standard library.
+`rendering` copies them into the file that it writes. There, `reference`, `candidate` and the tables, which are empty
+here, have their real content. So this module imports only torch and the standard library.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def candidate(**inputs: Tensor) -> dict[str, Tensor]:
 
 
 def make_input(name: str, rank: int) -> Tensor:
-    """An input of a rank: its stored numbers or bytes, or else random numbers in [-1, 1), seeded by name and rank."""
+    """An input of a rank: its stored content, or random numbers in [-1, 1), seeded by name and rank, if it has none."""
     dtype, shape, stride, contents = INPUTS[name]
     x = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
     if not contents:
@@ -49,7 +49,7 @@ def make_input(name: str, rank: int) -> Tensor:
 
 
 def compute(function: Any, rank: int) -> dict[str, Tensor]:
-    """A side's outputs on a rank, from new inputs, as it may write into them."""
+    """The outputs of `function` on a rank. Its inputs are made again for each call, since it may write into them."""
     with torch.no_grad():
         found: dict[str, Tensor] = function(**{name: make_input(name, rank) for name in INPUTS})
     return found
@@ -73,7 +73,7 @@ def describe_difference(first: Tensor, second: Tensor) -> str | None:
 
 
 def differs_on(rank: int) -> bool:
-    """Compute both sides on a rank, print their differences, and return whether there are any."""
+    """Compute the reference and the candidate on a rank, print their differences, and return whether there are any."""
     first, second = compute(reference, rank), compute(candidate, rank)
     found = {name: describe_difference(first[name], second[name]) for name in first}
     for name, difference in found.items():
@@ -83,7 +83,7 @@ def differs_on(rank: int) -> bool:
 
 
 def run_rank(rank: int, folder: str) -> None:
-    """The process of a rank: join the groups, and compare. Exits with 0 for equal, 1 for different, 2 on an error."""
+    """Run a rank: join its groups, and compare. Exits the process with 0 if equal, 1 if different, 2 after an error."""
     try:
         store = dist.FileStore(os.path.join(folder, "store"), WORLD_SIZE)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
@@ -101,7 +101,7 @@ def run_rank(rank: int, folder: str) -> None:
 
 
 def compare_alone() -> int:
-    """Compare in this process, for calls without collectives. Returns 0 for equal, 1 for different, 2 on an error."""
+    """Compare all ranks in this process, without collectives. Returns 0 if equal, 1 if different, 2 after an error."""
     try:
         return tell(max(int(differs_on(rank)) for rank in range(WORLD_SIZE)))
     except Exception:
@@ -110,7 +110,7 @@ def compare_alone() -> int:
 
 
 def compare_together() -> int:
-    """Compare with a process for each rank. Returns 0 for equal, 1 for different, 2 if a rank fails."""
+    """Compare, with a process for each rank. Returns 0 if equal, 1 if different, 2 if a rank fails."""
     with tempfile.TemporaryDirectory() as folder:
         fork = multiprocessing.get_context("fork")
         ranks = [fork.Process(target=run_rank, args=(rank, folder), daemon=True) for rank in range(WORLD_SIZE)]

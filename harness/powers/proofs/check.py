@@ -18,7 +18,7 @@ from bitproof.harness.settings import CHECKS, setting
 
 @dataclass(frozen=True)
 class ProofOptions:
-    """The option to prove each case before any runs."""
+    """A check that proves each case before any runs, and compares the proof with the run's verdict."""
 
     prove_first: bool = setting(
         False, "--prove-first", CHECKS, "Prove each case before any runs; list what may differ."
@@ -32,21 +32,21 @@ class ProofCheck(Check):
     Options = ProofOptions
 
     def __init__(self, options: ProofOptions) -> None:
-        """Start without any proof: `prepare` fills `_found`."""
+        """Create the check without any proof; `prepare` adds the proofs."""
         super().__init__(options)
         self._found: dict[str, ProofOutcome] = {}
 
     @classmethod
     def of(cls, options: ProofOptions) -> Self | None:
-        """Return the check, or None without `--prove-first`."""
+        """Return a ProofCheck, or None if the user did not give `--prove-first`."""
         return cls(options) if options.prove_first else None
 
     def refuse(self, options: RunOptions) -> None:
-        """Raise UsageError under torchrun."""
+        """Raise UsageError if ranks were started by torchrun: one process proves all cases."""
         refuse_many_ranks()
 
     def prepare(self, cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
-        """Prove the cases, and yield which outputs are equal for every input and which may differ."""
+        """Prove the cases. Yields lines for the terminal about each proof, such as the outputs that may differ."""
         from bitproof.harness.powers.proofs.report import describe
 
         for name, found in prove_cases(cases, options, folder):
@@ -73,14 +73,18 @@ class ProofCheck(Check):
 
     @staticmethod
     def finding(data: dict[str, Any]) -> Finding:
-        """Rebuild the finding of a proof from its data in a report of schema 1."""
+        """Rebuild a proof's finding from its data in a report of schema version 1."""
         from bitproof.harness.powers.proofs.report import finding_of, read_data
 
         return finding_of("", read_data(data), None)
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """Return (path, expected, found) of a contradiction: a proof that is PROVED with unproved outputs; or None."""
+        """Return (field, expectation, value found) if the data contradict themselves: PROVED, but with unproved
+        outputs.
+
+        Returns None if they do not.
+        """
         from bitproof.harness.powers.proofs.report import read_data
 
         found = read_data(data)

@@ -31,7 +31,10 @@ from bitproof.harness.torch_versions import torch_version
 
 
 def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, precompiled: bool = False) -> Subject:
-    """Return a proof's subject: the case, and the versions and options with which this process made the graphs."""
+    """Return the subject of a proof, for its certificate: the case, the code's digest, versions and options.
+
+    With them, another process can trace the same graphs again.
+    """
     return Subject(
         case=case_text(case),
         code=own_digest(),
@@ -44,7 +47,10 @@ def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, 
 
 
 def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> Certificate:
-    """Return a case's proof as a certificate of the needed steps. Raises RejectedError if the checker rejects it."""
+    """Return a case's proof as a certificate, without the steps that the checker does not need.
+
+    Raises RejectedError if the checker does not accept the certificate.
+    """
     graphs = proof.sides[0].graph, proof.sides[1].graph
     whole = Certificate(
         case=case,
@@ -66,7 +72,7 @@ def assumed(graphs: Iterable[Graph], rules: Iterable[str]) -> tuple[str, ...]:
 
 
 class _LookUps(dict[str, int]):
-    """The checker's dictionary of terms, which records each look-up."""
+    """The checker's dictionary from terms to indices, which also records each index that is looked up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,10 +86,10 @@ class _LookUps(dict[str, int]):
 
 
 def _needed(certificate: Certificate) -> list[int]:
-    """The indices of the steps without which the checker could not derive some call's term, or check such a step.
+    """Return the indices of the steps that the checker needs to derive the terms of all calls and outputs, in order.
 
     A step needs the terms inside its term, the term that it equals, and each term that its rule looks up. Other steps
-    are left out, such as a join that a rule tried and gave up.
+    are left out, such as a concatenation that a rule built and did not use.
     """
     # The checker itself runs here, with a dictionary of terms that records look-ups: no second list of what rules need.
     contents = contents_of(certificate)
@@ -109,7 +115,7 @@ def _needed(certificate: Certificate) -> list[int]:
 
 
 def _moved(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
-    """A step with its terms renumbered; `places` maps old indices to new ones."""
+    """Return a step with the indices of its terms replaced; `places` maps old indices to new ones."""
     hint = step.hint
     if step.rule == cat_of_neighbours.__name__:
         hint = (hint[0], places[hint[1]])
@@ -117,7 +123,7 @@ def _moved(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
 
 
 def _map(value: Any, place: Callable[[int], int]) -> Any:
-    """A term, argument or size with each reference to a term replaced by `place(reference)`."""
+    """Return a term, argument or size in which each index `i` of another term is replaced by `place(i)`."""
     match value:
         case ("view" | "out" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" as kind, term, *rest):
             return (kind, place(term), *(_map_sizes(x, place) for x in rest))

@@ -1,4 +1,7 @@
-"""Operators whose semantics the prover knows. All others are opaque: equal results need equal operands and layouts."""
+"""Operators whose semantics the prover knows.
+
+All other operators are opaque: their results are only equal if their operands and the operands' layouts are equal.
+"""
 
 from __future__ import annotations
 
@@ -112,8 +115,8 @@ def number_in(argument: Any, dtype: str) -> float | None:
 def number_filled(call: Call) -> float | None:
     """Return the number that fills the result of a call of FILLS, such as 0 for `zeros`.
 
-    None if the dtype cannot represent it, or if a size depends on data: the call must then keep its arguments, as the
-    size is one of them.
+    None if the dtype cannot represent the number. None also if a size of the result depends on data, because the call's
+    arguments then determine that size and cannot be replaced by the number.
     """
     if not call.value.is_closed:
         return None
@@ -122,7 +125,7 @@ def number_filled(call: Call) -> float | None:
 
 
 def inverse(argument: Any, dtype: str) -> float | None:
-    """Return the factor that replaces a division by a power of 2: 0.25 for 4.
+    """Return the factor that replaces a division by a power of 2, such as 0.25 for a division by 4.
 
     None for any other divisor, and if the dtype cannot represent the divisor.
     """

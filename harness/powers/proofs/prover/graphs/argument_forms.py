@@ -1,8 +1,8 @@
 """Brings equivalent arguments of a call into one form: `dim=-1` of three dims becomes `dim=2`.
 
-Needs:    a call's arguments as data, by name, and the calls before it. Promises: the operator computes the same bits,
-in the same layout. Leaves:   arguments that are not in `argument_forms.txt`: no scan
-(`tests/benchmarks/scan_arguments.py`) confirmed them.
+Needs:    a call's arguments as data, by name, and the calls before it.
+Promises: with the new arguments, the operator computes the same bits in the same layout.
+Leaves:   arguments that are not in `argument_forms.txt`: no scan (`tests/benchmarks/scan_arguments.py`) confirmed them.
 
 1. Dims are counted from the start.
 2. Dims whose order does not matter, such as those of a sum, are in ascending order.
@@ -38,7 +38,10 @@ TRIED = {"float64", "float32", "bfloat16"}
 
 @functools.cache
 def listed() -> frozenset[tuple[str, str, str]]:
-    """Return the equivalences that the scan confirmed, as (form, operator, argument)."""
+    """Return the equivalences that the scan confirmed, as (form, operator, argument).
+
+    `form` names one of the changes of the module's docstring, such as a dim counted from the start.
+    """
     rows = (line.split() for line in FILE.read_text().splitlines() if line and not line.startswith("#"))
     return frozenset((form, name, argument) for form, name, *arguments in rows for argument in arguments)
 
@@ -54,7 +57,10 @@ def write(found: Iterable[tuple[str, str, str]]) -> None:
 
 
 def canonical(target: Any, given: Sequence[tuple[str, Any]], calls: Sequence[Call]) -> list[tuple[str, Any]]:
-    """Return a call's arguments in canonical form. Nodes among `given`, its arguments as data, refer to `calls`."""
+    """Return a call's arguments in canonical form, without those that equal their defaults.
+
+    `target` is the operator, `given` its arguments as data. A node in `given` is an index into `calls`.
+    """
     schema = schema_of(target)
     if schema is None:
         return [*given]

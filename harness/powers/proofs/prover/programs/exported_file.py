@@ -205,9 +205,10 @@ class _Reader:
         return self.files[name]
 
     def _tensors(self, kind: str, prefix: str, model: str, known: set[str]) -> dict[str, Tensor]:
-        """The weights or the constants, by name. Tensors over the same file share memory, as when they were saved.
+        """Return the weights or the constants of the program, by name. Tensors over the same file share memory, as when
+        saved.
 
-        The names of all files that belong to them are added to `known`.
+        The names of the files that they are read from are added to `known`. `prefix` is the beginning of these names.
         """
         config = f"data/{kind}/{model}_{kind}_config.json"
         known.add(config)
@@ -248,7 +249,10 @@ class _Reader:
         return memory
 
     def _samples(self, file: str, signature: _Signature, inputs: Sequence[Any]) -> Any:
-        """The inputs with which the program was exported, in order; None if the file has none."""
+        """Return the inputs with which the program was exported, in order; None if the file has none.
+
+        Raises SampleError if they do not fit `inputs`, the layouts of the program's inputs.
+        """
         if not self._file(file, LARGEST):
             return None
         leaves = flattened(sample_inputs.read(self.files[file]))[0]
@@ -341,7 +345,10 @@ class _Reader:
                 self._define(_identifier(own), one, told)
 
     def _arguments(self, target: Any, field: Field) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A call's positional and named arguments. Raises FieldError unless they match the schema in name and order."""
+        """Return a call's positional and named arguments.
+
+        Raises FieldError unless they match the schema of operator `target` in name and order.
+        """
         given = []
         for argument in field.list():
             parts = argument.object(("name", "arg"), ("kind",))
@@ -507,7 +514,7 @@ def _identifier(field: Field) -> str:
 
 
 def _target(field: Field) -> Any:
-    """The operator, or function on sizes, that a field names. The look-up runs nothing."""
+    """Return the operator, or the function on sizes, that a field names. Nothing is run to find it."""
     name = field.text()
     if name in _ON_NUMBERS:
         return _ON_NUMBERS[name]
@@ -578,7 +585,10 @@ def _closed(field: Field) -> int:
 
 
 def _check_number(field: Field) -> None:
-    """Raise unless a size, truth value or real number that a call computes has a known form. Its value is not used."""
+    """Raise an error unless a field is a number that a call may compute, in a known form: a size, bool or real number.
+
+    The number itself is not used.
+    """
     kind, told = field.one_of(("as_int", "as_bool", "as_float", "as_expr"))
     if kind == "as_expr":
         parts = told.object(("expr_str",), ("hint",))
@@ -610,7 +620,7 @@ def _moved(value: Tensor, device: torch.device, payload: Field | None) -> Tensor
 
 
 def _fits(value: Tensor, like: Tensor) -> bool:
-    """Whether a sample has the dtype and sizes of an input. Open sizes of the input fit any size."""
+    """Whether a sample has the dtype and sizes of an input of the program. An open size of the input fits any size."""
     return value.dtype == like.dtype and value.dim() == like.dim() and all(map(_is_size, value.shape, like.shape))
 
 
@@ -632,7 +642,7 @@ def _check_state(found: SavedProgram, inputs: Sequence[Any]) -> None:
 
 
 def _returns(field: Field) -> str:
-    """The nesting of the outputs, as the file's text: it is in the entry of the whole program, whose name is empty."""
+    """Return how the outputs are nested in tuples and dicts, as text from the file; "" if the file has no such text."""
     for entry in field.list():
         parts = entry.object(("fqn",), ("signature",))
         if parts["fqn"].text() == "" and parts["signature"].value is not None:

@@ -45,7 +45,10 @@ class TensorError(ValueError):
 
 
 def refuse_layout(sizes: Sequence[Any], strides: Sequence[Any], offset: Any, where: str) -> None:
-    """Raise TensorError for a layout that no tensor has. A size that is no int is open: any number from 0 on."""
+    """Raise TensorError for a layout that no tensor has, such as a negative stride. `where` names the tensor in errors.
+
+    A size that is not an int is open, and may be any number from 0 on.
+    """
     numbers = [x for x in (*sizes, *strides, offset) if isinstance(x, int)]
     if len(sizes) != len(strides) or len(sizes) > MOST_DIMS or any(not 0 <= x <= LARGEST for x in numbers):
         raise TensorError(f"{where} has sizes, strides or an offset that no tensor has")

@@ -1,4 +1,4 @@
-"""A user's object as a program that can be proved: a function, a module, a graph, or an exported program.
+"""A user's object as a program for a proof: a function, a module, a graph, or an exported program.
 
     function, module    traced as it runs on the given inputs, including backward and in-place writes. The program's
                         inputs are: the tensors anywhere among the arguments, by position; the parameters and buffers of
@@ -7,7 +7,7 @@
     graph module        its own nodes, if these are operators; otherwise traced, node by node
     exported program    its own nodes, run only on fake values, operator by operator
 
-Only an exported program has open sizes. A function or a module is exported first if it shall have some.
+Only an exported program has open sizes. To prove a function or a module with open sizes, it is exported first.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ _READABLE = (OpOverload, HigherOrderOperator)
 
 
 def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
-    """Return a graph in its current state as a program, with its constant tensors, unaffected by later changes."""
+    """Return a graph as a program with these inputs. Later changes of the graph do not affect the program."""
     placeholders = module.graph.find_nodes(op="placeholder")
     leaves = flattened(tuple(inputs))[0]
     if len(leaves) != len(placeholders):
@@ -247,9 +247,10 @@ def _kept(signature: Any) -> Iterator[str]:
 
 
 def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
-    """The name of an output, without its number if it is a user's.
+    """Return the name of a graph's output. `spec` is its output spec in torch.export, and `place` its position.
 
-    The final value of an input is named after the input, as if it were written in place.
+    `inputs` maps names of placeholders to names of inputs. A returned value is named OUTPUT, to which the caller adds a
+    number. The final value of an input is named after the input, as if it were written in place.
     """
     match spec.kind.name:
         case "USER_OUTPUT":
@@ -273,9 +274,9 @@ def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
 
 
 def _modules(subject: Any, leaves: Sequence[Any]) -> dict[str, nn.Module]:
-    """The modules of a program: itself, and those among its inputs.
+    """Return the modules of a program: the program itself if it is a module, and the modules among its inputs.
 
-    Each has a prefix for the names of its parameters and buffers, which is empty for a single module.
+    The keys are prefixes for the names of their parameters and buffers: "" if there is a single module.
     """
     modules = {"": subject} if isinstance(subject, nn.Module) else {}
     inner = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
@@ -291,7 +292,7 @@ def _state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 
 
 def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
-    """Return the objects from which a program can reach anything, by name.
+    """Return the objects from which a program can reach all others, by name: itself, and its inputs.
 
     Modules and optimizers come first. So the paths to their contents start with their names, and are the same in two
     programs that take them at different positions.
@@ -370,7 +371,7 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
 
 
 def why_not_run(values: Mapping[str, Any]) -> str | None:
-    """Return the reason why a program with these inputs cannot be run here; None if it can."""
+    """Return why a program with these inputs cannot be run here, such as missing values; None if it can."""
     tensors = [x for x in values.values() if isinstance(x, Tensor)]
     if not all(map(has_values, tensors)):
         return "the inputs have no values"
@@ -382,10 +383,11 @@ def why_not_run(values: Mapping[str, Any]) -> str | None:
 
 
 def _failing_refused(not_run: str | None) -> AbstractContextManager[Any]:
-    """Context that refuses a program at a failing call of torch, even if the program catches the exception.
+    """Context for tracing that refuses a program if one of its calls of torch fails, even if it catches the exception.
 
-    It only does so for a program that is not run, for the reason `not_run`. Some calls fail only while they are traced,
-    such as reading a tensor's element, so the trace may have taken another branch than a run; nothing would show it.
+    `not_run` is the reason why the program cannot be run in addition, or None. If it can, nothing is refused: the run
+    will show the program's results. Otherwise nothing would: some calls fail only while they are traced, such as
+    reading a tensor's element, so the trace may take another branch than a run.
     """
 
     def failed(what: str) -> None:
@@ -402,8 +404,9 @@ def _line_of(error: BaseException) -> str:
 class _Tracing:
     """Runs a function while it is traced, and collects its outputs and effects.
 
-    `values` are the inputs by name. `rebuilt` makes the arguments from `leaves`, their flat list. `where` is the node
-    that runs, if the function is a graph.
+    `leaves` is the flat list of the function's arguments, from which `rebuilt` makes the arguments. `values` has the
+    program's inputs by name, `modules` the modules by the prefix of their names. `where` is the node that runs now, if
+    the function is a graph.
     """
 
     def __init__(
@@ -430,9 +433,10 @@ class _Tracing:
         self.where: str | None = None
 
     def run(self, given: list[Tensor]) -> list[Any]:
-        """Run the function with these tensors as its inputs; return the tensors and sizes among `outputs`.
+        """Run the function with `given` as its input tensors. Returns the tensors and sizes among its outputs.
 
-        Outputs are the returned values, and the tensors that the function changed.
+        Its outputs are the returned values and the tensors that it changed. `outputs` has all of them, with their
+        names.
         """
         by_name = self._one_for_one(given)
         tracer = cast(Any, get_proxy_mode()).tracer
@@ -476,7 +480,10 @@ class _Tracing:
         return [x for _, x in self.outputs if isinstance(x, Tensor | torch.SymInt)]
 
     def _one_for_one(self, given: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The given tensors by name. Two names of one original tensor, as with tied weights, get the same tensor."""
+        """Return the given tensors by name, and attach the gradients among them to their tensors.
+
+        Two names of the same original tensor, as with tied weights, get the same tensor.
+        """
         first: dict[int, Tensor] = {}
         by_name = {
             name: first.setdefault(id(x), own) for (name, x), own in zip(self.values.items(), given, strict=True)
@@ -487,7 +494,10 @@ class _Tracing:
         return by_name
 
     def _refuse_replaced(self, given: Mapping[str, Tensor]) -> None:
-        """Raise RefusedError if the program replaced a parameter's tensor: the next step would not train it."""
+        """Raise RefusedError if the program replaced a parameter by another tensor.
+
+        The next step would use that tensor, but the proof only knows the parameter.
+        """
         for prefix, module in self.modules.items():
             for name, x in module.named_parameters(remove_duplicate=False):
                 if given.get(f"{PARAMETER}{prefix}{name}", x) is not x:
@@ -495,7 +505,10 @@ class _Tracing:
                     raise RefusedError(what, where="the program")
 
     def _kept_less(self, changes: Mapping[str, Any]) -> str | None:
-        """The reason why the next call would find changes other than new values of inputs; None if it would not."""
+        """Return why the next call would find changes other than new values of inputs, such as a changed counter.
+
+        `changes` has the changes of this call by path. None if there are no such changes.
+        """
         tensors = {place: x for place, x in changes.items() if isinstance(x, Tensor)}
         optimizers = {place: x for place, x in tensors.items() if place.startswith(OPTIMIZER)}
         left = [place for place in tensors if place.startswith(f"{GRADIENT}{PARAMETER}")]
@@ -520,14 +533,17 @@ def _known(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class _Named(Interpreter):
-    """Runs a graph node by node. Each traced call gets the name of its node as its source, unless it has one."""
+    """Runs a graph node by node, while it is traced.
+
+    Each traced call without a source line gets the name of its node in place of it.
+    """
 
     def __init__(self, module: GraphModule, tracing: _Tracing, tracer: Any) -> None:
         super().__init__(module)
         self._tracing, self._tracer = tracing, tracer
 
     def run_node(self, n: Node) -> Any:
-        """Run a node, and attach its name to each call that is traced meanwhile."""
+        """Run a node. Each call that is traced meanwhile gets its name as its source, unless it has one."""
         self._tracing.where = f"`{n.name}`"
         create_node = self._tracer.create_node
 

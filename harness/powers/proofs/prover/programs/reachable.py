@@ -70,8 +70,8 @@ _CachedFunction = type(functools.lru_cache(len))
 class Reached:
     """The objects that can be reached from `roots`, in a fixed order.
 
-    `tokens` has the content at each path as comparable data, `tensors` the tensor at each path that has one, and
-    `objects` every object without its path. `known` maps the id of a tensor to its name, which becomes its path.
+    `tokens` has the content at each path, as data that can be compared; `tensors` has the tensor at each path that has
+    one; `objects` lists every object once. `known` maps the id of a tensor to its name, which is then used as its path.
     """
 
     def __init__(self, roots: Mapping[str, Any], known: Mapping[int, str] | None = None) -> None:
@@ -86,7 +86,7 @@ class Reached:
             stack += reversed([*self._met(place.replace(" .", " "), x)])
 
     def _met(self, place: str, x: Any) -> Iterator[tuple[str, Any]]:
-        """Record an object at a path; yield path and object for each object directly inside it."""
+        """Record the object `x`, which is at a path. Yields (path, object) for each object directly inside it."""
         if (token := plain_token(x)) is not None:
             self.tokens[place] = token
             return
@@ -108,9 +108,10 @@ class Reached:
 
 
 def changed(before: Reached, after: Reached, *, without: str | None = None) -> dict[str, Token | Tensor]:
-    """Return each change that a call made, by path: the new tensor, or the new token, or None if nothing is there now.
+    """Return the changes that a call made: what is now at each changed path.
 
-    Paths below the root `without` are left out.
+    That is a tensor if another tensor is there, otherwise the new content's token, or None if nothing is there. Paths
+    below the root `without` are left out.
     """
     found: dict[str, Token | Tensor] = {}
     for place in dict.fromkeys([*before.tokens, *after.tokens]):
@@ -125,9 +126,9 @@ def changed(before: Reached, after: Reached, *, without: str | None = None) -> d
 
 
 def plain_token(x: Any) -> Token:
-    """Return the token of a plain value; None for other objects.
+    """Return data that identify a plain value, such as `("int", "3")`; None for any other object.
 
-    Unequal values have unequal tokens: -0.0 is not 0.0, and True is not 1.
+    Unequal values have unequal data: -0.0 is not 0.0, and True is not 1.
     """
     if isinstance(x, float) and type(x) is float:
         return "float", x.hex()
@@ -210,7 +211,10 @@ _ATOMS = (
 
 
 def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
-    """Yield path and object for each object directly inside an object. Raises RefusedError if it has hidden state."""
+    """Yield (path, object) for each object directly inside `x`, which is at the path `place`.
+
+    Raises RefusedError if `x` has hidden state. `known` maps ids of tensors to their names.
+    """
     if _is_atom(x) or isinstance(x, torch.Generator):
         return
     match x:
@@ -285,7 +289,10 @@ _LOOKED_INTO = (
 
 
 def _has_more(kind: type) -> bool:
-    """Whether objects of a class have hidden state, besides their attributes and their base class's state, as in C."""
+    """Whether objects of a class have hidden state, such as fields written in C.
+
+    Attributes and the state of the base class do not count.
+    """
     # A slot, the dictionary of attributes and the list of weak references each add a pointer; other state adds more.
     if (base := kind.__base__) is None or kind.__itemsize__ != base.__itemsize__:
         return kind is not object
@@ -297,7 +304,7 @@ _POINTER = type("_", (), {"__slots__": ("x",)}).__basicsize__ - object.__basicsi
 
 
 def _results(cached: Any) -> Iterator[Any]:
-    """The results in a cached function's cache that are neither tensors nor plain values."""
+    """Yield the objects in a cached function's cache, except tensors and plain values."""
     # Only the garbage collector can find them.
     for x in gc.get_referents(cached):
         for y in x.values() if isinstance(x, dict) and x is not vars(cached) else ():
@@ -321,7 +328,7 @@ def _slots(kind: type) -> Sequence[str]:
 
 
 def _reduced(x: Any) -> tuple[Any, ...] | None:
-    """The parts of an object that pickle would store; None if it cannot be pickled, such as a lock."""
+    """Return the parts of an object that pickle would store; None if pickle refuses it, such as a lock."""
     try:
         reducer = copyreg.dispatch_table.get(type(x))
         found = x.__reduce_ex__(4) if reducer is None else reducer(x)

@@ -35,13 +35,15 @@ Rule = Callable[["RuleCall"], Answer]
 
 
 def _common(found: Iterable[Rows]) -> Rows | None:
-    """The rows that all of several arguments have; None if they differ, or there are none."""
+    """Return the rows if all arguments have the same; None if they differ, or there are none."""
     distinct = set(found)
     return distinct.pop() if len(distinct) == 1 else None
 
 
 def elementwise(call: RuleCall) -> Answer:
-    """Each element of the result is computed from the elements at its own index; shapes are aligned at the last dim."""
+    """Rule for elementwise operators: the result has the arguments' rows, if all have the same; shapes are aligned at
+    the last dim.
+    """
     rank = call.result_rank
     aligned = [replace(rows, dim=rows.dim + rank - rank_of(x)) for x, rows in call.rows.items()]
     return summed(call, aligned) if any(map(is_summand, aligned)) else _common(aligned)
@@ -56,7 +58,10 @@ def _all_results(rule: Rule) -> Rule:
 
 
 def _view(call: RuleCall) -> Answer:
-    """A view keeps the row-major order, and with it the number of elements before and after each row."""
+    """Rule for views: a view keeps the row-major order, and with it the number of elements before and after each row.
+
+    The view mixes if the result has the rows in no single dim.
+    """
     rows = call.rows[call.first]
     before, after = sizes_of(call.first), sizes_of(call.node)
     if rows.share and rows.share.form.startswith("cut"):
@@ -110,14 +115,20 @@ def _unsqueeze(call: RuleCall) -> Answer:
 
 
 def _cut(call: RuleCall) -> Answer:
-    """A slice along another dim keeps the rows. A slice along the rows' dim must take all of it."""
+    """Rule for slices: along another dim, a slice keeps the rows; along the rows' dim, it mixes unless it takes all of
+    it.
+    """
     rows = call.rows[call.first]
     is_whole = sizes_of(call.node)[rows.dim] == sizes_of(call.first)[rows.dim]
     return rows if is_whole or call.dims("dim", rank_of(call.first)) != {rows.dim} else None
 
 
 def _split(call: RuleCall) -> Answer:
-    """A split along another dim keeps the rows. Along the rows' dim, only rearranged rows may be split: by expert."""
+    """Rule for splits: along another dim, a split keeps the rows. Along the rows' dim it mixes, unless rows are
+    rearranged.
+
+    Rearranged rows may be split, such as rows that are sorted by expert.
+    """
     rows, parts = call.rows[call.first], range(len(call.node.meta["val"]))
     if call.dims("dim", rank_of(call.first)) != {rows.dim}:
         return (rows,) * len(parts)
@@ -129,14 +140,17 @@ def _split(call: RuleCall) -> Answer:
 
 
 def _take(call: RuleCall) -> Answer:
-    """An index of another dim removes that dim. An index of the rows' dim mixes."""
+    """Rule for an index: along another dim, it removes that dim; along the rows' dim, it mixes."""
     rows = call.rows[call.first]
     (dim,) = call.dims("dim", rank_of(call.first))
     return None if dim == rows.dim else replace(rows, dim=rows.dim - (dim < rows.dim))
 
 
 def _join(call: RuleCall) -> Answer:
-    """Concatenation along another dim keeps the rows; along theirs, it must join all parts of a split, in order."""
+    """Rule for concatenation: along another dim, it keeps the rows, if all parts have the same.
+
+    Along the rows' dim it mixes, unless it joins all parts of a split in order.
+    """
     dim = call.given["dim"] % call.result_rank
     parts = [call.of(x) for x in call.given["tensors"]]
     first = parts[0]
@@ -156,7 +170,7 @@ def _stack(call: RuleCall) -> Answer:
 
 
 def _reduce(call: RuleCall) -> Answer:
-    """A sum, a mean or an extreme over other dims keeps the rows."""
+    """Rule for a sum, a mean or an extreme: over other dims, it keeps the rows; over the rows' dim, it mixes."""
     rows, rank = call.rows[call.first], rank_of(call.first)
     reduced = call.dims("dim", rank)
     if rows.dim in reduced:
@@ -165,13 +179,18 @@ def _reduce(call: RuleCall) -> Answer:
 
 
 def _along(call: RuleCall) -> Answer:
-    """A softmax, a running sum, a sort or a shift along other dims keeps the rows."""
+    """Rule for a softmax, a running sum, a sort or a shift: along other dims, it keeps the rows; along the rows' dim,
+    it mixes.
+    """
     rows = call.rows[call.first]
     return None if rows.dim in call.dims("dims" if "dims" in call.given else "dim", rank_of(call.first)) else rows
 
 
 def _matmul(call: RuleCall) -> Answer:
-    """Rows may be in the first factor's rows, the second's columns, or a batch dim of both; they are never summed."""
+    """Rule for matrix products. Rows may be in the first factor's rows, the second's columns, or a batch dim of both.
+
+    Any other product mixes, such as one that sums over the rows.
+    """
     # The factors are the last two arguments: `addmm` and `baddbmm` take a bias before them.
     factors: list[Any] = list(call.node.args)[-2:]
     a, b = factors
@@ -192,7 +211,10 @@ def _matrix_vector(call: RuleCall) -> Answer:
 
 
 def _grouped(call: RuleCall) -> Answer:
-    """Each row of the first factor is multiplied by the matrix of its group. The second factor must hold no rows."""
+    """Rule for grouped products: each row of the first factor is multiplied by the matrix of its group.
+
+    The product mixes if the second factor has rows.
+    """
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and call.of(call.node.args[1]) is None and call.result_rank == 2 else None
 

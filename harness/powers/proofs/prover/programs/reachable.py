@@ -356,11 +356,11 @@ def _optimizers(place: str, x: Optimizer, known: Mapping[int, str]) -> Iterator[
 
 
 def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """Return a copy of the objects, with sharing preserved and `tensor(x)` in place of each tensor.
+    """Return a copy of the objects in `roots`, with `tensor(x)` in place of each tensor `x`.
 
-    Raises RefusedError unless the copy is the same at every path. Python's own deepcopy would not do: it leaves out
-    attributes that a class leaves out of its pickle, as optimizers do, and it does not copy functions, so copies would
-    share their closures.
+    Objects that are shared stay shared in the copy. Raises RefusedError unless the copy has the same content at every
+    path. Python's own deepcopy would not do: it leaves out attributes that a class leaves out of its pickle, as
+    optimizers do, and it does not copy functions, so copies would share their closures.
     """
     reached = Reached(roots)
     _refuse_shared([*reached.objects, *Reached(_around(reached.objects)[0]).objects])
@@ -403,7 +403,7 @@ def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict
 
 
 def _refuse_shared(objects: Sequence[Any]) -> None:
-    """Raise RefusedError if an array shares memory with another object: their copies would not share it."""
+    """Raise RefusedError if an array or a buffer shares memory with another object, since their copies would not."""
     spans: dict[int, tuple[Any, object, int, int]] = {}
     for x in objects:
         try:
@@ -446,7 +446,10 @@ def _function(x: types.FunctionType, memo: dict[int, Any], later: list[Callable[
 
 
 def _object(x: Any, memo: dict[int, Any], later: list[Callable[[], None]]) -> Any:
-    """An empty object of the same class. `later` gets a function that fills in copies of all attributes."""
+    """Return an empty object of the same class as `x`, which is its copy.
+
+    Appends to `later` a function that fills the copy with copies of the attributes of `x`. `memo` has the copies by id.
+    """
     made = object.__new__(type(x))
     later.append(lambda: vars(made).update({key: copy.deepcopy(value, memo) for key, value in vars(x).items()}))
     return made
@@ -463,7 +466,7 @@ def _attributes(x: Tensor, memo: dict[int, Any]) -> None:
 class Memories:
     """Copies tensors. Tensors that share memory get copies that share memory, with the same layouts.
 
-    `made` maps the id of a tensor to its copy.
+    `made` maps the id of an original tensor to its copy.
     """
 
     def __init__(self) -> None:
@@ -471,7 +474,9 @@ class Memories:
         self.made: dict[int, Tensor] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The copy of a tensor. Raises RefusedError for a tensor that is not plain memory."""
+        """Return the copy of a tensor. Raises RefusedError for a tensor that is not plain memory, or has gradient
+        hooks.
+        """
         name = f"a {type(x).__name__} of shape {list(x.shape)}"
         if hooks_of_gradients(x):
             raise RefusedError(f"{name} has hooks on its gradient, which no graph shows", where="the inputs")
@@ -491,9 +496,10 @@ class Memories:
 
 
 def valued(roots: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a copy of the objects that has zeros on the CPU in place of tensors without values.
+    """Return a copy of the objects in `roots`, with CPU tensors of zeros in place of tensors without values.
 
-    None if all tensors have values, or if the zeros would need more than MOST_BYTES. Raises RefusedError.
+    None if all tensors have values, or if the zeros would need more than MOST_BYTES. Raises RefusedError if the objects
+    cannot be copied.
     """
     lacking = {id(x): x for x in Reached(roots).objects if isinstance(x, Tensor) and not has_values(x)}
     if not lacking or sum(x.untyped_storage().nbytes() for x in lacking.values()) > MOST_BYTES:
@@ -524,11 +530,11 @@ def has_values(x: Any) -> bool:
 
 
 class Around:
-    """A snapshot of the global state around a program.
+    """A snapshot of the global state that a program may use, to refuse a call that changes it.
 
-    It has the variables and class attributes that the user's code names, loggers, and the state of the process. Copies
-    of a program share this state with the original, so a call that changes any of it is refused. `in_place` is false
-    while tracing: then no values of tensors in such variables can change, and they are not compared.
+    The state consists of the variables and class attributes that the user's code names, loggers, and the state of the
+    process. Copies of a program share it with the original. `in_place` is False while a program is traced: the values
+    of tensors in such variables cannot change then, so they are not compared.
     """
 
     def __init__(self, reached: Reached, *, in_place: bool = True) -> None:
@@ -570,9 +576,9 @@ class Around:
 
 
 def _loggers() -> dict[str, Token]:
-    """The state of each logger, by name. Any code can find a logger by name, and keep a count in its handlers.
+    """Return the state of each logger, by name: any code can find a logger by name, and keep a count in its handlers.
 
-    Loggers of installed packages are left out: torch removes a handler when it first logs a trace.
+    Loggers of installed packages are left out, since torch removes a handler when it first logs a trace.
     """
     known = [logging.root, *logging.Logger.manager.loggerDict.values()]
     loggers = {x.name: x for x in known if isinstance(x, logging.Logger)}
@@ -595,10 +601,10 @@ _PYTHONS = ("__annotations__", "__builtins__", "__warningregistry__", "__abstrac
 
 
 def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Mapping[str, Any]]]]:
-    """The variables that the user's code around these objects names, by name; and named namespaces.
+    """Return the variables that the user's code around some objects names, and namespaces around them.
 
-    Entries of these namespaces are only compared by identity. They are those of the objects' classes, and of installed
-    packages' objects that the code names.
+    The variables are a dict by name. The namespaces are pairs of a name and a dict: those of the objects' classes, and
+    of objects in installed packages that the code names. Their entries are only compared by identity.
     """
     found: dict[str, Any] = {}
     spaces: dict[int, tuple[str, Mapping[str, Any]]] = {}
@@ -663,10 +669,10 @@ only counts together with `grad_fn` and the like, as an attribute of an autograd
 
 
 def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
-    """Yield name, value and a flag for each global and each module variable that a function's code names.
+    """Yield (name, value, is a user's) for each global and each module variable that a function's code names.
 
-    The flag says whether the variable is a user's. Code that reads variables by text, as `globals()["count"]`, may mean
-    any variable. For such code every container is yielded as well.
+    If the code reads variables by a text, such as `globals()["count"]`, it may mean any variable. For such code every
+    container among the variables is yielded as well.
     """
     # `names` has every name in the code, `asked` the globals that it loads, and the first attribute that it takes.
     names, codes = set[str](), [function.__code__]

@@ -225,13 +225,16 @@ def _normalized(call: RuleCall) -> Answer:
 
 
 def _of_batch(call: RuleCall) -> Answer:
-    """Attention treats batch rows and heads independently; all arguments that hold rows have them in the same dim."""
+    """Rule for attention: the rows must be in the batch or the heads, which attention treats independently.
+
+    All arguments with rows must have them in the same dim.
+    """
     rows = _common(call.rows.values())
     return rows if rows and rows.dim < 2 and call.of(call.first) else None
 
 
 def _per_sample(call: RuleCall) -> Answer:
-    """A convolution or a group norm computes each sample of the batch independently."""
+    """Rule for convolutions and group norms: the rows must be samples of the batch, which they treat independently."""
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and len(call.rows) == 1 else None
 
@@ -241,7 +244,7 @@ def _embedding(call: RuleCall) -> Answer:
 
 
 def _search(call: RuleCall) -> Answer:
-    """Each value is looked up in a table, which must hold no rows."""
+    """Rule for looking up each value in a table. The call mixes if the table has rows."""
     return (
         elementwise(call) if call.of(call.given.get("sorted_sequence", call.given.get("boundaries"))) is None else None
     )
@@ -254,14 +257,17 @@ def _gather(call: RuleCall) -> Answer:
 
 
 def _scatter(call: RuleCall) -> Answer:
-    """Each row is scattered within itself, along another dim. The target may be a constant."""
+    """Rule for scattering each row within itself, along another dim than the rows'. The target may be a constant."""
     rows = _common(call.rows.values())
     is_own = call.of(call.given["index"]) is not None and call.given["dim"] % call.result_rank != (rows and rows.dim)
     return rows if is_own else None
 
 
 def _index(call: RuleCall) -> Answer:
-    """Rows may be indices of a table, may be indexed along other dims, or may be permuted."""
+    """Rule for an index: rows may be among the indices of a table, may be indexed along other dims, or may be permuted.
+
+    Any other index mixes.
+    """
     source, indices = call.of(call.first), call.node.args[1]
     places = [i for i, x in enumerate(indices) if x is not None]  # type: ignore[arg-type]
     used: list[Node] = [indices[i] for i in places]  # type: ignore[index, misc]
@@ -282,7 +288,10 @@ def _index(call: RuleCall) -> Answer:
 
 
 def _index_put(call: RuleCall) -> Answer:
-    """Writing rows to the indices of a permutation applies its inverse, and overwrites all of the target."""
+    """Rule for writing rows to the indices of a permutation: it applies the permutation's inverse to the rows.
+
+    All of the target is overwritten, so the target's own elements have no effect.
+    """
     indices, values = call.given["indices"], call.of(call.given["values"])
     permutation = call.permutations.get(indices[0]) if len(indices) == 1 else None
     if values is None or permutation is None or values.dim != 0:
@@ -292,7 +301,10 @@ def _index_put(call: RuleCall) -> Answer:
 
 
 def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
-    """Return the rows with a permutation added to their order, or with the last one undone by its inverse."""
+    """Return the rows after a permutation, which is added to their `order`.
+
+    If it is the inverse of the last permutation there, it undoes that one, which is removed.
+    """
     base, is_inverse = permutation
     if rows.order and rows.order[-1] == ("sort", base, not is_inverse):
         return replace(rows, order=rows.order[:-1])
@@ -300,7 +312,7 @@ def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
 
 
 def _all_to_all(call: RuleCall) -> Answer:
-    """Rows are sent to other ranks. A second all-to-all with the sizes swapped sends them back."""
+    """Rule for an all-to-all, which sends rows to other ranks. An all-to-all with the sizes swapped sends them back."""
     rows = call.rows[call.first]
     if rows.dim != 0:
         return None
@@ -317,14 +329,18 @@ def _all_to_all(call: RuleCall) -> Answer:
 
 
 def _all_gather(call: RuleCall) -> Answer:
-    """An all-gather joins all ranks' rows, rank after rank. Rows must be in the gathered dim, which is dim 0."""
+    """Rule for an all-gather: it joins all ranks' rows, rank after rank. The rows must be in the gathered dim, which is
+    dim 0.
+    """
     rows = call.rows[call.first]
     is_known = rows.dim == 0 and rows.outer is not None and not rows.share and not rows.order
     return replace(rows, outer=rows.outer * call.given["group_size"]) if is_known else None
 
 
 def _reduce_scatter(call: RuleCall) -> Answer:
-    """A reduce-scatter adds each row over ranks. Rows laid out as by an all-gather return to their own ranks."""
+    """Rule for a reduce-scatter: it adds each row over ranks. Rows in the order of an all-gather return to their own
+    ranks.
+    """
     rows, size = call.rows[call.first], call.given["group_size"]
     is_known = rows.dim == 0 and rows.outer is not None and rows.outer % size == 0 and call.given["reduce_op"] == "sum"
     return replace(whole(rows), outer=rows.outer // size) if is_known and not rows.order else None
@@ -371,16 +387,18 @@ RULES: dict[RowFlow, Rule] = {
 
 
 def rule_of(node: Node) -> Rule | None:
-    """Return the rule for a call, or None. Operators that torch tags as pointwise share a rule."""
+    """Return the rule for a call, or None if its operator has none. Operators that torch tags as pointwise share a
+    rule.
+    """
     if (flow := named(operators.operator_name(node)).rows) is not None:
         return RULES[flow]
     return elementwise if torch.Tag.pointwise in getattr(node.target, "tags", ()) else None
 
 
 def follow(rule: Rule, call: RuleCall) -> Answer:
-    """Return the rows of a call's result, by the operator's `rule`; None if the call mixes rows.
+    """Apply an operator's `rule` to a call: return the rows of its result, or None if the call mixes rows.
 
-    While rows are divided between ranks, only a few operators may read them.
+    If the rows are divided between ranks, most operators mix them, and their rule is not applied.
     """
     forms = {rows.share.form for rows in call.rows.values() if rows.share}
     if forms & {"cut", "cut summand"} and rule not in (_view, selected):

@@ -24,9 +24,10 @@ from bitproof.harness.torch_tracing import device_asked
 
 
 def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True, repeats: bool = False) -> FakeTensorMode:
-    """Return a FakeTensorMode with short sums for uneven all-to-alls.
+    """Return a FakeTensorMode in which uneven all-to-alls have short sums as sizes.
 
-    The mode is no subclass, as higher-order operators look up their rules by exact class.
+    The mode's class is FakeTensorMode itself, not a subclass, as higher-order operators look up their rules by exact
+    class.
 
     - `remembers`: use torch's cache of calls by arguments. The cache costs more than it saves if no call repeats.
     - `repeats`: compute layers that differ only in their symbols once (torch_fakes.py). A trace with an open dim does
@@ -42,7 +43,7 @@ def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True, repeats: bool
 
 
 class _Dispatch:
-    """Runs an operator like torch's own dispatch, except for uneven all-to-alls."""
+    """Runs an operator on fake tensors as torch does, except that an uneven all-to-all gets a short sum as its size."""
 
     def __init__(self, mode: FakeTensorMode, shape_env: ShapeEnv, compute: Callable[..., Any]) -> None:
         self._mode = mode

@@ -69,7 +69,10 @@ def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[
 
 
 def _asking_line(frame: FrameType | None) -> str | None:
-    """The user's line that called `torch._check`, whose innermost wrapper is `frame`; None if torch called it."""
+    """Return the user's line that called `torch._check`; None if torch itself called it.
+
+    `frame` is the innermost frame of the call, in one of torch's wrappers of `torch._check`.
+    """
     while frame is not None and frame.f_code.co_filename in _WRAPPERS:
         frame = frame.f_back
     return user_line(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None

@@ -46,8 +46,9 @@ class RejectedError(Exception):
 
 
 class UnknownError(Exception):
-    """A call has no term, so every output that depends on it is REFUSED; docs/reference/certificate.md calls the call
-    refused.
+    """A call has no term, so all outputs that depend on it are REFUSED.
+
+    docs/reference/certificate.md calls such a call refused.
     """
 
 
@@ -479,9 +480,7 @@ def translate(w: Json, shape: list[int], weights: list[int], others: list[int], 
 
 
 def after(v: Json, u: Json) -> Json:
-    """Return the window that selects the same elements as window `v`, which is a window on window `u`. None if there is
-    none.
-    """
+    """Return the window that selects the same elements as window `v` of window `u`. None if there is none."""
     return translate(v, u[0], row_major(u[0]), u[1], u[2])
 
 
@@ -643,8 +642,7 @@ def cat_of_cat(s: State, term: Json) -> int | None:
 
 
 def cat_of_neighbours(s: State, term: Json, k: int, t: int) -> int | None:
-    """Rule: two consecutive parts of a cat, `k` and `k + 1`, become the single term `t` if they are consecutive views
-    of `t`.
+    """Rule: the parts `k` and `k + 1` of a cat become a single term `t` if they are consecutive views of `t`.
 
     The hint has `k` and `t`.
     """
@@ -1181,10 +1179,9 @@ def _fill(g: State, place: int, call: State) -> Json:
 
 
 def _pad(g: State, place: int, call: State) -> Json:
-    """Return the term of a padded tensor: a cat with filled ends for each dim, the last dim first. NEXT for other
-    calls.
+    """Return the term of a padded tensor; NEXT for any other call. Line 7 of docs/reference/certificate.md.
 
-    Line 7 of docs/reference/certificate.md.
+    It is a cat with filled ends for each dim, the last dim first.
     """
     if call["op"] != "aten.constant_pad_nd.default":
         return NEXT
@@ -1274,10 +1271,10 @@ def _unwritten(g: State, place: int, call: State) -> Json:
 
 
 def _show(g: State, place: int, call: State) -> Json:
-    """Return the term or terms of a view, split or reshape; NEXT for any other call. Line 11 of
-    docs/reference/certificate.md.
+    """Return the term or terms of a view, a split or a reshape; NEXT for any other call.
 
-    Without open sizes, a view is defined by its layout alone, otherwise by its operator and arguments.
+    Without open sizes, a view is defined by its layout alone, otherwise by its operator and arguments. Line 11 of
+    docs/reference/certificate.md.
     """
     op, results = call["op"], call["results"]
     if not results or call["writes"] or not call["given"] or not is_tensor(call["given"][0]):
@@ -1372,7 +1369,7 @@ def _results(g: State, call: State, kind: str, op: str, args: dict[str, Json]) -
 
 
 def term_of(g: State, value: Json, is_op: bool) -> Json:
-    """Return an argument as it is written in terms. `is_op` states whether the term is of kind op, or else move."""
+    """Return an argument as it is written in terms. `is_op` is False for a term of kind move."""
     if type(value) is not list:
         return value
     if value[:1] == ["node"] and len(value) == 2:
@@ -1439,8 +1436,7 @@ def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
 
 
 def _check_write(g: State, call: State) -> None:
-    """Raise UnknownError for an unknown kind of write, and for a write whose result may depend on the order of
-    accesses.
+    """Raise UnknownError for an unknown kind of write, or if the order of accesses may affect its result.
 
     For example, the written tensor overlaps itself, or a collective in flight uses its memory.
     """
@@ -1498,8 +1494,8 @@ def _overwrite(g: State, call: State, value: Json) -> None:
 def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: set[int]) -> None:
     """Record a launch: until its wait, it fills its results' storages and reads the storages `takes`.
 
-    `kind` is the kind of its wait. `holds` states that the graph must keep the memory that the launch reads until the
-    wait, as for an offload.
+    `kind` is the kind of its wait. If `holds`, the graph must keep the memory that the launch reads until the wait, as
+    for an offload.
     """
     for x in call["results"]:
         g["filling"].setdefault(x[5], {})[place] = kind, takes, holds
@@ -1509,10 +1505,10 @@ def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: se
 
 
 def _wait(g: State, place: int, kind: str, storages: set[int]) -> None:
-    """Record a wait for launches of this kind: it ends those that fill these storages.
+    """Record a wait of this kind: it ends the launches that fill these storages.
 
-    Raises UnknownError if the memory that such a launch reads must be kept until now, but is last used before this
-    wait, so that it may be freed.
+    Raises UnknownError if the memory that such a launch reads must be kept until the wait, but is last used before it,
+    so that it may be freed.
     """
     is_late = False
     for storage in storages:
@@ -1919,8 +1915,9 @@ argument with `?`: it has a default, or the result's layout implies it.
 
 
 def _signatures() -> Iterator[tuple[str, tuple[set[str], set[str]]]]:
-    """Yield (operator, (names of needed arguments, names of all arguments)) for each operator in SIGNATURES and
-    WORDS_TAKE.
+    """Yield (operator, (names of its needed arguments, names of all its arguments)) for each known operator.
+
+    SIGNATURES and WORDS_TAKE have them.
     """
     rows = [(x, map(_in_full, y.split())) for x, y in re.findall("([^:;]*):([^;]*);", SIGNATURES)]
     for signature, operators in [*rows, *((x, [word]) for word, x in WORDS_TAKE.items())]:
@@ -2211,8 +2208,9 @@ def covers_any_number(main: Json, graphs: list[Json]) -> bool:
 
 
 def check_folder(folder: Path) -> Counter[str]:
-    """Check the certificate in a folder, and return its number of outputs by answer. Raises RejectedError as `check`
-    does.
+    """Check the certificate in a folder, and return its number of outputs by answer.
+
+    Raises RejectedError as `check` does.
     """
     return check(*load(folder))
 

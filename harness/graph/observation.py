@@ -53,8 +53,7 @@ _observers: list[Observe] = []
 
 
 def observed(name: str, parts: list[Tensor], dim: int | None = None, piece: int | None = None) -> None:
-    """Call the step's observer, if there is one, with an activation. This is the function that observing calls in
-    graphs call.
+    """Call the step's observer, if there is one, with an activation. Observing calls in graphs call this function.
 
     `name` is the record's name. `activation` explains the other arguments.
     """
@@ -65,7 +64,7 @@ def observed(name: str, parts: list[Tensor], dim: int | None = None, piece: int 
 def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = None) -> Tensor:
     """Return the chunks `parts` of an activation, joined along `dim` with chunk 0 first.
 
-    With `piece`, returns only the first (0) or second (1) half of it along `dim`.
+    With `piece`, return only the first half (0) or the second half (1) of the joined tensor along `dim`.
     """
     with disable_current_modes(), torch.no_grad():
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim if dim is not None else 0)
@@ -148,7 +147,7 @@ class Marked(NamedTuple):
 
 
 def marked_nodes(graph: Graph) -> list[Marked]:
-    """Return all marked nodes of a graph with their readers, before a user's code changes the graph."""
+    """Return all marked nodes of a graph with their readers. Call it before a user's code changes the graph."""
     found = []
     for node in graph.nodes:
         if MARKS_KEY in node.meta:

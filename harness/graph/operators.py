@@ -49,8 +49,9 @@ def operator_name(node: Node) -> str:
 
 
 def name_of(target: Any) -> str:
-    """Return an operator's name without its overload: mm for aten.mm.default, flex_attention for the higher-order
-    operator.
+    """Return an operator's name without its overload: `mm` for aten.mm.default.
+
+    It is `flex_attention` for the higher-order operator.
     """
     packet = getattr(target, "overloadpacket", target)
     name = getattr(packet, "__name__", None)
@@ -245,8 +246,9 @@ def storage_owners(nodes: Any) -> dict[Node, Node]:
 
 
 def sharing_arguments(node: Node) -> list[Node]:
-    """Return the arguments whose storage a call's result shares, by its row in the table of operators or else its
-    schema.
+    """Return the arguments whose storage a call's result shares.
+
+    Its row in the table of operators states them, or else its schema does.
     """
     if node.target is operator.getitem:
         return node.all_input_nodes[:1]

@@ -91,8 +91,9 @@ def graph_of(plain: Json, allowed: Container[str] | None = None) -> GraphModule:
 
 
 class _Writer:
-    """Writes a graph as JSON values. Many nodes have the same place, so each place is written once, and nodes have its
-    index.
+    """Writes a graph as JSON values.
+
+    Many nodes share a place, so each place is written once, and nodes have its index.
     """
 
     def __init__(self, module: GraphModule) -> None:

@@ -56,8 +56,7 @@ def carries(value: Any, symbol: sympy.Symbol) -> bool:
 
 
 def chunk_dim(value: torch.Tensor, symbol: sympy.Symbol) -> int | None:
-    """Return the dim whose size is the symbol itself; None if there is none, or if another dim's size depends on it,
-    too.
+    """Return the dim whose size is the symbol itself. None if there is none, or if several dims carry the symbol.
 
     A dim of size 4 * symbol does not count. It holds flattened rows: splitting or joining it would scramble them.
     """
@@ -131,7 +130,7 @@ def require_chunk_dim(node: Node, value: torch.Tensor, symbol: sympy.Symbol, act
 
 
 def source_of(node: Node) -> str:
-    """Return a node's module, direction and source line as a text, for the `where` of an error."""
+    """Return the module, direction and source line of a node as text, for the `where` of an error."""
     from bitproof.harness.graph.origin import origin_of
 
     origin = origin_of(node)

@@ -63,14 +63,15 @@ class PassEffect:
 
     @cached_property
     def graphs(self) -> list[tuple[str, Graph]]:
-        """The graph and its nested graphs, as pairs (description for errors, graph). The graph itself has the
-        description "".
+        """The graph and its nested graphs, as pairs (description for errors, graph).
+
+        The description of the graph itself is "".
         """
         return [(f" of nested graph {name}" if name else "", nested.graph) for name, nested in _graphs(self.module)]
 
     @cached_property
     def carriers(self) -> list[tuple[str, list[tuple[Node, set[sympy.Symbol]]]]]:
-        """The nodes whose values carry symbols: for each graph (description for errors, [(node, its symbols), ...])."""
+        """The nodes whose values carry symbols, as (description for errors, [(node, its symbols), ...]) per graph."""
         return [(of, _carriers(graph)) for of, graph in self.graphs]
 
 

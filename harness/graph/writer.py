@@ -108,8 +108,9 @@ class GraphWriter:
         return LazyGraphModule(attributes, self.graph)
 
     def resolved(self, value: Any, extent: int) -> Any:
-        """Return a value of the source graph with `extent` in place of the chunk symbol. Tensors become new fake
-        tensors.
+        """Return a value of the source graph with `extent` in place of the chunk symbol.
+
+        A tensor becomes a new fake tensor.
         """
         if isinstance(value, (tuple, list)):
             return type(value)(self.resolved(item, extent) for item in value)

@@ -55,8 +55,7 @@ State = Rows | Mixed | tuple["Rows | Mixed | None", ...] | None
 
 
 def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbol: sympy.Symbol, dim: str) -> None:
-    """Raise ChunkError for the first chunked module whose result mixes rows along `dim`. The error names the call that
-    mixes.
+    """Raise ChunkError for the first chunked module whose result mixes rows along `dim`, naming the call that mixes.
 
     `nodes` are in topological order; `roots` maps each node to the chosen module that contains it, or to None. `symbol`
     is the chunk symbol: the size of the chunked dim. `dim` is the chunked dim's name in errors.
@@ -82,8 +81,9 @@ class MixingCheck:
         self._seen: set[tuple[type, ...]] = set()
 
     def __call__(self, name: str, module: nn.Module, forward: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-        """Check the module `name` by tracing its `forward` on `arguments`. Raises ChunkError if it mixes rows, and
-        TraceError.
+        """Check the module `name` by tracing its `forward` on `arguments`. Raises ChunkError or TraceError.
+
+        ChunkError: the module mixes rows. TraceError: it cannot be traced.
         """
         built = tuple(type(part) for part in module.modules())
         if built in self._seen:
@@ -108,7 +108,7 @@ class _Follower:
         """The inputs with rows of each call that declares that it keeps rows, by `calls_of` its nodes."""
 
     def follow(self, node: Node) -> None:
-        """Find where the result of the call `node` has the rows, and store it."""
+        """Find the dim that holds the chunked rows in the result of the call `node`, and store it."""
         state = self._result(node)
         self.states[node] = state
         for written in operators.written_arguments(node):
@@ -116,8 +116,7 @@ class _Follower:
         self._note_permutation(node)
 
     def refuse_at_border(self, node: Node, dim: str) -> None:
-        """Raise ChunkError if a value leaves its module with rows that are mixed, in another order, or only a rank's
-        share.
+        """Raise ChunkError if a value leaves its module with rows that are mixed or rearranged, or with a rank's share.
 
         `dim` is the chunked dim's name in the error.
         """
@@ -144,9 +143,9 @@ class _Follower:
         )
 
     def _state(self, node: Node, reader: Node) -> State:
-        """Return where the value `node`, an input of the call `reader`, has the rows.
+        """Return which dim of the value `node`, an input of the call `reader`, holds the chunked rows.
 
-        A value from outside the module has them in its chunked dim.
+        For a value from outside the module, it is the chunked dim.
         """
         is_inside = KEEPS_ROWS_KEY in reader.meta
         if node in self.states and self.roots[node] == self.roots[reader]:
@@ -160,11 +159,11 @@ class _Follower:
         return state
 
     def _from_outside(self, node: Node) -> State:
-        """Return where a value has the rows, as code sees it that is not part of the code that computes the value.
+        """Return which dim of a value holds the chunked rows, for code other than the code that computes the value.
 
-        This only differs for code that declares that it keeps rows: its mixed values then count as having the rows of
-        its arguments. This requires that all arguments with rows have the same rows, and the value as many; otherwise
-        the declaration does not apply to it.
+        This only differs if the computing code declares that it keeps rows: its mixed values then count as having the
+        rows of its arguments. This requires that all arguments with rows have the same rows, and the value as many;
+        otherwise the declaration does not apply to it.
         """
         state, given = self.states[node], self.given.get(calls_of(node), {})
         if not isinstance(state, Mixed) or KEEPS_ROWS_KEY not in node.meta or len(set(given.values())) != 1:
@@ -225,7 +224,7 @@ class _Follower:
         return inner.states.get(results) if isinstance(results, Node) else None
 
     def _made(self, node: Node, name: str) -> State:
-        """Return where the result of a call that reads no rows, such as `zeros`, has the rows.
+        """Return which dim holds the chunked rows in the result of a call that reads no rows, such as `zeros`.
 
         Such a result has the same elements in every chunk, so it is not mixed. Only the result of a call that counts
         positions, such as `arange`, is mixed.
@@ -239,7 +238,7 @@ class _Follower:
         return None if dim is None else Rows(dim)
 
     def _write(self, written: Node, state: State) -> None:
-        """Store where a value that a call writes in place now has the rows.
+        """Store which dim of a value holds the chunked rows, after a call has written the value in place.
 
         Does nothing for a value from outside the module, such as a buffer, which is handled separately.
         """

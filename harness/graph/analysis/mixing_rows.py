@@ -1,4 +1,4 @@
-"""The data of the mixing analysis: where a value has the rows (`Rows`), and a call whose arguments have rows."""
+"""The data of the mixing analysis: the dim of a value that holds the chunked rows (`Rows`), and calls with rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Rows:
 
     The dim's size is `outer` * n * `inner`, where n is the chunk symbol. For example, (B, n, D) viewed as (B * n, D)
     has `outer` B and `inner` 1. Both are None for rows that all-to-alls delivered. `order` lists the rearrangements of
-    rows that have not been undone, first to last. With a `share`, some rows are missing, or the rows are in two dims.
+    rows that have not been undone, first to last. With a `share`, the value has only a rank's rows, or the rows in two
+    dims.
     """
 
     dim: int
@@ -53,7 +54,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class RuleCall:
-    """A call, with the dims in which its arguments have rows, and the arguments that are known to be permutations.
+    """A call, with the dims that hold rows in its arguments, and the arguments that are known to be permutations.
 
     `permutations` maps each permutation to (the sort that computed it, whether it is the inverse of that sort).
     """
@@ -82,7 +83,7 @@ class RuleCall:
         return (value[0] if isinstance(value, (tuple, list)) else value).dim()
 
     def of(self, x: Any) -> Rows | None:
-        """Return where an argument has the rows; None if it has none, or is not a node."""
+        """Return which dim of an argument holds the rows; None if no dim does, or if it is not a node."""
         return self.rows.get(x) if isinstance(x, Node) else None
 
     def dims(self, name: str, rank: int) -> set[int]:

@@ -1,6 +1,6 @@
-"""The rules of mixing.py: how each operator maps chunked rows from its arguments to its result.
+"""The rules of mixing.py: which dim of an operator's result holds the chunked rows, given the dims of its arguments.
 
-A rule gets a `RuleCall` and returns the rows of the call's result; None means that the call mixes rows. A rule is
+A rule takes a `RuleCall` and returns the `Rows` of the call's result; None means that the call mixes rows. A rule is
 called only if some argument holds rows and no input is already mixed. An operator without a rule counts as mixing,
 since unknown operators must not pass.
 """
@@ -35,14 +35,15 @@ Rule = Callable[["RuleCall"], Answer]
 
 
 def _common(found: Iterable[Rows]) -> Rows | None:
-    """Return the rows if all arguments have the same; None if they differ, or there are none."""
+    """Return the `Rows` that all arguments have; None if they differ, or there are none."""
     distinct = set(found)
     return distinct.pop() if len(distinct) == 1 else None
 
 
 def elementwise(call: RuleCall) -> Answer:
-    """Rule for elementwise operators: the result has the arguments' rows, if all have the same; shapes are aligned at
-    the last dim.
+    """Rule for elementwise operators: the result has the arguments' rows, if all have the same.
+
+    Shapes are aligned at the last dim, as for broadcasting.
     """
     rank = call.result_rank
     aligned = [replace(rows, dim=rows.dim + rank - rank_of(x)) for x, rows in call.rows.items()]
@@ -115,19 +116,16 @@ def _unsqueeze(call: RuleCall) -> Answer:
 
 
 def _cut(call: RuleCall) -> Answer:
-    """Rule for slices: along another dim, a slice keeps the rows; along the rows' dim, it mixes unless it takes all of
-    it.
-    """
+    """Rule for slices: along another dim, a slice keeps the rows. Along the rows' dim, it must take the whole dim."""
     rows = call.rows[call.first]
     is_whole = sizes_of(call.node)[rows.dim] == sizes_of(call.first)[rows.dim]
     return rows if is_whole or call.dims("dim", rank_of(call.first)) != {rows.dim} else None
 
 
 def _split(call: RuleCall) -> Answer:
-    """Rule for splits: along another dim, a split keeps the rows. Along the rows' dim it mixes, unless rows are
-    rearranged.
+    """Rule for splits: along another dim, a split keeps the rows. Along the rows' dim, it mixes them.
 
-    Rearranged rows may be split, such as rows that are sorted by expert.
+    The exception are rearranged rows, such as rows that are sorted by expert: they may be split.
     """
     rows, parts = call.rows[call.first], range(len(call.node.meta["val"]))
     if call.dims("dim", rank_of(call.first)) != {rows.dim}:
@@ -170,7 +168,7 @@ def _stack(call: RuleCall) -> Answer:
 
 
 def _reduce(call: RuleCall) -> Answer:
-    """Rule for a sum, a mean or an extreme: over other dims, it keeps the rows; over the rows' dim, it mixes."""
+    """Rule for a sum, a mean or an extreme: over other dims, it keeps the rows. Over the rows' dim, it mixes them."""
     rows, rank = call.rows[call.first], rank_of(call.first)
     reduced = call.dims("dim", rank)
     if rows.dim in reduced:
@@ -179,9 +177,7 @@ def _reduce(call: RuleCall) -> Answer:
 
 
 def _along(call: RuleCall) -> Answer:
-    """Rule for a softmax, a running sum, a sort or a shift: along other dims, it keeps the rows; along the rows' dim,
-    it mixes.
-    """
+    """Rule for a softmax, a running sum, a sort or a shift: it keeps the rows, unless it is along their dim."""
     rows = call.rows[call.first]
     return None if rows.dim in call.dims("dims" if "dims" in call.given else "dim", rank_of(call.first)) else rows
 
@@ -288,7 +284,7 @@ def _index(call: RuleCall) -> Answer:
 
 
 def _index_put(call: RuleCall) -> Answer:
-    """Rule for writing rows to the indices of a permutation: it applies the permutation's inverse to the rows.
+    """Rule for writing rows to the indices of a permutation: it rearranges the rows by the permutation's inverse.
 
     All of the target is overwritten, so the target's own elements have no effect.
     """
@@ -301,9 +297,9 @@ def _index_put(call: RuleCall) -> Answer:
 
 
 def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
-    """Return the rows after a permutation, which is added to their `order`.
+    """Return the rows after a permutation: with it as the last entry of their `order`.
 
-    If it is the inverse of the last permutation there, it undoes that one, which is removed.
+    If it is the inverse of the entry before, both are left out.
     """
     base, is_inverse = permutation
     if rows.order and rows.order[-1] == ("sort", base, not is_inverse):
@@ -329,8 +325,9 @@ def _all_to_all(call: RuleCall) -> Answer:
 
 
 def _all_gather(call: RuleCall) -> Answer:
-    """Rule for an all-gather: it joins all ranks' rows, rank after rank. The rows must be in the gathered dim, which is
-    dim 0.
+    """Rule for an all-gather: it joins all ranks' rows, rank after rank.
+
+    The rows must be in dim 0, which is gathered.
     """
     rows = call.rows[call.first]
     is_known = rows.dim == 0 and rows.outer is not None and not rows.share and not rows.order
@@ -338,9 +335,7 @@ def _all_gather(call: RuleCall) -> Answer:
 
 
 def _reduce_scatter(call: RuleCall) -> Answer:
-    """Rule for a reduce-scatter: it adds each row over ranks. Rows in the order of an all-gather return to their own
-    ranks.
-    """
+    """Rule for a reduce-scatter: it adds each row over ranks. After an all-gather, rows return to their own ranks."""
     rows, size = call.rows[call.first], call.given["group_size"]
     is_known = rows.dim == 0 and rows.outer is not None and rows.outer % size == 0 and call.given["reduce_op"] == "sum"
     return replace(whole(rows), outer=rows.outer // size) if is_known and not rows.order else None
@@ -387,16 +382,14 @@ RULES: dict[RowFlow, Rule] = {
 
 
 def rule_of(node: Node) -> Rule | None:
-    """Return the rule for a call, or None if its operator has none. Operators that torch tags as pointwise share a
-    rule.
-    """
+    """Return the rule for a call; None if its operator has none. Operators that torch tags as pointwise share one."""
     if (flow := named(operators.operator_name(node)).rows) is not None:
         return RULES[flow]
     return elementwise if torch.Tag.pointwise in getattr(node.target, "tags", ()) else None
 
 
 def follow(rule: Rule, call: RuleCall) -> Answer:
-    """Apply an operator's `rule` to a call: return the rows of its result, or None if the call mixes rows.
+    """Apply an operator's `rule` to a call: return the `Rows` of its result, or None if the call mixes rows.
 
     If the rows are divided between ranks, most operators mix them, and their rule is not applied.
     """

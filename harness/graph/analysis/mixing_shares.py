@@ -30,10 +30,10 @@ _ADDS = frozenset({"add"})
 
 
 def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows | None:
-    """Return the rows of a view that divides the rows' dim into ranges, one per rank; None for any other view.
+    """Return the `Rows` of the result of a view that divides the rows' dim into ranges, one per rank.
 
-    `before` and `after` are the sizes of the view's input and result. In the result, `dim` holds the rows of a range,
-    and the dim before it numbers the ranges.
+    None for any other view. `before` and `after` are the sizes of the view's input and result. In the result, `dim`
+    holds the rows of a range, and the dim before it numbers the ranges.
     """
     rows = call.rows[call.first]
     # The view holds all rows, so the division of a range's size is exact: n rows in 2 ranges are n / 2 each.
@@ -49,9 +49,9 @@ def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows |
 
 
 def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
-    """Return the rows of a view that joins the two dims of cut rows, (range, row), into one; None for any other view.
+    """Return the `Rows` of the result of a view that joins the two dims of divided rows, (range, row), into one.
 
-    `before` and `after` are the sizes of the view's input and result.
+    None for any other view. `before` and `after` are the sizes of the view's input and result.
     """
     share, dim = rows.share, rows.dim - 1
     assert share is not None
@@ -63,9 +63,9 @@ def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
 
 
 def selected(call: RuleCall) -> Rows | None:
-    """Return the rows of the result of an `index_select`; None if the call mixes rows.
+    """Return the `Rows` of the result of an `index_select`; None if the call mixes rows.
 
-    The selected dim must not hold the rows. If it numbers the ranges of cut rows, the call selects a rank's range.
+    The selected dim must not hold the rows. If it numbers the ranges of divided rows, the call selects a rank's range.
     """
     rows, index = call.rows.get(call.first), call.given["index"]
     dim = call.given["dim"] % rank_of(call.first)
@@ -78,7 +78,7 @@ def selected(call: RuleCall) -> Rows | None:
 
 
 def copied_into(call: RuleCall) -> Rows | None:
-    """Return the rows of the result of an `index_copy` of rows into zeros; None for any other copy.
+    """Return the `Rows` of the result of an `index_copy` of rows into zeros; None for any other copy.
 
     The dim along which the rows are copied must not hold them. The zeros must have no other readers, and a range of
     rows must return to the index from which it was selected.
@@ -104,17 +104,18 @@ def is_summand(rows: Rows) -> bool:
 
 
 def whole(rows: Rows) -> Rows:
-    """Return the rows after the ranks have added up their summands, no longer divided. Other rows are returned
-    unchanged.
+    """Return the `Rows` of a value after the ranks have added up their summands: its rows are no longer divided.
+
+    If the rows are not divided, they are returned unchanged.
     """
     return replace(rows, share=None) if is_summand(rows) else rows
 
 
 def summed(call: RuleCall, rows: list[Rows]) -> Rows | None:
-    """Return the rows of the result of a call that reads a summand; None for a call that may not read one.
+    """Return the `Rows` of the result of a call that reads a summand; None for a call that may not read one.
 
-    `rows` has the rows of each argument. A sum over ranks makes the rows whole. An addition, a copy or a wait returns a
-    summand again.
+    A summand has all rows, with zeros for other ranks' rows. `rows` has the `Rows` of each argument. A sum over ranks
+    makes the rows whole. An addition, a copy or a wait returns a summand again.
     """
     name = operators.operator_name(call.node)
     distinct = set(map(whole, rows))

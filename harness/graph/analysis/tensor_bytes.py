@@ -1,4 +1,4 @@
-"""The bytes of a value's storage, with numbers in place of sizes that are symbolic in the graph.
+"""Computes the bytes of a value's storage, with numbers for sizes that are symbolic in the graph.
 
 The chunk symbol has the number from the case. Two sizes depend on data: the rows that an all-to-all exchanges with each
 rank, and the rows that a split gives to each part. For these the estimate assumes balanced routing: an equal share of
@@ -20,7 +20,7 @@ MIB = 2**20
 
 
 class TensorBytes:
-    """The bytes of a graph's values."""
+    """Computes the bytes of a graph's values."""
 
     def __init__(self, graph: Graph, chunk_symbol: ChunkSymbol) -> None:
         self._symbols: dict[sympy.Basic, sympy.Basic] = {chunk_symbol.symbol: sympy.Integer(chunk_symbol.hint)}

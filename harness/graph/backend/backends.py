@@ -253,9 +253,7 @@ def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[Gra
 
 
 def _attention_region(node: Node) -> str | None:
-    """Return the name of a node's region if each attention operator is a region, and its backward another; None
-    outside.
-    """
+    """Return the name of the node's region, or None. Each attention operator is a region, and so is its backward."""
     if (
         node.op == "call_function"
         and not isinstance(node.target, HigherOrderOperator)
@@ -266,9 +264,7 @@ def _attention_region(node: Node) -> str | None:
 
 
 def _flex_region(node: Node) -> str | None:
-    """Return the name of a node's region, if each FlexAttention operator is a region with its nested graphs; None
-    outside.
-    """
+    """Return the name of the node's region, or None. A region is a FlexAttention operator and its nested graphs."""
     if isinstance(node.target, HigherOrderOperator) and (attends(node) or attends_backward(node)):
         return node.name
     if node.op == "get_attr":

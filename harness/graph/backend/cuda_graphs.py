@@ -160,8 +160,9 @@ class StaticStep:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Run the step and return its results. Raises PassError if a tensor of state has moved in memory since the
-        first call.
+        """Run the step and return its results. Raises PassError if a tensor of state has moved in memory.
+
+        It must have the same address as in the first call.
         """
         state, own = inputs[: self._num_state], inputs[self._num_state :]
         if not self._static:

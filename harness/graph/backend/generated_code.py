@@ -39,7 +39,7 @@ _CALL = re.compile(r"^\s+(\w+?)(?:\.run)?\(", re.MULTILINE)
 
 
 def hash_generated(folder: Path, index: int | None = None) -> str:
-    """Return the hash of a folder's generated code, which does not depend on the GPU or on the names of files.
+    """Return a hash of the generated code in a folder, which does not depend on the GPU or on the names of files.
 
     `index` is the index of the GPU for which the code was generated, or None.
     """

@@ -104,9 +104,9 @@ def _missing(race: Race, second: At) -> str:
 
 
 def _waits_for(first: object, work: Launch) -> list[str]:
-    """Return the names of all operators that wait for such a launch, those in the namespace of the call `first` first.
+    """Return the names of all operators that wait for work like that of the launch `work`.
 
-    `first` is the call that launched the work.
+    `first` is the call of the launch: operators in its namespace come first.
     """
     waits = [row.name for row in ROWS.values() if row.wait is not None and row.wait.work is work.work]
     namespace = str(getattr(first.node.target, "namespace", "")) if isinstance(first, At) else ""

@@ -116,10 +116,9 @@ _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _selects(place: Any) -> bool:
-    """Whether indexing with `place` copies the selected elements: True for lists and tensors, False for numbers and
-    slices.
+    """Whether indexing with `place` copies the selected elements.
 
-    Numbers and slices make a view.
+    Lists and tensors copy; numbers and slices make a view.
     """
     places = place if isinstance(place, tuple) else (place,)
     return any(isinstance(x, (list, Tensor)) for x in places)

@@ -145,7 +145,7 @@ def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None
 
 
 def _ends(call: At, message: PeerMessage, rank: int, ranks: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return the numbers of the rank that sends a message and the rank that receives it.
+    """Return (rank that sends a message, rank that receives it).
 
     None if the graph does not state the other rank as a number, or states a number beyond the group. torch's own
     operators number ranks within the group, functional operators within the whole run. `ranks` are the group's ranks.

@@ -15,7 +15,10 @@ ON_CUDA, ON_HOST, ELSEWHERE = 1, 2, 4
 
 
 def places_of(value: Any) -> int:
-    """Return the devices of a value as bits: ON_CUDA, ON_HOST, ELSEWHERE. A tuple or a list has all of its parts'."""
+    """Return the devices of a value as bits: ON_CUDA, ON_HOST, ELSEWHERE.
+
+    A tuple or a list has the bits of all its items.
+    """
     if isinstance(value, Tensor):
         return {"cuda": ON_CUDA, "cpu": ON_HOST}.get(value.device.type, ELSEWHERE)
     if isinstance(value, (tuple, list)) and value:

@@ -3,7 +3,7 @@
 1. Values get memory: a key for each piece; a value may use several pieces. Nested graphs are followed, too, if their
    inputs can be matched with operands.
 2. A call runs on a stream: the current stream, unless the graph names another. In a graph for CUDA, calls without
-   device tensors run on the host, and copies between the two block the host unless they are non-blocking.
+   device tensors run on the host, and copies between host and device block the host unless they are non-blocking.
 3. Launches of collectives, and waits for them, are recorded in order, as the rank's turns.
 """
 
@@ -69,7 +69,7 @@ class GraphWalk:
 
     `races` has (time, second call, race) for each race, where the time is the second call's number. `turns` has the
     launches of collectives and the waits, in order. `last_use` has the time at which each piece of memory is last used.
-    If it is passed to a second walk of the same graph, that walk assumes that memory is freed at that time.
+    If these times are passed to a second walk of the same graph, it assumes that memory is freed at that time.
     """
 
     def __init__(self, module: GraphModule, last_use: Mapping[Key, float] | None = None) -> None:
@@ -228,8 +228,9 @@ class GraphWalk:
             self.turns.append(Turn(call, choice=self._choice))
 
     def _send(self, call: At, effects: Effects, held: Mapping[Node, Held], result: Held, stream: Stream) -> None:
-        """Follow a call that sends or receives messages between single ranks. Each message is in flight until its own
-        wait.
+        """Follow a call that sends or receives messages between single ranks.
+
+        Each message is in flight until its own wait.
         """
         assert effects.row.launch is not None
         sent = [each for each in effects.messages if each.is_sent]
@@ -274,9 +275,10 @@ class GraphWalk:
         return {place: self._new(At(node, where)) for place in dict.fromkeys([*places, None])}
 
     def _behind_token(self, node: Node, effects: Effects, held: Mapping[Node, Held], where: str) -> Held:
-        """Return the memory of the results of a call with a token: no memory for the token, which is the first result.
+        """Return the memory of the results of a call with a token.
 
-        The other results are those of the operator that the call runs.
+        The token is the first result, and has no memory. The other results are those of the operator that the call
+        runs.
         """
         taken = [x.args[1] for x in node.users if x.target is operator.getitem and isinstance(x.args[1], int)]
         places = [place for place in dict.fromkeys(taken) if place > 0]
@@ -310,8 +312,7 @@ class GraphWalk:
     # -- streams ----------------------------------------------------------------------------------------
 
     def _stream_of(self, node: Node, effects: Effects, places: int) -> Stream:
-        """Return the stream on which a call runs. Launches and waits run on the current stream, whatever their values'
-        devices.
+        """Return the stream on which a call runs. A launch or a wait runs on the current stream, on all devices.
 
         `places` has the devices of the call's values, as bits.
         """
@@ -329,8 +330,7 @@ class GraphWalk:
         return found
 
     def _sync(self, node: Node, sync: Sync, held: Mapping[Node, Held]) -> None:
-        """Follow a call about streams and events, such as a switch to another stream, a recorded event, or a wait for
-        an event.
+        """Follow a call about streams and events: a switch to another stream, a recorded event, or a wait.
 
         Its arguments are the numbers of streams and events.
         """

@@ -34,7 +34,7 @@ def actions_of(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
     total = count * several
 
     def at(turn: int, half: Half) -> Action:
-        """Return the forward or backward that comes after `turn` others of its kind on this rank."""
+        """Return the rank's forward or backward number `turn`, counted from 0."""
         # In a lap, `num_ranks` micro-batches pass through all stages of the rank; backwards take the last stage first.
         lap, place = divmod(turn, num_ranks * several)
         own, micro_batch = divmod(place, num_ranks) if several > 1 else (0, place)

@@ -62,10 +62,9 @@ class CutGraph:
 
 
 def cut(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> CutGraph:
-    """Return the parts of a graph, without changing `module`. `open_dim` has the size of the chunk symbol, if it
-    remains.
+    """Return the parts of a graph, without changing `module`. Raises PassError if placed_calls.py refuses it.
 
-    Raises PassError for a graph that placed_calls.py refuses.
+    `open_dim` has the size of the chunk symbol, if it remains.
     """
     placed = PlacedCalls(module, cuts, open_dim)
     halves: tuple[Half, ...] = ("forward", "backward")
@@ -76,8 +75,9 @@ def cut(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> CutGraph:
 
 
 def _part(placed: PlacedCalls, stage: int, half: Half) -> Part:
-    """Write the graph of a stage's forward or backward, with the values that it exchanges (steps 2 and 3 of this
-    module).
+    """Write the graph of a stage's forward or backward, with the values that it exchanges.
+
+    These are steps 2 and 3 of this module.
     """
     own = placed.own(stage, half)
     given = placed.given(own)

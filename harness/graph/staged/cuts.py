@@ -18,7 +18,7 @@ STAGE_KEY = "stage"
 
 @dataclass(frozen=True)
 class Cuts:
-    """The division of a model's layers into pipeline stages: how many there are of each."""
+    """The division of a model's layers into pipeline stages: the numbers of stages and of layers."""
 
     num_stages: int = 1
     num_layers: int = 1

@@ -90,14 +90,11 @@ class PlacedCalls:
         return [node for node in self._needed(own) if node.op == "placeholder" or node in self.stages]
 
     def with_numbers(self, own: Iterable[Node]) -> list[Node]:
-        """Return the calls `own`, and the calls that compute the numbers and views of inputs that they need, in graph
-        order.
-        """
+        """Return `own`, and the calls for numbers and views of inputs that these calls need, in the graph's order."""
         return self._in_order({*own, *(node for node in self._needed(own) if node in self._free)})
 
     def received(self, stage: int, half: Half, given: Iterable[Node]) -> list[Node]:
-        """Return the values that a stage's forward or backward receives from other stages, in the order of their
-        computation.
+        """Return the values that a stage's forward or backward receives from other stages, in the graph's order.
 
         `given` are the inputs of this half. A stage's forward also receives the activations that only its backward
         reads. Raises PassError if there are more values than message tags.
@@ -238,8 +235,7 @@ class PlacedCalls:
         return needed(own)
 
     def _arrives(self, value: Node, stage: int, half: Half) -> bool:
-        """Whether a stage's half receives `value` from another stage in this half; False if its own forward computes
-        it.
+        """Whether a stage receives `value` from another stage in this half. False if its own forward computes it.
 
         Raises PassError for a value that skips a stage or flows against its direction.
         """

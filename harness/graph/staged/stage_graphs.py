@@ -60,8 +60,7 @@ class StageGraphs:
 
     @staticmethod
     def of(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> StageGraphs:
-        """Divide a graph into stages, and mark each of its calls with its half. Raises PassError for a graph that is
-        refused.
+        """Divide a graph into stages, and mark each of its calls with its half. Raises PassError for a refused graph.
 
         `open_dim` has the size of the chunk symbol. If there is a single stage, its graph is `module` itself.
         """
@@ -96,9 +95,7 @@ class StageGraphs:
 
 
 def _stage_graph(placed: PlacedCalls, stage: int, also_read: list[Node]) -> StageGraph:
-    """Write the graph of a stage (step 2 of this module). `also_read` are graph inputs that it gets without reading
-    them.
-    """
+    """Write the graph of a stage (step 2 of this module). `also_read` are further graph inputs that it gets."""
     own: dict[Half, list[Node]] = {"forward": placed.own(stage, "forward"), "backward": placed.own(stage, "backward")}
     received: list[Node] = []
     for half, calls in own.items():
@@ -220,8 +217,9 @@ class _Joined:
         return self._read(len(self._stages.graphs) - 1, outputs[0])
 
     def _results(self) -> list[Node]:
-        """Return the gradients of all parameters. A parameter of two stages has two, which are added as in the traced
-        graph.
+        """Return the gradients of all parameters. The two gradients of a parameter of two stages are added.
+
+        The addition is that of the traced graph.
         """
         env = {x: self._gradients[p.name, i] for p, each in self._placed.gradients.items() for i, x in each.items()}
         for node in self._placed.joins:

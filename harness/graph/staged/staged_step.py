@@ -53,8 +53,7 @@ class StagedStep:
         self._kept: dict[tuple[int, int], Values] = {}
 
     def __call__(self, state: Values, micro_batches: Sequence[Values]) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Run the rank's part of a step. Returns the losses of micro-batches, and the gradients of this rank's
-        parameters.
+        """Run the rank's part of a step. Returns the losses of micro-batches, and the rank's gradients by parameter.
 
         There are only losses on a rank with the last stage. `state` has the values of parameters and buffers by name,
         and `micro_batches` has the inputs of each micro-batch by name.
@@ -90,9 +89,7 @@ class StagedStep:
 
     @contextmanager
     def run_by(self, runner: Callable[[GraphModule], Run]) -> Iterator[None]:
-        """Context in which `runner` decides how parts run: it takes a part's graph, and returns the function that runs
-        it.
-        """
+        """Context in which `runner` decides how parts run: for a part's graph, it returns the function that runs it."""
         own, self._run = self._run, runner
         try:
             yield
@@ -104,8 +101,9 @@ class StagedStep:
         return micro_batches[action.micro_batch]
 
     def taken(self, action: Action) -> Values:
-        """Remove and return the values, by name, that a stage's forward kept for the backward `action`; {} for a
-        forward.
+        """Remove and return the values, by name, that a stage's forward kept for the backward `action`.
+
+        Returns {} for a forward.
         """
         return self._kept.pop((action.stage, action.micro_batch), {})
 

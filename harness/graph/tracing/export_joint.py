@@ -111,12 +111,11 @@ def export_joint_step(
     gradient_seed: float,
     device: torch.device,
 ) -> JointGraph:
-    """Export a step: the loss `loss_function(*inputs)`, which calls `model`, and the gradients of the model's
-    parameters.
+    """Export a step: the loss `loss_function(*inputs)`, and the gradients of the parameters of `model`.
 
-    Only shapes and dtypes of inputs are read, and values are faked on `device`. Backward starts from `gradient_seed` as
-    the gradient of the loss. Raises TraceError for steps that torch cannot export, and for inputs or outputs with an
-    unknown descriptor.
+    `loss_function` calls `model`. Only shapes and dtypes of inputs are read, and values are faked on `device`. Backward
+    starts from `gradient_seed` as the gradient of the loss. Raises TraceError for steps that torch cannot export, and
+    for inputs or outputs with an unknown descriptor.
     """
     shape_env = ShapeEnv()
     fake_mode = step_fake_mode(shape_env=shape_env)

@@ -26,8 +26,7 @@ from bitproof.harness.torch_tracing import device_asked
 def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True, repeats: bool = False) -> FakeTensorMode:
     """Return a FakeTensorMode in which uneven all-to-alls have short sums as sizes.
 
-    The mode's class is FakeTensorMode itself, not a subclass, as higher-order operators look up their rules by exact
-    class.
+    The mode's class is FakeTensorMode itself, as higher-order operators look up their rules by exact class.
 
     - `remembers`: use torch's cache of calls by arguments. The cache costs more than it saves if no call repeats.
     - `repeats`: compute layers that differ only in their symbols once (torch_fakes.py). A trace with an open dim does

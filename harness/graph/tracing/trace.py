@@ -73,8 +73,9 @@ class Guard:
 
 @dataclass
 class StepGraph:
-    """A step as a graph. The graph's inputs are parameters, then buffers, in the order of these names, then the step's
-    inputs.
+    """A step as a graph. Its inputs are parameters, then buffers, in the order of these names, then others.
+
+    `num_inputs` counts the others, which are the step's own inputs.
     """
 
     module: GraphModule
@@ -132,13 +133,12 @@ def trace_joint_step(
     is_cut: bool = True,
     chunking: Chunking | None = None,
 ) -> JointGraph:
-    """Trace a step: the loss `loss_function(*inputs)`, which calls `model`, and the gradients of the model's
-    parameters.
+    """Trace a step: the loss `loss_function(*inputs)`, and the gradients of the parameters of `model`.
 
-    `inputs` are tensors that all have the size n along `chunk_dim`; with `is_cut`, n must be even. The model may be on
-    the meta device: only shapes and dtypes are read, and values are faked on `device`. Backward starts from
-    `gradient_seed` as the gradient of the loss. `observe` has patterns of modules: their outputs, and the gradients of
-    these outputs, are marked (observation.py).
+    `loss_function` calls `model`. `inputs` are tensors that all have the size n along `chunk_dim`; with `is_cut`, n
+    must be even. The model may be on the meta device: only shapes and dtypes are read, and values are faked on
+    `device`. Backward starts from `gradient_seed` as the gradient of the loss. `observe` has patterns of modules: their
+    outputs, and the gradients of these outputs, are marked (observation.py).
 
     Raises TraceError for code that cannot be traced (the error names the line), CaseError for a pattern that matches no
     module, and ChunkError for a higher-order operator in a module that `chunking` chooses.
@@ -357,10 +357,9 @@ def _fake_input(
 
 
 def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: int, guards: list[Guard]) -> None:
-    """Raise TraceError if the trace fixed the size of the symbolic dim. The error names the line that did, if `guards`
-    has it.
+    """Raise TraceError if the trace fixed the size `symbol` of the dim `dim`, which must stay open.
 
-    `symbol` is the size of dim `dim`.
+    The error names the user's line that fixed it, if `guards` has the line.
     """
     assert shape_env is not None
     fixed = shape_env.replacements.get(symbol)
@@ -396,9 +395,9 @@ def refuse_opaque_nested_graphs(module: GraphModule) -> None:
 
 
 def _deferred_guards(shape_env: ShapeEnv | None, symbol: sympy.Symbol) -> list[Guard]:
-    """Return the conditions that torch deferred and that only the chunk symbol is in.
+    """Return the conditions that torch deferred until run time, and that contain no symbol but the chunk symbol.
 
-    Conditions on data are calls in the graph.
+    Conditions on data are not among them: they are calls in the graph.
     """
     assert shape_env is not None
     return [

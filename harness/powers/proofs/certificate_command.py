@@ -95,8 +95,8 @@ def _check(
 def _signer_of(main: Path, signers: Path) -> str:
     """Return the name of the person who signed a certificate's main file, as the file `signers` spells it.
 
-    `signers` is a file of allowed signers in ssh-keygen's format. Raises RejectedError if the main file has no
-    signature, or if an allowed signer did not sign exactly its content in the signature namespace NAMESPACE;
+    `signers` is a file of allowed signers in ssh-keygen's format. Raises RejectedError if there is no signature, or if
+    it is not an allowed signer's signature of exactly this content in the signature namespace NAMESPACE. Raises
     MachineError if ssh-keygen is not installed.
     """
     signature = main.with_name(f"{main.name}.sig")

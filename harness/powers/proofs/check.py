@@ -18,7 +18,7 @@ from bitproof.harness.settings import CHECKS, setting
 
 @dataclass(frozen=True)
 class ProofOptions:
-    """A check that proves each case before any runs, and compares the proof with the run's verdict."""
+    """The option to prove each case before any runs."""
 
     prove_first: bool = setting(
         False, "--prove-first", CHECKS, "Prove each case before any runs; list what may differ."
@@ -26,7 +26,7 @@ class ProofOptions:
 
 
 class ProofCheck(Check):
-    """Prove each case before any runs, and compare the proof with the run's verdict."""
+    """A check that proves each case before any runs, and compares the proof with the run's verdict."""
 
     name = "proof"
     Options = ProofOptions
@@ -54,11 +54,14 @@ class ProofCheck(Check):
             yield from describe(name, found)
 
     def judges(self, verdict: Verdict) -> bool:
-        """A case's proof is reported even if its run failed."""
+        """Return True: a case's proof is reported even if its run failed."""
         return True
 
     def judge(self, evidence: Evidence) -> Finding | None:
-        """Report the case's proof, and whether the run contradicts it."""
+        """Return the case's proof as a finding, with a headline if the run contradicts the proof.
+
+        None if there is no proof.
+        """
         from bitproof.harness.powers.proofs.report import contradicted, finding_of
 
         found = self._found.get(evidence.case.name)
@@ -80,10 +83,9 @@ class ProofCheck(Check):
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """Return (field, expectation, value found) if the data contradict themselves: PROVED, but with unproved
-        outputs.
+        """Return (field, expectation, value found) if the data state PROVED, but also unproved outputs.
 
-        Returns None if they do not.
+        None otherwise.
         """
         from bitproof.harness.powers.proofs.report import read_data
 

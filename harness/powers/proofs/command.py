@@ -172,10 +172,10 @@ def _row(result: CaseProof) -> str:
 
 
 def _reasons(results: Sequence[CaseProof]) -> list[str]:
-    """Return the list below the Markdown table: a line per distinct reason, followed by the names of its cases.
+    """Return the lines below the Markdown table: an empty line, and a line per reason with the names of its cases.
 
-    A reason is that of a refusal or of a case that could not be tried, or that the two sides return PROVED outputs with
-    different strides. Returns [] if there are no reasons.
+    Reasons are those of refusals, those of cases that could not be tried, and PROVED outputs whose strides differ
+    between the two sides. Returns [] without any.
     """
     cases: dict[str, dict[str, None]] = {}
     for result in results:
@@ -214,10 +214,9 @@ def _data(result: CaseProof) -> dict[str, object]:
 
 
 def _update_data(update: UpdateProof | None) -> dict[str, object] | None:
-    """Return as JSON whether the optimizer's update is proved equal, and whether the proof holds for any number of
-    steps.
+    """Return the proof of the optimizer's update as JSON, including whether it holds for any number of steps.
 
-    None if the case has no proof of the update.
+    None if the update was not proved.
     """
     if update is None:
         return None

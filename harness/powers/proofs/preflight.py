@@ -52,8 +52,7 @@ def main() -> None:
 def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
     """Prove a case, and return its outcome.
 
-    To save time, the proof is not checked by computing outputs on random values: the run that follows compares real
-    ones.
+    To save time, outputs are not computed on random values here: the run that follows compares real ones.
     """
     # Imported here, since the parent imports this module and must not import torch.
     from bitproof.harness.errors import BitproofError

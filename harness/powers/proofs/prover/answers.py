@@ -93,9 +93,7 @@ class Proof:
 
     @property
     def verdict(self) -> str:
-        """REFUSED if there is no output or any output is REFUSED; else NOT PROVED if any output is NOT PROVED; else
-        PROVED.
-        """
+        """REFUSED if any output is REFUSED or there is none; else NOT PROVED if any output is; otherwise PROVED."""
         if not self.answers or self.count(REFUSED):
             return REFUSED
         return NOT_PROVED if self.count(NOT_PROVED) else PROVED
@@ -131,10 +129,9 @@ def prove_graphs(
 
 
 def _reads_of(table: Table, kinds: Sequence[str]) -> list[int]:
-    """Return a bit mask for each term of a table: bit i is set if the term depends on an input whose name starts with
-    `kinds[i]`.
+    """Return a bit mask for each term of a table: bit i states whether it depends on an input of the i-th kind.
 
-    The mask of a rewritten term has no meaning.
+    `kinds` has prefixes of input names. The mask of a rewritten term has no meaning.
     """
     found: list[int] = []
     for step in table.steps:

@@ -53,8 +53,9 @@ class Canonicalizer:
         )
 
     def run(self) -> None:
-        """Compute every call's term, in order. A refused call does not raise: it and all calls that read its result are
-        refused.
+        """Compute every call's term, in order. Refused calls do not raise.
+
+        A call that reads the result of a refused call is refused, too.
         """
         # A refused call does not end the proof: outputs that do not depend on it can still be proved.
         for index, call in enumerate(self.graph.calls):
@@ -69,7 +70,8 @@ class Canonicalizer:
     def output(self, index: int) -> int:
         """Return the term for an output of the graph: the value of call `index` at the end of the step.
 
-        A call may be an input, whose value the step has written. Raises RefusedError if the term is not known.
+        If that call is an input, this is the value that the step wrote into it. Raises RefusedError if the term is not
+        known.
         """
         self._refuse_unreadable(index, self.graph.calls[index])
         if self.memory.is_flying(index):
@@ -245,8 +247,8 @@ class Canonicalizer:
     def _exact(self, call: Call, args: Arguments) -> int | None:
         """Return the term of a call of EXACT, DIVISIONS or POWER; None if its operands do not allow an exact result.
 
-        A number among the operands becomes a tensor filled with it. Division by a power of 2 becomes multiplication (`x
-        / 4` becomes `x * 0.25`), and so does the square of real numbers (`x ** 2` becomes `x * x`).
+        A number among the operands becomes a tensor filled with it. Division by a power of 2 becomes multiplication,
+        such as `x / 4` becomes `x * 0.25`; so does the square of real numbers, `x ** 2`, which becomes `x * x`.
         """
         own, tensors = call.value, [self.graph.calls[read].value for read in call.reads]
         name = known_operators.EXACT.get(call.op, "cast")
@@ -285,10 +287,10 @@ class Canonicalizer:
         return self._filled(known_operators.number_filled(call), call.value.dtype, call.value.shape)
 
     def _padded(self, call: Call, args: Arguments) -> int | None:
-        """Return the term of a padded tensor: a concatenation with filled tensors along each padded dim, the last dim
-        first.
+        """Return the term of a padded tensor: a concatenation with filled tensors along each padded dim.
 
-        None if any padding is negative or depends on data, if a size depends on data, or if the fill value is rounded.
+        It pads the last dim first. None if a padding is negative, if a padding or a size depends on data, or if the
+        dtype cannot represent the fill value.
         """
         read, pads = args["self"][1], args["pad"][1:]
         source, place = self.graph.calls[read].value, self.values[read]

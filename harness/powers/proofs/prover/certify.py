@@ -79,7 +79,7 @@ class _LookUps(dict[str, int]):
         self.found: set[int] = set()
 
     def get(self, line: str, default: Any = None) -> Any:
-        """Return a term's index, and record it."""
+        """Return the index of a term, given as its text, and record it."""
         place = super().get(line, default)
         self.found.add(place)
         return place
@@ -200,12 +200,12 @@ def graph_text(graph: Graph) -> str:
 
 
 def step_data(step: ProofStep) -> list[Any]:
-    """Return a step as its JSON in the file."""
+    """Return a step of the proof as JSON, as the certificate's file of steps has it."""
     return [step.term, step.rule, step.equals, *([step.hint] if step.hint else [])]
 
 
 def call_data(call: Call) -> list[Any]:
-    """Return a call as its JSON in the file."""
+    """Return a call as JSON, as the certificate's file of its graph has it."""
     return [call.name, call.op, call.args, _value_data(call.value), call.writes, int(call.random), call.place]
 
 

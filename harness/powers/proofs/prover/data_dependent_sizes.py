@@ -59,8 +59,7 @@ class Symbols:
     def name_rows(self, call: Call) -> None:
         """Store a term for the symbol in the number of rows that an all-to-all among three or more ranks receives.
 
-        The number of rows is the first output split plus the symbol, so the symbol is the sum of all other output
-        splits.
+        The number of rows is the first output split plus the symbol, so the symbol is the sum of all other splits.
         """
         first, *others = dict(call.args)["output_split_sizes"][1:]
         for name in self.unknown(call.value):

@@ -1,8 +1,8 @@
 """Finds where the two sides of an output first differ: module, direction, chunk, operator, source line.
 
-A call has a partner if the other graph computes the same term, by whatever calls. The sides first differ at the calls
-without a partner whose inputs all have one. If both sides have equally many additions without partners, additions were
-moved: before a reduction on one side, after it on the other.
+A call's partner is a call of the other graph with the same term, even if other calls compute it. The sides first differ
+at calls that have no partner, but whose inputs all have one. If both sides have equally many additions without
+partners, it is assumed that additions were moved: before a reduction on one side, after it on the other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _ADD = "aten.add.Tensor"
 class Shown:
     """A call as shown to a reader. `changed` lists its arguments that differ from those of the other side's call.
 
-    For a call without a module and a source line, as a pass inserts it, `beside` describes its neighbours instead.
+    A call that a pass inserts has no module and no source line. For such a call, `beside` describes its neighbours
+    instead.
     """
 
     operator: str
@@ -54,10 +55,10 @@ class Shown:
 class FirstDifferences:
     """The calls at which the two sides of an output first differ. Each pair has the reference first.
 
-    `first`: the first calls without a partner, which is a call in the other graph with the same term. `moved`:
-    additions that one side makes before a reduction and the other after it. `reshaped`: a call per side of the same
-    opaque operator on different shapes, such as a matrix product of all rows on one side and of half the rows on the
-    other. A kernel's rounding may depend on the shape.
+    A call's partner is a call of the other graph with the same term. `first`: the first calls without a partner.
+    `moved`: additions that one side makes before a reduction and the other after it. `reshaped`: a call per side of the
+    same opaque operator on different shapes, such as a matrix product of all rows on one side and of half the rows on
+    the other. A kernel's rounding may depend on the shape.
     """
 
     first: tuple[tuple[Shown, ...], tuple[Shown, ...]]
@@ -79,9 +80,7 @@ class FirstDifferences:
 
 
 def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, other: int) -> FirstDifferences:
-    """Return the first differences of an output, which call `wanted` of the reference and call `other` of the candidate
-    compute.
-    """
+    """Return the first differences of an output: call `wanted` of the reference, call `other` of the candidate."""
     sides = reference, candidate
     known = [side.computed for side in sides]
     # For each side, the calls behind the output that have no partner on the other side.
@@ -105,8 +104,7 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
 
 
 def _reshaped(sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]) -> tuple[Shown, Shown] | None:
-    """Return a call per side of the first opaque operator that both sides run on different shapes; None if there is
-    none.
+    """Return two calls of the first opaque operator that both sides run, but on different shapes; None without one.
 
     `starts` has, per side, the indices of the calls at which the side begins to differ.
     """
@@ -126,10 +124,10 @@ def _reshaped(sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]
 def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]:
     """Return the indices of the calls at which a graph begins to differ from the other graph.
 
-    `alone` are the calls whose term the other graph lacks, `known` the other graph's terms. The result has those of
-    `alone` that read no other call of `alone`, and also earlier calls that arrange the same elements differently. For
-    example, a concatenation of the same parts in another order counts as known, since its parts are known, and only an
-    opaque operator that reads it, several casts and sums later, is in `alone`. So the search goes from such an operator
+    `alone` are the calls whose term the other graph lacks, `known` the other graph's terms. The result has the calls of
+    `alone` that read no other call of `alone`. It also has earlier calls that arrange the same elements differently.
+    For example, a concatenation of the same parts in another order is not in `alone`, since its parts are known. Only
+    an opaque operator that reads it, several casts and sums later, is in `alone`. So the search goes from that operator
     back through all calls whose own terms the other graph lacks.
 
     In-place writes are skipped: an input's value after the write is shared by its aliases, so the input itself would

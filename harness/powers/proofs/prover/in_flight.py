@@ -23,8 +23,8 @@ class InFlight:
     def races(self, call: Call) -> list[Race]:
         """Return the races of a call's reads with collectives in flight.
 
-        For example, `mm` reads the result of an all-gather before its wait. Waits, views, fills and uninitialized
-        allocations read no elements, so they have none.
+        For example, `mm` reads the result of an all-gather, and nothing has waited for the all-gather. Waits, views,
+        fills and uninitialized allocations read no elements, so they have no races.
         """
         read = set(self._storages(call.reads))
         is_shown = not call.writes and bool(read) and {x.storage for x in call.results} == read

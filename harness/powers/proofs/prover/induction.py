@@ -54,10 +54,9 @@ def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_les
 
 
 def _moved(graph: Graph) -> str | None:
-    """Return a reason if a graph replaces an input by a tensor of another layout, which makes the next step another
-    program.
+    """Return a reason if a graph replaces an input by a tensor of another layout; None if it does not.
 
-    None if it does not.
+    The next step would then be another program.
     """
     # In-place writes change no layout, so only outputs that replace an input are checked.
     inputs = {f"{WRITTEN}{call.name}": call.value for call in graph.calls if call.op == "input"}

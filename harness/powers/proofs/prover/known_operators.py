@@ -1,6 +1,6 @@
 """Operators whose semantics the prover knows.
 
-All other operators are opaque: their results are only equal if their operands and the operands' layouts are equal.
+All other operators are opaque: their results are only proved equal if the operands and their layouts are equal.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def holds(dtype: str, number: float) -> bool:
 
 
 def number_in(argument: Any, dtype: str) -> float | None:
-    """Return the number that a kernel on tensors of `dtype` computes with for an argument.
+    """Return the number that a kernel uses for an argument, if it computes on tensors of `dtype`.
 
     None if the argument is no number, or if the dtype cannot represent it. Kernels keep a real number in at least 32
     bits; for a float32 tensor they round it once, to float32.

@@ -115,9 +115,9 @@ def told_once(call: Call, calls: Sequence[Call]) -> Call:
 
 
 def windows_of(call: Call, x: Tensor) -> list[Window | None]:
-    """Return the elements of `x` that each result of a call selects, as windows. For the call, `shows` must be True.
+    """Return the elements of `x` that each result of a call selects, as windows. `shows` must be True for the call.
 
-    A window is a shape, strides and an offset. It is None for a result that no window describes. All sizes must be
+    A window has a shape, strides and an offset; it is None for a result that no window describes. All sizes must be
     numbers.
     """
     if call.op == SPLIT:
@@ -135,8 +135,8 @@ def _seen(shape: tuple[int, ...], strides: tuple[int, ...], memory: Window) -> W
     """Convert a window on memory into a window on a tensor in that memory.
 
     Returns None if the window includes memory outside the tensor's elements. `shape` and `strides` are the tensor's;
-    addresses in `memory` count from its first element. An address in the tensor is a number in digits, a digit per dim
-    with the stride as its weight, so this works like `composed`.
+    addresses in `memory` count from its first element. An address is written in digits, one per dim with the dim's
+    stride as the weight, and converted as in `windows.composed`.
     """
     if 0 in memory.shape:
         return memory

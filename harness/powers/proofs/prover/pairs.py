@@ -125,11 +125,11 @@ class PairProof:
         return "\n".join(self.lines(all_in="`answers`"))
 
     def lines(self, *, all_in: str) -> list[str]:
-        """Return a line with the verdict and counts, then lines about outputs that are not PROVED, bounds and
-        induction.
+        """Return a line with the verdict and the counts of outputs, and further lines.
 
-        A not PROVED output has its first differing calls, or why it is REFUSED. If there are too many outputs, a line
-        states that `all_in` has the complete list.
+        These show for each output that is not PROVED its first differing calls, or why it is REFUSED; then the bounds
+        of open sizes, and whether any number of steps is proved. If there are too many outputs, a line states that
+        `all_in` has the complete list.
         """
         if self.proof is None:
             return [f"{self.verdict}: {self.reason}"]
@@ -163,12 +163,11 @@ def prove_programs(
     rules: dict[str, list[Rule]] | None = None,
     lap: Callable[[str], None] = lambda name: None,
 ) -> PairProof:
-    """Prove two programs with the same inputs. If `values` is given, also compute both on each set of inputs that it
-    returns.
+    """Prove two programs with the same inputs, and compute both on each set of inputs that `values` returns.
 
-    `must_read` lists prefixes of input names: a PROVED output must depend on an input of each prefix. If it is empty,
-    one output must depend on some input. `lap` is called with a phase's name when the phase has ended. Unsupported
-    calls do not raise: they make outputs, or the whole result, REFUSED.
+    Without `values`, nothing is computed. `must_read` lists prefixes of input names: a PROVED output must depend on an
+    input of each prefix. If it is empty, one output must depend on some input. `lap` is called with a phase's name when
+    the phase has ended. Unsupported calls do not raise: they make outputs, or the whole result, REFUSED.
     """
     try:
         graphs = reference.graph, candidate.graph
@@ -243,8 +242,7 @@ def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: 
 
 
 def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values, *, is_further: bool) -> PairProof:
-    """Compute both programs, and the terms of PROVED outputs, on one set of inputs. Returns `found` with updated
-    answers.
+    """Compute both programs, and the terms of PROVED outputs, on one set of inputs. Returns `found`, updated.
 
     `is_further` is False for the first set. Any later set is skipped if both programs fail on it, since that shows
     nothing. For example, a loss may only accept numbers between 0 and 1.
@@ -366,7 +364,7 @@ def _written_untold(
     given: Sequence[dict[str, Any]],
     held: Sequence[dict[str, list[Any]]],
 ) -> list[OutputAnswer]:
-    """Return a REFUSED answer for each input that a run changed although no call of its graph is stated to write it.
+    """Return a REFUSED answer for each input that a run changed although no call in the graph states this write.
 
     `given` has the inputs before the runs, per rank; `held` has the inputs after the run of each side.
     """
@@ -386,8 +384,8 @@ def _written_untold(
 def _by_name(graph: Graph, step: Provable, run: tuple[list[list[Any]], list[list[Any]]]) -> dict[str, list[Any]]:
     """Return each output's value on every rank, by name.
 
-    `run` has the returned values and the inputs' final values, both per rank. An input's final value is named `written
-    NAME`.
+    `run` has the returned values and the inputs' final values, both per rank. The final value of an input has the name
+    `written` and the input's name.
     """
     returned = {name: [own[place] for own in run[0]] for place, (name, _) in enumerate(graph.outputs)}
     return {f"written {name}": [own[place] for own in run[1]] for place, name in enumerate(step.names)} | returned

@@ -47,8 +47,8 @@ KNOWN_SYSTEMS = ("eager", "eager_chunked", *PREPARED)
 class CaseProof(PairProof):
     """The proof that a case's two steps compute equal bits.
 
-    `update` is the proof of the optimizer's update after the steps; None if it was not requested, or the steps are not
-    PROVED.
+    `update` is the proof of the optimizer's update after the steps; None if it was not requested, or if the steps are
+    not PROVED.
     """
 
     case: Case = field(kw_only=True)
@@ -145,9 +145,7 @@ def _check_alike(reference: Reference, candidate: StepGraph) -> None:
 
 
 def _lie_alike(*sides: Sequence[Any]) -> bool:
-    """Whether two lists of parameters and buffers have equal layouts. Pairs with an entry that is no tensor are
-    skipped.
-    """
+    """Whether two lists of parameters and buffers have equal layouts. Entries that are not tensors are skipped."""
     pairs = ((x, y) for x, y in zip(*sides, strict=False) if isinstance(x, Tensor) and isinstance(y, Tensor))
     return all((x.dtype, x.device, x.shape, x.stride()) == (y.dtype, y.device, y.shape, y.stride()) for x, y in pairs)
 
@@ -164,8 +162,7 @@ def _sets_of_inputs(case: Case, reference: Reference) -> list[list[list[Tensor]]
 
 
 def random_inputs(case: Case, names: Sequence[str], like: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return each rank's inputs as a list: small random numbers for parameters, the case's own tokens, zeros for
-    counts.
+    """Return a list of inputs for each rank: small random numbers as state, the case's own tokens, zeros as counts.
 
     Parameters differ between ranks, like their shards. Buffers are the same on all ranks, as in a model.
     """

@@ -62,8 +62,7 @@ def check_retraced(
 
 
 def _graphs_of(case: Case, extra_passes: Sequence[str], precompiled: Path | None, *, whole: bool) -> list[str]:
-    """Return the texts of a case's two graphs, reference first. With `whole`, the graphs include the optimizer's
-    update.
+    """Return the texts of a case's two graphs, reference first. With `whole`, they include the optimizer's update.
 
     Raises RejectedError if the case cannot be traced.
     """

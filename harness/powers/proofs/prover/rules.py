@@ -172,9 +172,7 @@ def _joined(table: Table, first: int, second: int, dim: int) -> int | None:
 
 
 def exact_of_number(table: Table, term: Term) -> int | None:
-    """Rule: the negative of a number is a number; a cast of a number is that number, if the new dtype represents it
-    exactly.
-    """
+    """Rule: the negative of a number is a number, and so is a cast of a number, if the dtype represents it exactly."""
     _, name, dtype, _, operands = term
     number = table.number(operands[0])
     if number is None or name not in ("neg", "cast"):
@@ -241,9 +239,7 @@ def exact_of_neg(table: Table, term: Term) -> int | None:
 
 
 def _without_sign(table: Table, place: int) -> int | None:
-    """Return the term whose negation is the term `place`: the operand of a negation, or 2 for -2. None for any other
-    term.
-    """
+    """Return the term whose negation is term `place`: the operand of a negation, or 2 for -2. None for other terms."""
     if table[place][:2] == ("exact", "neg"):
         return int(table[place][4][0])
     number = table.number(place)
@@ -274,8 +270,9 @@ _WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"),
 
 
 def exact_of_one_choice(table: Table, term: Term) -> int | None:
-    """Rule: a choice between x and x is x; a choice by a constant condition is the chosen value: the first if it is
-    true.
+    """Rule: a choice between x and x is x. A choice by a constant condition is the value that it chooses.
+
+    A true condition chooses the first value.
     """
     if term[1] != "where":
         return None
@@ -316,8 +313,9 @@ def exact_of_cat(table: Table, term: Term) -> int | None:
 
 
 def gather_of_view(table: Table, term: Term) -> int | None:
-    """Rule: a gather of views is a view of the gather: all ranks run the same program, and gathering only moves
-    elements.
+    """Rule: a gather of views is a view of the gather.
+
+    All ranks run the same program, and gathering only moves elements.
     """
     _, place, ranks = term
     if table[place][0] != "view" or table.open_shape(table[place][1]) is None:

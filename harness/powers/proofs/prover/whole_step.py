@@ -120,8 +120,9 @@ class _Updates:
         return self._written[place]
 
     def _trace(self, like: dict[str, Tensor]) -> tuple[GraphModule, dict[str, Tensor]]:
-        """Return the traced update, and its inputs as fake values by name. `like` has the gradients' layouts, by
-        parameter.
+        """Return the traced update, and its inputs as fake values by name.
+
+        `like` has a parameter's gradient by name.
         """
         try:
             module, *inputs = update_graph(self._case, like, self._device)

@@ -48,9 +48,7 @@ def whole(shape: tuple[int, ...]) -> Window:
 
 @functools.lru_cache(maxsize=1 << 16)
 def coalesced(inner: Window) -> Window:
-    """Return the window with the fewest dims that selects the same elements in the same order: row-major (2, 3) becomes
-    (6,).
-    """
+    """Return the window with the fewest dims on the same elements in the same order: row-major (2, 3) becomes (6,)."""
     if 0 in inner.shape:
         return window((0,), (0,), 0)
     dims: list[tuple[int, int]] = []
@@ -99,10 +97,9 @@ def composed(inner: Window, outer: Window) -> Window | None:
 
 
 def joined(first: Window, second: Window, dim: int) -> Window | None:
-    """Return the window on all elements of two windows, with the second window's after the first's along `dim`.
+    """Return the window on the elements of two windows on the same tensor, the second's after the first's along `dim`.
 
-    Both are windows on the same tensor. For example, x[:2] and x[2:5] along dim 0 are x[:5]. None if there is no such
-    window.
+    For example, x[:2] and x[2:5] along dim 0 are x[:5]. None if no window selects these elements in this order.
     """
     sizes = first.shape[dim], second.shape[dim]
     others = [d for d in range(len(first.shape)) if d != dim]
@@ -169,12 +166,11 @@ def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | 
 def _cut_along(
     size: int, step: int, start: int, others: int, bounds: Sequence[int]
 ) -> list[tuple[int, int, int]] | None:
-    """Divide the indices of a window's dim among the parts: (part, first element, number of indices) for each part with
-    any.
+    """Divide the indices of one dim of a window among parts: (part, first element, number of indices) for each.
 
-    The dim has this `size`, its first element is number `start`, and its stride is `step`. From there, the window's
-    other dims reach `others` elements further. `bounds` are the numbers at which parts begin and end. None if the
-    elements at one index are in several parts.
+    The dim has this `size` and the stride `step`; its index 0 is at element number `start`. From there, the window's
+    other dims reach `others` elements further. `bounds` are the element numbers at which parts begin and end. Returns
+    None if the elements at one index are in several parts.
     """
     found, index = [], 0
     for part, bound in enumerate(bounds[1:]):

@@ -69,8 +69,7 @@ FILES = {
 
 @functools.cache
 def names(mixture: str = ALIKE) -> Mapping[str, str]:
-    """Return the names of the admitted operators, such as `aten.add.Tensor`, each with the loosest layout admitted for
-    it.
+    """Return the admitted operators by name, such as `aten.add.Tensor`, each with the loosest layout admitted for it.
 
     With a `mixture`, only the operators whose tensors may have that mixture of dtypes.
     """

@@ -40,7 +40,7 @@ TRIED = {"float64", "float32", "bfloat16"}
 def listed() -> frozenset[tuple[str, str, str]]:
     """Return the equivalences that the scan confirmed, as (form, operator, argument).
 
-    `form` names one of the changes of the module's docstring, such as a dim counted from the start.
+    `form` names the kind of equivalence, such as `dim` for a dim that is counted from the start.
     """
     rows = (line.split() for line in FILE.read_text().splitlines() if line and not line.startswith("#"))
     return frozenset((form, name, argument) for form, name, *arguments in rows for argument in arguments)
@@ -59,7 +59,8 @@ def write(found: Iterable[tuple[str, str, str]]) -> None:
 def canonical(target: Any, given: Sequence[tuple[str, Any]], calls: Sequence[Call]) -> list[tuple[str, Any]]:
     """Return a call's arguments in canonical form, without those that equal their defaults.
 
-    `target` is the operator, `given` its arguments as data. A node in `given` is an index into `calls`.
+    `target` is the operator, and `given` has the arguments as data. In these, the result of an earlier call is given by
+    its index in `calls`.
     """
     schema = schema_of(target)
     if schema is None:

@@ -1,9 +1,9 @@
 """Writes a step's graph as data: every call with its arguments by name and its result's layout.
 
-Metadata in the graph is not trusted, since passes write it, even a user's. Instead, every call runs again on fake
-values, starting from the inputs: its result has the layout. For operators in `admitted`, fake values share memory
-exactly if real values do. So aliases follow from fake values, not from names of operators. Any other operator is
-refused.
+Metadata in the graph is not trusted, since passes write it, and a user's pass may write anything. Instead, every call
+runs again on fake values, starting from the inputs, and the layout is that of its fake result. For operators in
+`admitted`, fake values share memory exactly if real values do. So aliases follow from fake values, not from names of
+operators. Any other operator is refused.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def export_graph(
     """Return a module's graph as data: its calls, and the call that computes each output.
 
     `names` and `inputs` are the names and values of the graph's inputs, in order; only the layouts of the values
-    matter. `outputs` are the names of its outputs. If inputs have open sizes, `bounds` is filled with the bounds for
-    which the data are right. Raises RefusedError, which names the node.
+    matter. `outputs` are the names of its outputs. If inputs have open sizes, `bounds` is filled with the bounds within
+    which the result is right. Raises RefusedError, which names the node.
     """
     if otherwise := runs_otherwise(module):
         raise RefusedError(f"a graph that is run with {otherwise}", where="the whole graph")
@@ -138,9 +138,7 @@ class _Exporter:
                 raise _refused(node, f"a node of kind {node.op}")
 
     def _like(self, node: Node, name: str, like: Any) -> Any:
-        """Return a new fake value with the layout of `like`, the value of an input, and with new symbols for its open
-        sizes.
-        """
+        """Return a new fake value with the layout of an input, `like`, and with new symbols for its open sizes."""
         try:
             if not isinstance(like, Tensor):
                 return self.open_sizes.size(like, name)
@@ -151,10 +149,10 @@ class _Exporter:
         return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
     def place_of(self, returned: Any, name: str) -> int:
-        """Return the index of the call that computes the output `returned`. Raises RefusedError unless it is a tensor
-        or a size.
+        """Return the index of the call that computes the output `returned`.
 
-        A size is not the result of a recorded call, so a call that returns it is added.
+        A size is not the result of a recorded call, so a call that returns it is added. Raises RefusedError if the
+        output is neither a tensor nor a size.
         """
         if isinstance(returned, Node) and isinstance(self.values[returned], torch.SymInt):
             size = self._size(returned, self.values[returned])
@@ -243,8 +241,7 @@ class _Exporter:
     def _fake(self, node: Node, op: str) -> Any:
         """Return the fake value of a node, as an argument of the operator `op`.
 
-        For `getitem` it is the tuple or list of a call's results, which are not made fake, as only one of them is
-        needed.
+        `getitem` gets the tuple or list of a call's results as it is stored, since only one of these is needed.
         """
         value = self.values[node]
         return value if op == "getitem" and isinstance(value, list | tuple) else self.repeats.fake(value)
@@ -272,9 +269,7 @@ class _Exporter:
             self._add(node, node.name, known.CHOICE, args, self.values[node])
 
     def _add_copied(self, node: Node, op: str, args: Sequence[tuple[str, Any]], own: data.Tensor) -> None:
-        """Record an in-place call as a call of the functional operator `op`, and a copy of the result into the written
-        tensor.
-        """
+        """Record an in-place call as a call of the functional operator `op`, whose result is copied into the tensor."""
         made = replace(own, offset=0, storage=self._storage(("made", len(self.calls))))
         self.calls.append(Call(f"{node.name} made", op, tuple(args), made, place=_place(node)))
         args = (("self", dict(self._arguments(node))["self"]), ("src", ("node", len(self.calls) - 1)))
@@ -396,9 +391,7 @@ class _Exporter:
 
 
 def refuse(call: Call, what: str) -> RefusedError:
-    """Return the error to raise about a refused call, with the call's module and source line. `what` describes the
-    call.
-    """
+    """Return the error to raise about a refused call, with its module and source line. `what` describes the call."""
     place = CallOrigin(*call.place)
     where = f"{place.module or 'no module'} ({place.direction})" + (f", {place.source}" if place.source else "")
     return RefusedError(f"{what} (`{call.name}`)", where=where)

@@ -47,8 +47,9 @@ class Layouts:
                     )
 
     def _otherwise(self, rank: int, told: data.Tensor, real: Tensor) -> str | None:
-        """Return how a real tensor's layout differs from `told`, the layout in the graph: `offset 4, not 0`. None if
-        equal.
+        """Return how a real tensor's layout differs from the graph's, such as `offset 4, not 0`; None if it does not.
+
+        `told` is the layout in the graph.
         """
         dtype = str(real.dtype).removeprefix("torch.")
         if dtype != told.dtype:

@@ -41,9 +41,9 @@ class Lies(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A remembered result of a call: its layout, and which of the memories that the call reads it is in.
+    """A remembered result of a call: its layout, and the memory that it is in.
 
-    `place` is an index into these memories; None if the result has new memory.
+    `place` is the index of this memory among the memories that the call reads; None if the result is in new memory.
     """
 
     lies: Lies

@@ -40,7 +40,10 @@ def add_copies(calls: list[Call]) -> None:
 
 
 def add_zeros(calls: list[Call], name: str, written: Any, place: Any) -> None:
-    """Add a call that fills the tensor with the node `written` with zeros, before the call `name` overwrites it."""
+    """Add a call that fills a tensor with zeros, before the call `name` overwrites it.
+
+    `written` is the tensor as an argument in data; `place` is the origin of the call `name`.
+    """
     told = f"{name} overwrites", known.ZEROS_INTO, (("self", written),), calls[written[1]].value
     calls.append(Call(*told, writes=("self",), place=place))
 

@@ -1,3 +1,1 @@
-"""A user's objects as programs for a proof: functions, modules, graphs, exported files, and graphs before and after a
-pass.
-"""
+"""A user's objects as programs for a proof: functions, modules, graphs, exported files, graphs around a pass."""

@@ -7,8 +7,8 @@ code, evaluates expressions, and unpickles. Instead:
 2. `json_fields` reads the model's JSON field by field: an unknown field, or a value of another type, is refused.
 3. Operators are looked up by name among torch's own, and called only if a proof admits them (`graphs/admitted`).
 4. Names must be plain identifiers, because torch writes them into code.
-5. A weight is laid out over bytes of the file, and refused if its sizes and strides leave them. `sample_inputs` reads
-   sample inputs.
+5. A weight is a tensor over bytes of the file. It is refused if its sizes and strides reach outside these bytes.
+   `sample_inputs` reads sample inputs.
 
 Parts that are not needed are never read: the structure of inputs, names of modules, guards, versions of operators.
 
@@ -137,7 +137,7 @@ def _refused(file: Path, what: str) -> UsageError:
 
 
 class _Reader:
-    """Reads a program from the files of an archive, by name."""
+    """Reads a program from an archive, whose files it gets by name."""
 
     def __init__(self, files: Mapping[str, memoryview]) -> None:
         roots = {name.partition("/")[0] for name in files}
@@ -205,8 +205,7 @@ class _Reader:
         return self.files[name]
 
     def _tensors(self, kind: str, prefix: str, model: str, known: set[str]) -> dict[str, Tensor]:
-        """Return the weights or the constants of the program, by name. Tensors over the same file share memory, as when
-        saved.
+        """Return the weights or the constants of the program, by name. Tensors over the same file share memory.
 
         The names of the files that they are read from are added to `known`. `prefix` is the beginning of these names.
         """

@@ -36,8 +36,7 @@ class Field:
         return FieldError(f"{self.path} is {_shown(self.value)}: expected {expected}")
 
     def object(self, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Field]:
-        """Return each field of an object by name, as a `Field`. A missing `optional` field is a `Field` with the value
-        None.
+        """Return each field of an object by name, as a `Field`. The value of a missing `optional` field is None.
 
         Raises FieldError for a missing `required` field, and for an unknown field that is not null, false or empty.
         """

@@ -113,8 +113,7 @@ class KeptPass:
         return found
 
     def uuid(self) -> Any:
-        """Return the pass's identity for Inductor's cache: a digest of its source (or its own `uuid`) and of bitproof's
-        source.
+        """Return the pass's identity for Inductor's cache: a digest of its source, or `uuid`, and of bitproof's source.
 
         None if the source does not determine the pass; then Inductor caches no graph.
         """

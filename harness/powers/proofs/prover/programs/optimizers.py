@@ -47,10 +47,9 @@ class HeldOptimizers:
 
     @contextmanager
     def swapped(self, given: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Iterator[None]:
-        """Context in which the optimizers update other parameters with other state tensors; afterwards they have their
-        own again.
+        """Context in which the optimizers update the tensors in `parameters`, with the state tensors in `given`.
 
-        `parameters` has the new parameters by their names, `given` the new state tensors by theirs.
+        Both are by name. At the end of the context, the optimizers have their own parameters and state again.
         """
         kept = [(x, [dict(group) for group in x.param_groups], x.state) for x in self.optimizers]
         try:

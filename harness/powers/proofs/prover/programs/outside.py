@@ -167,8 +167,7 @@ def _concerns(event: str) -> bool:
 
 
 def _told(event: str, args: tuple[Any, ...], frame: FrameType, is_users_file: Callable[[str], bool]) -> str | None:
-    """Return the effect of an audit event, in words. None if the event only reads, or an import or a compiler causes
-    it.
+    """Return the effect of an audit event, in words. None if it only reads, or if an import or a compiler causes it.
 
     `frame` is the Python frame that caused the event.
     """

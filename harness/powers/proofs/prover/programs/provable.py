@@ -383,11 +383,11 @@ def why_not_run(values: Mapping[str, Any]) -> str | None:
 
 
 def _failing_refused(not_run: str | None) -> AbstractContextManager[Any]:
-    """Context for tracing that refuses a program if one of its calls of torch fails, even if it catches the exception.
+    """Context for tracing a program. If the program cannot be run, it is refused as soon as a call of torch fails.
 
-    `not_run` is the reason why the program cannot be run in addition, or None. If it can, nothing is refused: the run
-    will show the program's results. Otherwise nothing would: some calls fail only while they are traced, such as
-    reading a tensor's element, so the trace may take another branch than a run.
+    `not_run` is why it cannot be run; None if it can, and then nothing is refused. The program is refused even if it
+    catches the exception: some calls fail only while they are traced, such as reading a tensor's element, so the trace
+    may take another branch than a run. A run would show the difference, but without a run nothing does.
     """
 
     def failed(what: str) -> None:
@@ -435,8 +435,8 @@ class _Tracing:
     def run(self, given: list[Tensor]) -> list[Any]:
         """Run the function with `given` as its input tensors. Returns the tensors and sizes among its outputs.
 
-        Its outputs are the returned values and the tensors that it changed. `outputs` has all of them, with their
-        names.
+        The outputs are the returned values and the tensors that the function changed. The attribute `outputs` has all
+        of them with their names.
         """
         by_name = self._one_for_one(given)
         tracer = cast(Any, get_proxy_mode()).tracer
@@ -505,9 +505,9 @@ class _Tracing:
                     raise RefusedError(what, where="the program")
 
     def _kept_less(self, changes: Mapping[str, Any]) -> str | None:
-        """Return why the next call would find changes other than new values of inputs, such as a changed counter.
+        """Return why the next call would depend on more than the new values of inputs, such as a changed counter.
 
-        `changes` has the changes of this call by path. None if there are no such changes.
+        None if it would not. `changes` has the changes of this call by path.
         """
         tensors = {place: x for place, x in changes.items() if isinstance(x, Tensor)}
         optimizers = {place: x for place, x in tensors.items() if place.startswith(OPTIMIZER)}
@@ -543,7 +543,7 @@ class _Named(Interpreter):
         self._tracing, self._tracer = tracing, tracer
 
     def run_node(self, n: Node) -> Any:
-        """Run a node. Each call that is traced meanwhile gets its name as its source, unless it has one."""
+        """Run a node. Each call that is traced meanwhile gets the node's name as its source, unless it has a source."""
         self._tracing.where = f"`{n.name}`"
         create_node = self._tracer.create_node
 

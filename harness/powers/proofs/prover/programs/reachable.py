@@ -474,9 +474,7 @@ class Memories:
         self.made: dict[int, Tensor] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the copy of a tensor. Raises RefusedError for a tensor that is not plain memory, or has gradient
-        hooks.
-        """
+        """Return the copy of a tensor. Raises RefusedError if it is not plain memory, or has hooks on its gradient."""
         name = f"a {type(x).__name__} of shape {list(x.shape)}"
         if hooks_of_gradients(x):
             raise RefusedError(f"{name} has hooks on its gradient, which no graph shows", where="the inputs")
@@ -522,7 +520,7 @@ def valued(roots: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def has_values(x: Any) -> bool:
-    """Return whether an object is a tensor with values: no fake tensor, and not on the meta device."""
+    """Return whether an object is a tensor with values: not a fake tensor, and not on the meta device."""
     return isinstance(x, Tensor) and not isinstance(x, FakeTensor) and x.device.type != "meta"
 
 
@@ -669,7 +667,7 @@ only counts together with `grad_fn` and the like, as an attribute of an autograd
 
 
 def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
-    """Yield (name, value, is a user's) for each global and each module variable that a function's code names.
+    """Yield (name, value, whether it is a user's) for each global or module variable that a function's code names.
 
     If the code reads variables by a text, such as `globals()["count"]`, it may mean any variable. For such code every
     container among the variables is yielded as well.

@@ -83,10 +83,9 @@ class _Call:
 
 
 def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> tuple[str | None, list[Any]]:
-    """Return the first difference between a program and its graph, in words, or None; and a list of all computed
-    values.
+    """Return the first difference between a program and its graph, in words, or None; and all computed values.
 
-    The list has the outputs of both and the final values of inputs. With it, the caller can compare this run with
+    The values are the outputs of both and the final values of inputs. With them, the caller can compare this run with
     another.
     """
     memories = Memories()
@@ -181,7 +180,7 @@ class _Real:
         return self._last.tensors.get(name, self.named.get(name))
 
     def step(self) -> _Call:
-        """Run the program once. Raises RefusedError if it fails, or changes something that the copies still share."""
+        """Run the program once. Raises RefusedError if it fails, or changes something that the originals share."""
         switches, surroundings = Switches.now(), Around(self._last)
         try:
             with refusing_outside(is_users_file):
@@ -205,7 +204,7 @@ class _Real:
         return _Call(outputs, changes, generator)
 
     def _refuse_attributes(self, outputs: Mapping[str, Any]) -> None:
-        """Raise RefusedError if a new output has a tensor as an attribute or a gradient, such as `y.aux = x * 2`.
+        """Raise RefusedError if a new output carries another value: a gradient, or an attribute such as `y.aux`.
 
         Such a value is not an output, so nothing would compare it.
         """

@@ -67,7 +67,7 @@ def _with_values(f: Any, g: Any, inputs: Sequence[Any]) -> PairProof | None:
     """Return the proof for programs with tensors that have no values, such as on the meta device, by drawing values.
 
     None if all tensors have values, if the drawn values would be too large, or if the programs cannot be traced with
-    them.
+    values.
     """
     try:
         world = valued({"f": f, "g": g, "inputs": tuple(inputs)})

@@ -61,6 +61,7 @@ def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> C
         assumptions=assumed(graphs, proof.table.used()),
         subject=subject,
     )
+    # The kept steps are numbered without gaps, so all references to steps change.
     needed = _needed(whole)
     places = {old: new for new, old in enumerate(needed)}
     return replace(whole, steps=tuple(_moved(whole.steps[place], places) for place in needed))
@@ -213,6 +214,7 @@ def _value_data(value: Any) -> Any:
     if isinstance(value, Tensor):
         layout = [value.shape, value.strides, value.offset, value.storage]
         return {"tensor": [value.dtype, value.device, *layout]}
+    # A size is a tuple, too, but not several results.
     if isinstance(value, tuple) and value[:1] != ("size",):
         return {"several": [_value_data(item) for item in value]}
     return value

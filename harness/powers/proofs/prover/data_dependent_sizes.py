@@ -27,6 +27,7 @@ class Symbols:
             return size
         if unknown := [name for product in size[1:] for name in product[1:] if name not in self._terms]:
             raise RefusedError(f"a size of a symbol that is not understood: {unknown[0]}", where="a call's arguments")
+        # Sorted again, since terms are in another order than the symbols' names.
         products = [(product[0], *sorted(self._terms[name] for name in product[1:])) for product in size[1:]]
         return ("size", *sorted(products, key=lambda product: (product[1:], product[0])))
 
@@ -81,5 +82,6 @@ def symbols_in(value: Any) -> list[str]:
 
 
 def _sum_of(size: Size, symbol: str) -> Size:
+    # Sorted as `expressions.size_of` sorts, so that equal sizes are equal tuples.
     products = size[1:] if isinstance(size, tuple) else ((size,),) if size else ()
     return ("size", *sorted((*products, (1, symbol)), key=lambda product: (product[1:], product[0])))

@@ -100,6 +100,7 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
     moved: list[tuple[Shown, ...]] = [(), ()]
     if was_moved:
         moved = [tuple(_shown(side, i) for i in calls) for side, calls in zip(sides, added, strict=True)]
+    # An opaque operator on other shapes may come after the few starts that are shown.
     return FirstDifferences((first[0], first[1]), (moved[0], moved[1]), _reshaped(sides, every))
 
 

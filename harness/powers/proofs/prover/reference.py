@@ -134,6 +134,7 @@ def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator
         try:
             yield wait
         finally:
+            # The candidate may have failed before it needed the reference.
             child.kill()
 
 

@@ -70,6 +70,7 @@ def _graphs_of(case: Case, extra_passes: Sequence[str], precompiled: Path | None
     check_extra_passes(options.extra_passes, case)
     try:
         found = prove_case(case, options, precompiled=precompiled, evaluate=False, follow=whole, in_turn=False)
+    # A wrong option is the caller's mistake, and no fault of the certificate.
     except UsageError:
         raise
     except BitproofError as error:

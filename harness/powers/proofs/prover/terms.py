@@ -93,6 +93,7 @@ class Table:
 
     def view(self, place: int, w: Window) -> int:
         """Return the term of a window on the term `place`."""
+        # In canonical form, so that equal windows are equal terms.
         return self.make(("view", place, *window(*w)))
 
     def as_window(self, place: int) -> tuple[int, Window]:

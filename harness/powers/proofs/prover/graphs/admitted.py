@@ -78,9 +78,13 @@ def names(mixture: str = ALIKE) -> Mapping[str, str]:
 
 
 def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
-    """Return how a call mixes dtypes: [], or FLOATS (several real dtypes), KINDS (real and integer dtypes), or both."""
+    """Return how a call mixes dtypes: [], or one or both of MIXTURES.
+
+    FLOATS are several real dtypes. KINDS are several of real numbers, complex numbers, integers and truth values.
+    """
     dtypes = _dtypes_of(name, given)
     floats = {dtype for dtype in dtypes if dtype.is_floating_point}
+    # For KINDS, all real dtypes together count as one.
     sizes = {FLOATS: len(floats), KINDS: len(dtypes - floats) + bool(floats)}
     return [mixture for mixture in MIXTURES if sizes[mixture] > 1]
 
@@ -167,6 +171,7 @@ def is_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
     if len(shape) not in (4, 5) or strides[1] == 0:
         return False
     least = 0
+    # From the innermost dim in memory to the outermost: channels, the spatial dims from the last on, the batch.
     for dim in (1, *range(len(shape) - 1, 1, -1), 0):
         if strides[dim] < least or (dim == 0 and least == strides[1]):
             return False
@@ -294,6 +299,7 @@ def _is_update(name: str, given: Mapping[str, Any]) -> bool:
         return False
     if len({len(items) for items in lists.values()}) != 1 or layout_of(given) != ROWS:
         return False
+    # A step count is a scalar, so it has neither the size nor, maybe, the dtype of its parameter.
     steps = lists.pop("state_steps")
     one_kind = all(len({(x.dtype, tuple(x.shape)) for x in own}) == 1 for own in zip(*lists.values(), strict=True))
     updated = [storage_key(x) for key, items in lists.items() if key != "grads" for x in items]
@@ -311,6 +317,7 @@ def untold(target: Any, given: Mapping[str, Any], results: Any) -> str | None:
     says = {x.name for x in schema_of(target).arguments if x.alias_info is not None}
     memory = {name: {storage_key(x) for x in _tensors(value)} for name, value in given.items()}
     told = set().union(*(memory.get(name, set()) for name in says))
+    # The arguments that no result may share memory with, by the schema.
     hidden = set().union(*memory.values()) - told
     if str(target) not in known.SHARES_UNTOLD and any(storage_key(x) in hidden for x in _tensors(results)):
         return f"{target} hands back memory that it was given, and does not say so"

@@ -81,9 +81,11 @@ def canonical(target: Any, given: Sequence[tuple[str, Any]], calls: Sequence[Cal
 
 def _one_form(op: str, tensors: Sequence[Tensor], name: str, kind: str, value: Any) -> Any:
     if (DIM, op, name) in listed() and tensors:
+        # torch accepts dims -1 and 0 for a tensor without dims.
         value = _from_start(value, max(len(tensors[0].shape), 1))
         if (ORDER, op, name) in listed() and isinstance(value, tuple) and all(isinstance(n, int) for n in value[1:]):
             value = ("list", *sorted(value[1:]))
+    # A truth value is ("bool", ...) here, so an int is a number.
     if isinstance(value, int) and abs(value) <= MOST and (kind == "float" or _is_real(op, tensors, name)):
         value = ("float", float(value).hex())
     return value

@@ -64,6 +64,7 @@ class OpenSizes:
         expression = symbols.expression(size)
         if isinstance(expression, int) or expression.is_Integer:
             return int(expression)
+        # The symbols are a set. Sorted, they get the same new symbols in every process.
         for symbol in sorted(expression.free_symbols, key=str):
             if symbol not in self._own:
                 self._own[symbol] = self._opened(range_of(size, symbol), place)

@@ -119,6 +119,7 @@ def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> No
     `written` maps the index of a result to the argument that it is copied into: its name, and its tensor as data.
     """
     index = len(calls) - 1
+    # As recorded, the call returns the new values, and the copies below write them.
     several = calls[index] = replace(calls[index], writes=())
     for place, (name, old) in written.items():
         args: tuple[tuple[str, Any], ...] = ("0", ("node", index)), ("1", place)

@@ -89,6 +89,7 @@ class Field:
 
     def integer(self) -> int:
         """Return the integer, which must fit into 64 bits with a sign."""
+        # `isinstance` would accept true and false.
         if type(self.value) is not int or not -LARGEST_INTEGER - 1 <= self.value <= LARGEST_INTEGER:
             raise self.wrong("an integer of 64 bits")
         return self.value

@@ -105,6 +105,7 @@ class KeptPass:
         before = _Snapshot(graph, self._inputs)
         with keeping_switches(f"pass {self.__name__}"):
             found = self._pass(graph, *args, **kwargs)
+        # A pass may return a new graph, or change the graph in place and return something else.
         left = found if isinstance(found, Graph | GraphModule) else graph
         proof = before.proof(self.__name__, left)
         self.proofs.append(proof)
@@ -228,6 +229,7 @@ def _inputs_of(module: GraphModule) -> list[Any]:
 @contextmanager
 def _watching(check: bool) -> Iterator[KeptPasses]:
     kept = KeptPasses()
+    # A stack, since a pass may run other passes.
     running: list[_Snapshot] = []
 
     def before(module: Any, name: str) -> None:

@@ -64,10 +64,12 @@ def memory_of(content: memoryview | bytes, dtype: torch.dtype, where: str) -> Te
     """Return a 1-d tensor over a copy of these bytes. Raises TensorError if they are not valid elements."""
     if len(content) % dtype.itemsize:
         raise TensorError(f"{where} has {len(content)} bytes, which are no elements of {dtype}")
+    # Kernels may assume that the byte of a truth value is 0 or 1.
     if dtype is torch.bool and bytes(content).translate(None, b"\0\1"):
         raise TensorError(f"{where} has truth values that are neither 0 nor 1")
     if not content:
         return torch.empty(0, dtype=dtype)
+    # `clone` allocates memory with torch's alignment, which a buffer of Python may lack.
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).clone().view(dtype)
 
 

@@ -96,6 +96,7 @@ class _Machine:
         try:
             for code, argument, at in pickletools.genops(pickled):
                 if code.name == "STOP":
+                    # Bytes after the end could mean something to another reader.
                     if len(self.stack) != 1 or at != len(pickled) - 1:
                         raise SampleError("its sample inputs end too early or too late")
                     return self.stack.pop()

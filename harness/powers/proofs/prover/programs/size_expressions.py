@@ -71,6 +71,7 @@ class OpenSizesOfFile:
             return args[0]
         values = [self._value(x, text) for x in args]
         if name == "Pow":
+            # A power is written out as a product, so a large exponent would take forever.
             if len(values) != 2 or type(values[1]) is not int or not 1 <= values[1] <= LARGEST_POWER:
                 raise _no_sum(text)
             return _product([values[0]] * values[1])

@@ -59,6 +59,7 @@ def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> Pai
         return _proved(held(f, inputs, dynamic_shapes), held(g, inputs, dynamic_shapes))
     except RefusedError as error:
         return PairProof(REFUSED, reason=told(error))
+    # The arguments are a user's objects, which may do anything. A proof that fails must not end the user's program.
     except Exception as error:
         return PairProof(REFUSED, reason=_unforeseen(error))
 
@@ -76,6 +77,7 @@ def _with_values(f: Any, g: Any, inputs: Sequence[Any]) -> PairProof | None:
         return None
     for side in sides:
         for name, x in side.values.items():
+            # Seeded by name, so that a parameter has the same values in both programs, whatever its position.
             fill({name: x}, {name: random({name: x}, {}, zlib.crc32(name.encode()))[0]})
     return _proved(*sides) if sides else None
 
@@ -258,6 +260,7 @@ def random(like: Mapping[str, Tensor], values: Mapping[str, Any], seed: int) -> 
         if not is_kept and (x.is_floating_point() or x.is_complex()):
             kind = torch.complex64 if x.is_complex() else torch.float32
             value = torch.randn(x.shape, generator=generator, dtype=kind)
+            # The second factor spreads the magnitudes.
             value = (value * torch.exp(torch.randn(x.shape, generator=generator))).to(x.dtype)
         elif has_values(values.get(name)):
             value = values[name]

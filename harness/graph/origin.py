@@ -154,7 +154,10 @@ class OriginRecorder:
                 hook.remove()
 
     def before_backward(self, loss: torch.Tensor) -> None:
-        """Give each autograd node of the backward from `loss` two hooks, which set and clear the current origin."""
+        """Mark the begin of backward from `loss`.
+
+        Each autograd node that backward will run gets two hooks, which set and clear the current origin.
+        """
         self._in_backward = True
         for autograd_node in _reachable(loss.grad_fn) if loss.grad_fn else ():
             origin = self._forward_origin(sequence_number_of(autograd_node))

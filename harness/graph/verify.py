@@ -122,6 +122,7 @@ def has_metadata(change: PassEffect) -> None:
 def only_computes(change: PassEffect) -> None:
     """Raise PassError unless nested graphs only compute from the operands of their operators."""
     for of, graph in change.graphs:
+        # The top graph may have effects.
         for node in graph.nodes if of else ():
             if hidden := operators.hidden_effect(node):
                 raise PassError(
@@ -215,6 +216,7 @@ def _carriers(graph: Graph) -> list[tuple[Node, set[sympy.Symbol]]]:
     found = []
     for node in graph.nodes:
         value = node.meta.get("val")
+        # Many nodes share a fake tensor, and a value's symbols are slow to find.
         if id(value) not in known:
             known[id(value)] = symbols.free_symbols(value) or _NONE
         if carried := known[id(value)]:

@@ -146,6 +146,7 @@ class GraphWriter:
         return writer.module()
 
     def _finish(self, node: Node, value: Any, source: Node) -> Node:
+        # All other metadata, such as origin, half and marks, belong to the new node, too.
         node.meta.update(source.meta)
         node.meta["val"] = value
         self._layout_of[node] = self._layout(value)

@@ -133,6 +133,7 @@ def export_joint_step(
 
         step = _Step(model, loss_function, record)
         step.before_backward = recorder.before_backward
+        # On a single thread, since the recorder follows backward from autograd node to autograd node.
         one_thread = torch.autograd.set_multithreading_enabled(False)
         with _refusing(), one_thread, lazily_compiled(), swapped_state(model, fakes):
             exported = joint_graph(step, fake_inputs)
@@ -281,6 +282,7 @@ def _seed(graph: Graph, loss: Node, tangent: Node, gradient_seed: float) -> Node
 
     `tangent` is the input that has this gradient in the exported graph.
     """
+    # Eager writes `torch.full_like(loss, gradient_seed)`; torch adds `pin_memory=False` to its call in a trace.
     seed = graph.call_function(torch.ops.aten.full_like.default, (loss, gradient_seed), {"pin_memory": False})
     seed.meta = {"val": tangent.meta["val"], META_KEY: Origin(None, "backward"), SEED_KEY: True}
     return seed

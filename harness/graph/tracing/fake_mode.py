@@ -57,6 +57,7 @@ class _Dispatch:
             return device
         if func is torch.ops._c10d_functional.all_to_all_single.default:
             splits = tuple(map(symbols.expression, args[1]))
+            # A sum of at most two splits is as short as it can be, and a sum of numbers is a number.
             if len(splits) > 2 and not all(isinstance(split, int) for split in splits):
                 return self._deliver(args[0], args[1][0], splits)
         return self._plain(func, types, args, kwargs or {})
@@ -65,6 +66,7 @@ class _Dispatch:
         if splits not in self._num_rows:
             with self._shape_env.ignore_fresh_unbacked_symbols():
                 rest = self._shape_env.create_unbacked_symint()
+            # Both are numbers of rows, which torch cannot know of a symbol without a number.
             promise(first >= 0)
             promise(rest >= 0)
             self._num_rows[splits] = first + rest

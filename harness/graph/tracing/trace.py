@@ -279,6 +279,7 @@ def trace_forward(
     recorder = OriginRecorder(module, name)
 
     def run(state_tensors: list[Tensor], input_tensors: list[Tensor]) -> Any:
+        # The arguments in their order, with None for those that are no tensors.
         given = dict.fromkeys(arguments) | dict(zip(tensors, input_tensors, strict=True))
         with (
             recorder.recording(cast(Any, get_proxy_mode()).tracer),
@@ -348,6 +349,7 @@ def _fake_input(
     # This tensor is real: on `device` it could need a GPU.
     placeholder = torch.empty(x.shape, dtype=x.dtype, device="cpu")
     # With a single size the dim would not be symbolic.
+    # From the rows of a chunk to all rows.
     bounds = max(extent // 2, 1), max(extent, 2)
     fake = open_dim(fake_mode, placeholder, dim, bounds, f"input_{index}", shared="chunk")
     if device.type == "cpu":
@@ -382,6 +384,7 @@ def refuse_opaque_nested_graphs(module: GraphModule) -> None:
     """
     for path, nested in module.named_modules():
         for node in nested.graph.nodes if path and isinstance(nested, GraphModule) else ():
+            # The top graph has the path "": its effects are visible.
             if hidden := operators.hidden_effect(node):
                 name = path.split(".")[0]
                 [reader, *_] = (x for ref in module.graph.find_nodes(op="get_attr", target=name) for x in ref.users)

@@ -119,6 +119,7 @@ class _Writer:
             if target in _NAMES:
                 return _NAMES[target]
             name = f"higher_order.{target.name()}" if isinstance(target, HigherOrderOperator) else str(target)
+            # The name must lead back to this operator, since the reader looks it up.
             if isinstance(target, (HigherOrderOperator, OpOverload)) and _operator(name) is target:
                 return name
         raise UnkeptError(f"node {node.name} calls what is no operator", found=f"{node.op} {target}")

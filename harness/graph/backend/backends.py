@@ -172,6 +172,7 @@ class CompiledHalves:
     def facts(self) -> dict[str, object]:
         """The report's facts about both halves."""
         facts = {"forward": self.forward.facts, "backward": self.backward.facts}
+        # Reports and precompiled steps state a single hash for a step.
         code = "".join(half["generated_hash"] for half in facts.values())
         return facts | {"generated_hash": hashlib.sha256(code.encode()).hexdigest()}
 
@@ -291,6 +292,7 @@ def _functional(module: GraphModule, values: list[Any]) -> GraphModule:
     def run(*inputs: Any) -> Any:
         return Interpreter(module).run(*inputs, enable_io_processing=False)
 
+    # Views stay, since Inductor lowers them; only writes must go.
     functional = torch.func.functionalize(run, remove="mutations")
     return symbolic_graph(functional, values[0].fake_mode, lowering_decompositions())(*values)
 
@@ -313,6 +315,7 @@ def _copied(module: GraphModule) -> GraphModule:
 @contextmanager
 def settings_in(folder: str | Path) -> Iterator[None]:
     """Context in which Inductor is deterministic, and keeps its files in `folder`."""
+    # A folder of its own also hides what was compiled earlier, which would otherwise be read from a cache.
     places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
     with mock.patch.dict(os.environ, places), inductor_settings(SETTINGS), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # deprecations in torch's own code

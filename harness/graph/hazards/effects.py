@@ -82,10 +82,12 @@ def effects_of(node: Node) -> Effects:
             return messages_of(node, node.target, node.args, found)
         return _blocking(node, node.target, node.args, found) if plan.row.launch is not None else found
     if node.op == "call_module":
+        # For example, `nn.ReLU(inplace=True)`.
         in_place = [*node.all_input_nodes[:1]] if getattr(submodule_of(node), "inplace", False) is True else []
         return Effects(Operator(name=str(node.target)), writes=in_place, shares=in_place)
     if node.target is operator.getitem:
         shown, place = node.all_input_nodes[:1], node.args[1]
+        # An index that is a tensor selects by its values, so the call reads elements.
         by_tensor = [x for x in node.all_input_nodes[1:] if not isinstance(x.meta.get("val"), _NUMBERS)]
         return Effects(_GETITEM, shares=shown, only_shows=not by_tensor and not _selects(place))
     if node.target is operator.setitem:

@@ -202,11 +202,13 @@ class PlacedCalls:
             elif node not in self._backward and read:
                 stages[node] = max(stages[x] for x in read)
             elif read:
+                # Not by its activations: the input of a stage's first layer is an activation of the stage before.
                 gradients = [x for x in read if x in self._backward]
                 stages[node] = min(stages[x] for x in gradients or read)
         # Calls without inputs from a stage, e.g. constants: computed by their first reader.
         for node in reversed(self.calls):
             if node not in stages and node not in self._free:
+                # Reversed, so that the readers of a call have their stages first.
                 readers = [stages[user] for user in node.users if user in stages]
                 choose = max if node in self._backward else min
                 stages[node] = choose(readers, default=0)

@@ -85,6 +85,7 @@ def _queues(actions: Sequence[Sequence[Action]], num_stages: int) -> Queues:
 
 def _messages_of(action: Action, num_stages: int, ranks: int) -> Iterator[Message]:
     if (sender := _read_by(action, num_stages, ranks)) is not None:
+        # An action receives before it runs, and sends afterwards.
         yield Message(sender, False, sender.stage % ranks)
     to = action.stage + (1 if action.half == "forward" else -1)
     if ranks > 1 and 0 <= to < num_stages:

@@ -229,6 +229,7 @@ class _Reader:
             meta = facts["tensor_meta"].object(_META)
             dtype, device = _dtype(meta["dtype"]), _device(meta["device"])
             sizes, strides = ([_closed(x) for x in meta[part].list()] for part in ("sizes", "strides"))
+            # Before memory is allocated: the sizes come from the file, and may be any numbers.
             refuse_layout(sizes, strides, offset := _closed(meta["storage_offset"]), payload.path)
             tensor = laid_out(self._memory(path, dtype, device, payload), sizes, strides, offset, payload.path)
             requires_grad = meta["requires_grad"].truth()
@@ -239,6 +240,8 @@ class _Reader:
         return found
 
     def _memory(self, path: str, dtype: torch.dtype, device: torch.device, payload: Field) -> Tensor:
+        # Tensors of one file must share memory, as when they were saved: an in-place write to one then shows in the
+        # others.
         memory = self.memories.get(path)
         if memory is None:
             memory = memory_of(self._file(path, LARGEST), dtype, path)
@@ -431,6 +434,7 @@ class _Reader:
                 raise _unproved(f"an output of kind {kind}", own)
             facts = own.object(("arg", target) if target else ("arg",))
             found = self._argument(facts["arg"]) if kind == "user_output" else self._named(facts["arg"])
+            # Nodes are compared by identity, and constants by value.
             if found is not value and (isinstance(found, Node) or found != value):
                 raise spec.wrong("the output that the graph returns at this place")
             of = facts[target].text() if target else None
@@ -607,6 +611,7 @@ def _fake(sizes: OpenSizesOfFile, meta: Mapping[str, Field] | None, field: Field
     shape, strides = ([sizes.size(x) for x in meta[part].list()] for part in ("sizes", "strides"))
     offset = sizes.size(meta["storage_offset"])
     refuse_layout(shape, strides, offset, field.path)
+    # Proofs assume that each input starts at a multiple of `line_of`, where torch allocates memory.
     if not isinstance(offset, int) or offset * dtype.itemsize % line_of(device.type):
         raise RefusedError(f"an input that does not begin at a line of {line_of(device.type)} bytes", where=field.path)
     return torch.empty_strided(shape, strides, dtype=dtype, device=device)

@@ -1024,7 +1024,7 @@ def _value(g: State, place: int, call: State) -> Json:
 
 
 def _source(call: State) -> int:
-    """Return which of the calls that a call reads computes its source, as an index into `reads`.
+    """Return the index, in the call's `reads`, of the call that computes its source.
 
     SOURCES has the name of the argument that is the source. An operator that is not in SOURCES must read a single call.
     """
@@ -1181,7 +1181,7 @@ def _fill(g: State, place: int, call: State) -> Json:
 def _pad(g: State, place: int, call: State) -> Json:
     """Return the term of a padded tensor; NEXT for any other call. Line 7 of docs/reference/certificate.md.
 
-    It is a cat with filled ends for each dim, the last dim first.
+    The term is a cat with filled ends for each dim, the last dim first.
     """
     if call["op"] != "aten.constant_pad_nd.default":
         return NEXT
@@ -2008,7 +2008,7 @@ def assumed(operators: Iterable[str], rules: Iterable[str]) -> list[str]:
 
 
 def check_assumptions(graphs: list[Json], steps: Json, assumptions: list[str]) -> None:
-    """Raise RejectedError unless the certificate lists all assumptions of its proof. It may list more."""
+    """Raise RejectedError unless the certificate lists all assumptions of its proof. Further ones are allowed."""
     operators = (call[1] for graph in graphs for call in graph["calls"])
     missing = [text for text in assumed(operators, (step[1] for step in steps)) if text not in assumptions]
     hold(not missing, f"it does not list the assumption: {''.join(missing[:1])}")
@@ -2024,8 +2024,8 @@ def check_answers(main: Json, answers: list[list[str]]) -> None:
 def check_subject(main: Json, graphs: list[Json]) -> None:
     """Raise RejectedError if the certificate's graphs contradict its subject.
 
-    Only a new trace could show that they are the graphs of the stated case. This function checks that they have the
-    inputs and outputs of a training step, in order, and that collectives are among all ranks of the case.
+    Only a new trace could show that the graphs are those of the stated case. This function checks that the graphs have
+    the inputs and outputs of a training step, in order, and that collectives are among all ranks of the case.
     """
     subject = main["subject"]
     names = {"case", "code", "torch", "machine", "outputs", "extra_passes", "precompiled"}
@@ -2197,7 +2197,7 @@ def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = T
 def covers_any_number(main: Json, graphs: list[Json]) -> bool:
     """Return whether a certificate, which `check` accepted, covers any number of steps.
 
-    It does if it proves every output of a whole step, and the step draws no random numbers.
+    A certificate does so if it proves every output of a whole step, and the step draws no random numbers.
     """
     calls = [call for graph in graphs for call in graph["calls"]]
     return (

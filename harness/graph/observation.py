@@ -38,10 +38,10 @@ MARKS_KEY = "observed"
 
 
 class Mark(NamedTuple):
-    """A mark on a node. It states which output or gradient of a module the node computes.
+    """A mark on a node, which states which output or gradient of a module the node computes.
 
-    `boundary` names that value. `dim` is the value's chunked dim, None if no single dim is chunked. `carries` states
-    whether the value's shape depends on the size of the chunked dim.
+    `boundary` names that output or gradient. `dim` is the value's chunked dim, None if no single dim is chunked.
+    `carries` states whether the value's shape depends on the size of the chunked dim.
     """
 
     boundary: Boundary
@@ -89,7 +89,7 @@ def shown_to(observe: Observe) -> Iterator[None]:
 
 @contextmanager
 def marking(model: nn.Module, patterns: Sequence[str], tracer: Any, symbol: Any) -> Iterator[None]:
-    """Context for a trace. It marks the nodes that compute outputs of observed modules, or gradients of these outputs.
+    """Context for a trace, in which the nodes that compute outputs of observed modules, or their gradients, are marked.
 
     `patterns` choose the observed modules; `tracer` makes the nodes; `symbol` is the chunk symbol.
     """

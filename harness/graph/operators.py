@@ -49,10 +49,7 @@ def operator_name(node: Node) -> str:
 
 
 def name_of(target: Any) -> str:
-    """Return an operator's name without its overload: `mm` for aten.mm.default.
-
-    It is `flex_attention` for the higher-order operator.
-    """
+    """Return an operator's name without its overload: `mm` for aten.mm.default, `flex_attention` for FlexAttention."""
     packet = getattr(target, "overloadpacket", target)
     name = getattr(packet, "__name__", None)
     return str(packet) if name is None else name
@@ -248,7 +245,7 @@ def storage_owners(nodes: Any) -> dict[Node, Node]:
 def sharing_arguments(node: Node) -> list[Node]:
     """Return the arguments whose storage a call's result shares.
 
-    Its row in the table of operators states them, or else its schema does.
+    The operator's row in the table of operators states them, or else the operator's schema does.
     """
     if node.target is operator.getitem:
         return node.all_input_nodes[:1]

@@ -58,7 +58,8 @@ def carries(value: Any, symbol: sympy.Symbol) -> bool:
 def chunk_dim(value: torch.Tensor, symbol: sympy.Symbol) -> int | None:
     """Return the dim whose size is the symbol itself. None if there is none, or if several dims carry the symbol.
 
-    A dim of size 4 * symbol does not count. It holds flattened rows: splitting or joining it would scramble them.
+    A dim of size 4 * symbol does not count. Such a dim holds flattened rows: splitting or joining it would scramble
+    them.
     """
     carrying = [dim for dim, size in enumerate(value.shape) if symbol in free_symbols(size)]
     if len(carrying) == 1 and expression(value.shape[carrying[0]]) == symbol:

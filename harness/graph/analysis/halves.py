@@ -95,7 +95,7 @@ def divide(module: GraphModule) -> Halves:
 def written(module: GraphModule, inputs: list[Node], calls: list[Node], outputs: list[Any]) -> GraphModule:
     """Return a new module with copies of `calls` and of their references to nested graphs.
 
-    `calls` are calls of `module`. `inputs` become the new graph's inputs. They must include all other nodes that the
+    `calls` are calls of `module`. `inputs` become the new graph's inputs: they must include all other nodes that the
     calls read, except nested graphs.
     """
     graph = Graph()

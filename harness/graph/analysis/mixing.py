@@ -161,9 +161,9 @@ class _Follower:
     def _from_outside(self, node: Node) -> State:
         """Return which dim of a value holds the chunked rows, for code other than the code that computes the value.
 
-        This only differs if the computing code declares that it keeps rows: its mixed values then count as having the
-        rows of its arguments. This requires that all arguments with rows have the same rows, and the value as many;
-        otherwise the declaration does not apply to it.
+        For that other code, a mixed value counts as having rows if the computing code declares that it keeps rows. The
+        rows are then those of the computing code's arguments: all arguments with rows must have the same rows, and the
+        value must have as many. Otherwise the declaration does not apply to the value.
         """
         state, given = self.states[node], self.given.get(calls_of(node), {})
         if not isinstance(state, Mixed) or KEEPS_ROWS_KEY not in node.meta or len(set(given.values())) != 1:
@@ -303,8 +303,8 @@ def _refusal(live_out: Node, root: str | None, cause: Node, dim: str, what: str)
 def _culprit(root: str | None, cause: Node) -> str:
     """Return the name of the module to leave out, for a refusal of the module `root`.
 
-    It is the innermost module around the call `cause`, if that is inside `root`; otherwise it is `root`. The outer
-    module would not help, as the user's pattern may match it again.
+    This is the innermost module around the call `cause`, if that module is inside `root`; otherwise `root`. To leave
+    out `root` alone would not help, as the user's pattern may match it again.
     """
     module = origin_of(cause).module
     return module if module and root and f"{module}.".startswith(f"{root}.") else f"{root}"

@@ -260,9 +260,9 @@ def _scatter(call: RuleCall) -> Answer:
 
 
 def _index(call: RuleCall) -> Answer:
-    """Rule for an index: rows may be among the indices of a table, may be indexed along other dims, or may be permuted.
+    """Rule for an index, which keeps the rows in three cases. Any other index mixes them.
 
-    Any other index mixes.
+    The rows are among the indices of a table without rows, or the index is along other dims, or it permutes the rows.
     """
     source, indices = call.of(call.first), call.node.args[1]
     places = [i for i, x in enumerate(indices) if x is not None]  # type: ignore[arg-type]
@@ -335,7 +335,7 @@ def _all_gather(call: RuleCall) -> Answer:
 
 
 def _reduce_scatter(call: RuleCall) -> Answer:
-    """Rule for a reduce-scatter: it adds each row over ranks. After an all-gather, rows return to their own ranks."""
+    """Rule for a reduce-scatter, which adds each row over ranks. After an all-gather, it returns a rank's own rows."""
     rows, size = call.rows[call.first], call.given["group_size"]
     is_known = rows.dim == 0 and rows.outer is not None and rows.outer % size == 0 and call.given["reduce_op"] == "sum"
     return replace(whole(rows), outer=rows.outer // size) if is_known and not rows.order else None

@@ -17,7 +17,7 @@ _TO_GATHER = operators.VIEWS | {aten._to_copy.default, aten.constant_pad_nd.defa
 def parameters_of(graph: Graph) -> dict[Node, int]:
     """Return the graph inputs that are parameters, with their indices.
 
-    They are the first inputs, as many as the graph returns gradients.
+    Parameters are the first inputs, as many as the graph returns gradients.
     """
     outputs: Any = graph.output_node().args[0]
     # A stage's last output is a tuple of the values that it sends.

@@ -76,7 +76,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled step. It is called with the graph's inputs.
+    """A compiled step, which is called with the graph's inputs.
 
     `step` is the compiled function: it takes a list of inputs, and empties the list while reading. `folder` holds the
     step's files; `facts` are for the report.
@@ -155,7 +155,7 @@ def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any
 
 @dataclass(frozen=True)
 class CompiledHalves:
-    """A partitioned step whose halves are compiled separately. It is called with the graph's inputs.
+    """A partitioned step whose halves are compiled separately. The step is called with the graph's inputs.
 
     `read_again` has the indices of the inputs that backward reads.
     """

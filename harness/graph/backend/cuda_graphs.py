@@ -118,7 +118,7 @@ def _is_operator(target: Any) -> bool:
 
 
 def _is_on_host(node: Node) -> bool:
-    """Whether a call returns a CPU tensor. Items picked by `getitem` do not count."""
+    """Whether a call returns a CPU tensor. False for `getitem`, which only picks a tensor from a call's results."""
     return device_of(node.meta.get("val")) == "cpu" and node.target is not operator.getitem
 
 
@@ -141,11 +141,11 @@ def check_capture(module: GraphModule) -> PassReport:
 
 
 class StaticStep:
-    """A step with static inputs, which may be a CUDA graph. It is called with the graph's inputs.
+    """A step with static inputs, which may be a CUDA graph.
 
-    These are `num_state` tensors of state, then the step's own inputs. State is read and written in place; the step's
-    own inputs are copied into static inputs. Each call of the step overwrites the results of the call before. `run`
-    runs the graph of `module` without a CUDA graph.
+    The step is called with the graph's inputs: `num_state` tensors of state, then the step's own inputs. State is read
+    and written in place; the step's own inputs are copied into static inputs. Each call of the step overwrites the
+    results of the call before. `run` runs the graph of `module` without a CUDA graph.
     """
 
     def __init__(self, run: Callable[..., Any], module: GraphModule, num_state: int) -> None:
@@ -162,7 +162,7 @@ class StaticStep:
     def __call__(self, *inputs: Any) -> list[Any]:
         """Run the step and return its results. Raises PassError if a tensor of state has moved in memory.
 
-        It must have the same address as in the first call.
+        Each tensor of state must have the same address as in the first call.
         """
         state, own = inputs[: self._num_state], inputs[self._num_state :]
         if not self._static:

@@ -300,7 +300,7 @@ class GraphWalk:
         return memory
 
     def _hand(self, values: Sequence[Node], held: Mapping[Node, Held]) -> None:
-        """Record that the present call is so far the last to use the memory of these values."""
+        """Record the present time as the time of the last use of these values' memory."""
         for x in values:
             memory = held[x]
             for key in memory if isinstance(memory, tuple) else _flat([memory]):
@@ -312,9 +312,10 @@ class GraphWalk:
     # -- streams ----------------------------------------------------------------------------------------
 
     def _stream_of(self, node: Node, effects: Effects, places: int) -> Stream:
-        """Return the stream on which a call runs. A launch or a wait runs on the current stream, on all devices.
+        """Return the stream on which a call runs.
 
-        `places` has the devices of the call's values, as bits.
+        Launches of collectives, and waits for them, run on the current stream, whatever the devices of their values.
+        `places` has these devices as bits.
         """
         current = (node.meta.get("custom") or {}).get("stream", self._stream) if self.names_streams else self._stream
         if not self._has_cuda or effects.row.launch is not None or effects.row.wait is not None:
@@ -332,7 +333,7 @@ class GraphWalk:
     def _sync(self, node: Node, sync: Sync, held: Mapping[Node, Held]) -> None:
         """Follow a call about streams and events: a switch to another stream, a recorded event, or a wait.
 
-        Its arguments are the numbers of streams and events.
+        The call's arguments are the numbers of streams and events.
         """
         schema = schema_of(node.target)
         given = dict(zip([argument.name for argument in schema.arguments], node.args, strict=False)) | node.kwargs
@@ -392,7 +393,7 @@ def _structure(argument: Any, held: Mapping[Node, Held]) -> Held:
 def _body(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
     """Return the graph that a call runs, and an operand for each input of that graph.
 
-    None if the call runs no graph, chooses between several, or its operands are not known.
+    None if the call runs no graph or chooses between several graphs, or if the operands are not known.
     """
     if node.op == "call_module":
         module = submodule_of(node)

@@ -217,8 +217,8 @@ class PlacedCalls:
     def _needed(self, own: Iterable[Node]) -> Iterator[Node]:
         """Yield each value outside `own` that the calls `own` need, once.
 
-        Every stage computes numbers and views of the graph's inputs itself. So if a call reads such a number, the
-        values from which it is computed are needed as well.
+        Every stage computes numbers and views of the graph's inputs itself. So if a call reads such a number or view,
+        the values from which it is computed are needed as well.
         """
         inside, seen = set(own), set[Node]()
 

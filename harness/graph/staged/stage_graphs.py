@@ -217,9 +217,9 @@ class _Joined:
         return self._read(len(self._stages.graphs) - 1, outputs[0])
 
     def _results(self) -> list[Node]:
-        """Return the gradients of all parameters. The two gradients of a parameter of two stages are added.
+        """Return the gradients of all parameters.
 
-        The addition is that of the traced graph.
+        If two stages have a gradient of a parameter, a copy of the traced graph's addition adds the two.
         """
         env = {x: self._gradients[p.name, i] for p, each in self._placed.gradients.items() for i, x in each.items()}
         for node in self._placed.joins:

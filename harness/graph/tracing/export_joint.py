@@ -51,7 +51,7 @@ NO_CHUNKS = sympy.Symbol("no_chunks")
 
 
 class _Step(nn.Module):
-    """A model and its loss function as a module. It calls `recording` when torch begins to trace the graph.
+    """A model and its loss function as a module, which calls `recording` when torch begins to trace the graph.
 
     Torch only gets the first name of a tied parameter or buffer: otherwise each name would be a separate input with a
     separate gradient. During the step, the model finds the value of the first name under the other names as well.
@@ -155,9 +155,9 @@ def export_joint_step(
 
 
 class _Ends:
-    """The inputs and outputs of a joint graph, by role, such as (parameter, its name).
+    """The inputs and outputs of a joint graph, by their role in the step.
 
-    The names of parameters and buffers are those in the model.
+    A role is a kind and a name, such as the parameter `layers.0.w`. The names are those in the model.
     """
 
     def __init__(self, inputs: dict[Role, Node], outputs: dict[Role, Node | None]) -> None:

@@ -73,7 +73,7 @@ class Guard:
 
 @dataclass
 class StepGraph:
-    """A step as a graph. Its inputs are parameters, then buffers, in the order of these names, then others.
+    """A step as a graph. The graph's inputs are parameters, then buffers, in the order of these names, then others.
 
     `num_inputs` counts the others, which are the step's own inputs.
     """
@@ -226,7 +226,7 @@ def trace_fixed_step(
 ) -> StepGraph:
     """Trace a step like `trace_joint_step`, but with every size fixed, so that code may branch on sizes.
 
-    The graph is for inspection, not for passes. It has the operators of eager code, even of code that splits its
+    The graph is for inspection, not for passes. The graph has the operators of eager code, even of code that splits its
     tensors into chunks itself.
     """
     fake_mode = step_fake_mode(shape_env=ShapeEnv(), repeats=True)

@@ -92,7 +92,7 @@ class Canonicalizer:
     def _taken(self, call: Call) -> int:
         """Return the term of an input or a constant, and store terms for the symbols that it introduces.
 
-        These are the new symbols in a tensor's sizes, or the symbol of a number.
+        A tensor introduces the new symbols in its sizes, and a symbolic number introduces its own symbol.
         """
         term = self._input(call)
         if isinstance(call.value, Tensor):
@@ -111,7 +111,8 @@ class Canonicalizer:
     def reads(self) -> list[list[int]]:
         """For each call, the indices of the calls that it depends on.
 
-        These computed its arguments, or first returned a symbol, such as `u0`, that is in the arguments' sizes.
+        A call depends on the calls that computed its arguments. It also depends on each call that first returned a
+        symbol in the arguments' sizes, such as `u0`.
         """
         brought: dict[str, int] = {}
         found = []
@@ -289,7 +290,7 @@ class Canonicalizer:
     def _padded(self, call: Call, args: Arguments) -> int | None:
         """Return the term of a padded tensor: a concatenation with filled tensors along each padded dim.
 
-        It pads the last dim first. None if a padding is negative, if a padding or a size depends on data, or if the
+        The last dim is padded first. None if a padding is negative, if a padding or a size depends on data, or if the
         dtype cannot represent the fill value.
         """
         read, pads = args["self"][1], args["pad"][1:]
@@ -431,8 +432,8 @@ class Canonicalizer:
     def _distrust(self, index: int, call: Call) -> None:
         """Record that a refused call may have written its arguments, and drawn any random numbers.
 
-        A call that returns nothing is assumed to write its arguments, even if its schema states otherwise: without any
-        effect nobody would call it.
+        A call that returns nothing is assumed to write its arguments, even if its schema states otherwise: it must have
+        some effect.
         """
         if call.writes or call.value is None or call.op.startswith("higher_order."):
             self.memory.distrust(index)

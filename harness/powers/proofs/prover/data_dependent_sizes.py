@@ -15,7 +15,10 @@ from bitproof.harness.powers.proofs.prover.terms import Table
 
 
 class Symbols:
-    """The term that defines each symbol of a graph. It is stored at the first call whose result contains the symbol."""
+    """The term that defines each symbol of a graph.
+
+    A term is stored at the first call whose result contains the symbol.
+    """
 
     def __init__(self, table: Table) -> None:
         self.table = table

@@ -246,7 +246,7 @@ class Evaluator:
 def laid_out(values: Tensor, shape: Sequence[int], strides: Sequence[int], alignment: int) -> Tensor:
     """Return a copy of `values` with this shape and these strides.
 
-    Its first element is `alignment` bytes after the start of a newly allocated block of memory.
+    The copy's first element is `alignment` bytes after the start of a newly allocated block of memory.
     """
     reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
     lead = alignment // values.element_size()

@@ -220,9 +220,9 @@ def _is_known(table: Table, place: int, known: set[int]) -> bool:
 
 
 def _behind(side: Canonicalizer, root: int) -> list[int]:
-    """The indices of the calls on which the value of call `root` depends, in graph order.
+    """Return the indices of the calls on which the value of call `root` depends, in graph order.
 
-    They include the calls that wrote its memory in place.
+    Calls that wrote the memory of this value in place are among them.
     """
     seen, stack = set(), [root]
     while stack:

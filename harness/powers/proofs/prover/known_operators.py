@@ -78,7 +78,7 @@ _RANGES |= {"int64": (53, 0, 54), "int32": (31, 0, 31), "bool": (1, 0, 1)}
 def holds(dtype: str, number: float) -> bool:
     """Return whether a dtype represents a number exactly.
 
-    It is False for 0.1 and 2**24 + 1 in float32, and for -0.0 in int64. False for all numbers of more than 53 bits.
+    False for 0.1 and 2**24 + 1 in float32, and for -0.0 in int64. False for all numbers of more than 53 bits.
     """
     is_negative = math.copysign(1.0, number) < 0 and (dtype == "bool" or (number == 0 and dtype not in FLOATS))
     if dtype not in _RANGES or not math.isfinite(number) or is_negative:

@@ -125,11 +125,11 @@ class PairProof:
         return "\n".join(self.lines(all_in="`answers`"))
 
     def lines(self, *, all_in: str) -> list[str]:
-        """Return a line with the verdict and the counts of outputs, and further lines.
+        """Return a line with the verdict and the counts of outputs, and further lines with details.
 
-        These show for each output that is not PROVED its first differing calls, or why it is REFUSED; then the bounds
-        of open sizes, and whether any number of steps is proved. If there are too many outputs, a line states that
-        `all_in` has the complete list.
+        The details are, for each output that is not PROVED, its first differing calls or why it is REFUSED; then the
+        bounds of open sizes, and whether any number of steps is proved. If there are too many outputs, a line states
+        that `all_in` has the complete list.
         """
         if self.proof is None:
             return [f"{self.verdict}: {self.reason}"]

@@ -129,7 +129,7 @@ def prove_case(
 
 
 def forget_values(module: GraphModule | None) -> None:
-    """Free the fake values of all nodes of a graph but its inputs. They are half of the graph's memory."""
+    """Free the fake values of all nodes of a graph but its inputs. These values take half of the graph's memory."""
     for node in module.graph.nodes if module is not None else ():
         if node.op != "placeholder":
             node.meta.pop("val", None)

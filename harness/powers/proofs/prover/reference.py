@@ -73,7 +73,7 @@ class Reference:
 
     @functools.cached_property
     def program(self) -> Provable:
-        """The reference as a program for proofs. Its graph is converted to data once."""
+        """The reference as a program for proofs. The graph is converted to data once."""
         return Provable(self.module, self.names, self.inputs, self.outputs, self.groups, written=self.written)
 
 
@@ -104,7 +104,7 @@ def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator
     """Context that yields a function, which returns a case's reference and may have to wait for it.
 
     With `in_turn`, or if the reference is small enough to be computed, this process traces it at the start of the
-    context. Otherwise a forked process traces it while the context runs. If that process fails or takes too long, the
+    context. If not, a forked process traces it while the context runs. If that process fails or takes too long, the
     function traces the reference in this process, and raises the errors of tracing. Nothing is forked while other
     threads run, because a lock that one of them holds would stay locked in the fork.
     """

@@ -58,8 +58,8 @@ def view_of_same_order(table: Table, term: Term) -> int | None:
 def view_of_exact(table: Table, term: Term) -> int | None:
     """Rule: a view of an exact operator's result equals the exact operator of views.
 
-    All operands have the result's shape, so the same window selects corresponding elements. This is false for other
-    operators, whose kernels may depend on layouts.
+    All operands have the result's shape, so the same window selects corresponding elements. Other operators have no
+    such rule, since their kernels may depend on layouts.
     """
     _, place, *w = term
     if table[place][0] != "exact" or table.open_shape(place) is None:
@@ -351,7 +351,7 @@ def gather_of_cat(table: Table, term: Term) -> int | None:
 def reduce_of_cat(table: Table, term: Term) -> int | None:
     """Rule: a reduction of terms concatenated along the columns of (W, n) is a concatenation of reductions.
 
-    This requires that the order in which a column is summed depends neither on the number of columns nor on the
+    The rule requires that the order in which a column is summed depends neither on the number of columns nor on the
     column's position; the certificate lists this as an assumption. gloo's sums in rank order, as this project makes
     them, satisfy it. NCCL does not promise it.
     """

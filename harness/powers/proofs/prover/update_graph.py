@@ -74,7 +74,7 @@ def _state(
 ) -> dict[str, Tensor]:
     """Return fake tensors with the layouts that the optimizer's state has after a step, by name.
 
-    They are not computed, so torch knows no values of them. A known step count would become a constant of the graph.
+    torch knows no values of these tensors. If a step count were known, it would become a constant of the graph.
     """
     with mode:
         optimizer = ShardedAdamW(parameters, case.optimizer)  # type: ignore[arg-type]

@@ -92,10 +92,10 @@ def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
 def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
     """Return whether a call with tensors of several dtypes has a form that the scan tried.
 
-    It must have two dtypes, and its tensors must be all row-major or all of the same shape and strides. With other
-    layouts, torch's kernels order the result's dims by the original operands, but some fakes by the operands after the
-    cast. Tensors without dims may not occur together with others, since they are promoted differently, unless a test
-    tried the operator with them. In-place calls always count as tried, as their result is their argument.
+    The call must have two dtypes, and its tensors must be all row-major or all of the same shape and strides. With
+    other layouts, torch's kernels order the result's dims by the original operands, but some fakes by the operands
+    after the cast. Tensors without dims may not occur together with others, since they are promoted differently, unless
+    a test tried the operator with them. In-place calls always count as tried, as their result is their argument.
     """
     name, tensors = str(target), [*_tensors(given)]
     if written_names(target):
@@ -135,8 +135,8 @@ def write(found: Mapping[str, str], mixture: str = ALIKE) -> None:
 def layout_of(given: Mapping[str, Any]) -> str:
     """Return the strictest of LAYOUTS that covers all tensor arguments of a call.
 
-    It is `any-layout` if a size or stride depends on data, except the size of the first dim. It is also `any-layout`
-    for a backward call whose argument `input_dtype` is the dtype of none of its tensors.
+    The result is `any-layout` if a size or stride depends on data, except the size of the first dim. For a backward
+    call it is also `any-layout` if none of the tensors has the dtype that the argument `input_dtype` states.
     """
     tensors = [*_tensors(given)]
     if given.get("input_dtype", None) not in {None, *(x.dtype for x in tensors)}:
@@ -265,7 +265,7 @@ def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
 def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
     """Whether a call is a batch norm in training that is admitted although it writes its running statistics.
 
-    The scan found no other hidden effect with row-major tensors. It is only admitted in this form:
+    The scan found no other hidden effect with row-major tensors. A call is only admitted in this form:
 
     - The running statistics share no memory with other arguments, and have an element per channel: the kernel reads
       past the end of shorter tensors.
@@ -287,10 +287,10 @@ def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
 def _is_update(name: str, given: Mapping[str, Any]) -> bool:
     """Whether a call is an optimizer's kernel, such as `_fused_adamw_`, in an admitted form.
 
-    Its lists must be equally long and have row-major CPU tensors, of the same dtype and size at each index. The kernel
-    pairs elements by their position in memory, so with other strides it would pair other elements. It must not scale
-    gradients; then it writes only parameters and their state. These must share no memory with each other or with other
-    arguments.
+    The kernel's lists must be equally long and have row-major CPU tensors, of the same dtype and size at each index.
+    The kernel pairs elements by their position in memory, so with other strides it would pair other elements. It must
+    not scale gradients; then it writes only parameters and their state. The written tensors must share no memory with
+    each other or with other arguments.
     """
     if name not in known.FUSED or not all(given.get(x) is None for x in ("grad_scale", "found_inf")):
         return False

@@ -71,8 +71,9 @@ def _dims_of(x: Tensor) -> list[tuple[Any, Any]]:
 def _is_in_order(dims: Sequence[tuple[Any, Any]]) -> bool:
     """Whether torch keeps these dims in their order. Each is (size, stride).
 
-    It does if each dim's stride is larger than the strides of the dims after it, or equal and the later size is not
-    larger. Expanded dims, of stride 0, have no order. False if any size but the first, or a stride, depends on data.
+    torch does so if each dim's stride is larger than the strides of the dims after it, or equal and the later size is
+    not larger. Expanded dims, of stride 0, have no order. False if any size but the first, or a stride, depends on
+    data.
     """
     if len(dims) == 1:
         return True

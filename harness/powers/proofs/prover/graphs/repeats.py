@@ -162,7 +162,7 @@ def _layout(x: Tensor) -> Lies | None:
 def _is_known(x: Any, memories: list[int]) -> bool:
     """Whether a result's memory layout is known well enough to remember it.
 
-    It must be a plain tensor in the memory of an argument, or fill new memory from the start to the end.
+    The result must be a plain tensor in the memory of an argument, or fill new memory from the start to the end.
     """
     if not isinstance(x, Lying) or x.fake is None:
         return False

@@ -104,7 +104,10 @@ def of_number(op: str, args: Sequence[tuple[str, Any]]) -> tuple[str, Sequence[t
 
 
 def number_of(name: str, number: Any, value: Any, place: Any) -> Call:
-    """Return the call that creates a scalar tensor from a number, as it would be in a trace of `torch.where`."""
+    """Return a call that creates a scalar tensor from a Python number.
+
+    It equals the call that a trace of `torch.where` with a number has, so that both forms are equal.
+    """
     told = (
         ("dtype", ("dtype", value.dtype)),
         ("layout", ("enum", "torch.strided")),

@@ -90,7 +90,7 @@ def keeps_bits(
 class KeptPass:
     """A wrapped pass: each time it runs, its result is proved equal to its input.
 
-    It can be a hook for Inductor, whose cache identifies it by `uuid`.
+    A wrapped pass can be a hook for Inductor, whose cache identifies it by `uuid`.
     """
 
     def __init__(self, a_pass: Callable[..., Any], inputs: Sequence[Any] | None = None) -> None:

@@ -49,7 +49,8 @@ class HeldOptimizers:
     def swapped(self, given: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Iterator[None]:
         """Context in which the optimizers update the tensors in `parameters`, with the state tensors in `given`.
 
-        Both are by name. At the end of the context, the optimizers have their own parameters and state again.
+        The keys of both are the tensors' names. At the end of the context, the optimizers have their own parameters and
+        state again.
         """
         kept = [(x, [dict(group) for group in x.param_groups], x.state) for x in self.optimizers]
         try:

@@ -108,10 +108,10 @@ class Reached:
 
 
 def changed(before: Reached, after: Reached, *, without: str | None = None) -> dict[str, Token | Tensor]:
-    """Return the changes that a call made: what is now at each changed path.
+    """Return the changes that a call made, as a dict from each changed path to the content that is there now.
 
-    That is a tensor if another tensor is there, otherwise the new content's token, or None if nothing is there. Paths
-    below the root `without` are left out.
+    The content is a tensor if another tensor is there, otherwise a token, which identifies a plain value; None if
+    nothing is there. Paths below the root `without` are left out.
     """
     found: dict[str, Token | Tensor] = {}
     for place in dict.fromkeys([*before.tokens, *after.tokens]):
@@ -602,7 +602,7 @@ def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Map
     """Return the variables that the user's code around some objects names, and namespaces around them.
 
     The variables are a dict by name. The namespaces are pairs of a name and a dict: those of the objects' classes, and
-    of objects in installed packages that the code names. Their entries are only compared by identity.
+    of objects in installed packages that the code names. The entries of namespaces are only compared by identity.
     """
     found: dict[str, Any] = {}
     spaces: dict[int, tuple[str, Mapping[str, Any]]] = {}

@@ -54,8 +54,8 @@ def not_run(held: Held) -> str | None:
 def check_run(held: Held, drawn: Mapping[str, Any] | None = None, *, num_steps: int = 1) -> None:
     """Run a program and its graph for some steps, and compare them.
 
-    They run on the given inputs, or on those in `drawn` by name. Raises RefusedError, which names the first difference,
-    and NotEvaluatedError if the graph cannot be computed. If both fail on drawn inputs, no error is raised.
+    The inputs are the program's own, or those in `drawn` by name. Raises RefusedError, which names the first
+    difference, and NotEvaluatedError if the graph cannot be computed. If both fail on drawn inputs, no error is raised.
     """
     before = Switches.now()
     try:

@@ -115,7 +115,7 @@ def prove_held(one: Held, other: Held) -> PairProof:
 
 
 def really_run(found: PairProof, one: Held, other: Held) -> PairProof:
-    """Run both programs, and return their proof `found`. It is REFUSED if a program does not do the same as its graph.
+    """Run both programs, and return their proof `found`, REFUSED if a program does not do the same as its graph.
 
     If a program could not be run, the proof is returned with the reason in `not_run`.
     """
@@ -248,10 +248,10 @@ def _is_closed(x: Tensor) -> bool:
 
 
 def random(like: Mapping[str, Tensor], values: Mapping[str, Any], seed: int) -> Sequence[Any]:
-    """Return random inputs with the layouts of `like`, in its order.
+    """Return random inputs with the layouts of `like`, in the order of `like`.
 
-    Their magnitudes are far enough apart to expose a different rounding. Integers keep their values from `values`,
-    since they may be indices; so do optimizer states, which may be counts.
+    The values' magnitudes are far enough apart to expose a different rounding. Integers keep their values from
+    `values`, since they may be indices; so do optimizer states, which may be counts.
     """
     generator = torch.Generator().manual_seed(seed)
     found = []

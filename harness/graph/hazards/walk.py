@@ -413,7 +413,7 @@ def _body(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
 def _operands(node: Node, body: GraphModule) -> list[Any] | None:
     """Return the operands for the inputs of the nested graph `body`: the arguments of `node` after its graphs.
 
-    None if there are not as many of them as inputs.
+    None if their number is not that of the inputs.
     """
     places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and operators.graph_of(x) is not None]
     if not places:

@@ -158,8 +158,8 @@ def _is_moved(side: Canonicalizer, index: int, known: set[int]) -> bool:
 def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str, ...]:
     """Return the names of opaque operators that one side runs on a whole tensor and the other on its two halves.
 
-    No rule states that a kernel computes a row's bits independently of the other rows, so a step that splits its rows
-    into chunks is never proved equal to a step that does not.
+    A step that splits its rows into chunks is never proved equal to a step that does not: no rule states that a kernel
+    computes a row's bits independently of the other rows.
     """
     found: dict[str, None] = {}
     groups: list[dict[Any, list[tuple[Any, ...]]]] = [{}, {}]

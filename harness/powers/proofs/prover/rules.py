@@ -8,9 +8,9 @@ A rule is called with a table and a term of the kind under which RULES lists it.
 or None if it does not apply. Its docstring states the equality, and why it keeps every bit.
 
 An operator is exact if it computes each element of its result only from the elements at the same index, with a single
-correctly rounded operation, so neither layout nor other elements matter (`operators.py` lists them;
-docs/explanation/proving.md states the assumptions about a machine). A NaN's sign and payload are not covered: operands
-may be exchanged.
+correctly rounded operation. So neither layout nor other elements matter. `known_operators.py` lists these operators,
+and docs/explanation/proving.md states the assumptions about a machine. A NaN's sign and payload are not covered:
+operands may be exchanged.
 """
 
 from __future__ import annotations

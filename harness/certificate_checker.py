@@ -430,7 +430,8 @@ def parts_of(w: Json, dim: int, sizes: list[int]) -> Json:
 def merged(dims: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Return dims (size, stride, other stride) without those of size 1, with neighbours merged where possible.
 
-    Two neighbours are merged if both strides show a single dim: (2, 3, 30) and (3, 1, 10) become (6, 1, 10).
+    Two neighbours are merged if a single dim has the same elements by both strides: (2, 3, 30) and (3, 1, 10) become
+    (6, 1, 10).
     """
     found: list[tuple[int, int, int]] = []
     for n, a, b in dims:

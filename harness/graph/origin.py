@@ -154,7 +154,7 @@ class OriginRecorder:
                 hook.remove()
 
     def before_backward(self, loss: torch.Tensor) -> None:
-        """Mark the begin of backward from `loss`.
+        """Mark that backward from `loss` begins: later nodes are backward nodes.
 
         Each autograd node that backward will run gets two hooks, which set and clear the current origin.
         """

@@ -116,7 +116,7 @@ class _Follower:
         self._note_permutation(node)
 
     def refuse_at_border(self, node: Node, dim: str) -> None:
-        """Raise ChunkError if a value leaves its module with rows that are mixed or rearranged, or with a rank's share.
+        """Raise ChunkError if a value that leaves its module has rows that are mixed, rearranged or only a rank's own.
 
         `dim` is the chunked dim's name in the error.
         """
@@ -159,11 +159,11 @@ class _Follower:
         return state
 
     def _from_outside(self, node: Node) -> State:
-        """Return which dim of a value holds the chunked rows, for code other than the code that computes the value.
+        """Return which dim of a value holds the chunked rows, as readers in other code see it.
 
-        For that other code, a mixed value counts as having rows if the computing code declares that it keeps rows. The
-        rows are then those of the computing code's arguments: all arguments with rows must have the same rows, and the
-        value must have as many. Otherwise the declaration does not apply to the value.
+        Other code is all code but that which computes the value. If the computing code declares that it keeps rows, a
+        mixed value counts for other code as having rows: the rows of the computing code's arguments. All arguments with
+        rows must have the same rows, and the value as many. Otherwise the declaration does not apply to the value.
         """
         state, given = self.states[node], self.given.get(calls_of(node), {})
         if not isinstance(state, Mixed) or KEEPS_ROWS_KEY not in node.meta or len(set(given.values())) != 1:

@@ -94,7 +94,7 @@ def prove_command(
 def _prove_files(programs: list[Path], others: bool, *, as_json: bool) -> int:
     """Prove the two files in `programs`, and return the exit status.
 
-    `others` states whether the user also gave options about cases. Raises UsageError then, and unless there are two
+    `others` states whether the user also gave options about cases, which raises UsageError. So does any other number of
     files.
     """
     if len(programs) != 2:

@@ -248,8 +248,8 @@ class Canonicalizer:
     def _exact(self, call: Call, args: Arguments) -> int | None:
         """Return the term of a call of EXACT, DIVISIONS or POWER; None if its operands do not allow an exact result.
 
-        A number among the operands becomes a tensor filled with it. Division by a power of 2 becomes multiplication,
-        such as `x / 4` becomes `x * 0.25`; so does the square of real numbers, `x ** 2`, which becomes `x * x`.
+        A number among the operands becomes a tensor filled with it. Division by a power of 2 becomes multiplication: `x
+        / 4` becomes `x * 0.25`. The square of real numbers becomes a product: `x ** 2` becomes `x * x`.
         """
         own, tensors = call.value, [self.graph.calls[read].value for read in call.reads]
         name = known_operators.EXACT.get(call.op, "cast")

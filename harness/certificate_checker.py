@@ -1508,8 +1508,8 @@ def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: se
 def _wait(g: State, place: int, kind: str, storages: set[int]) -> None:
     """Record a wait of this kind: it ends the launches that fill these storages.
 
-    Some launches need the memory that they read until the wait. Raises UnknownError if such memory is last used before
-    the wait, since it may be freed by then.
+    The memory that a launch reads may have to be kept until its wait. Raises UnknownError if such memory is last used
+    before the wait, since it may be freed by then.
     """
     is_late = False
     for storage in storages:

@@ -1098,9 +1098,10 @@ def _copy(g: State, place: int, call: State) -> Json:
 
 
 def _exact(g: State, place: int, call: State) -> Json:
-    """Return the term of an exact operator, with each operand broadcast to the result's shape; NEXT for any other call.
+    """Return the term of an exact operator, with each operand broadcast to the result's shape.
 
-    Line 5 of docs/reference/certificate.md.
+    NEXT for any other call, and for a call that the line does not cover, such as one with a number that the dtype
+    cannot represent. Line 5 of docs/reference/certificate.md.
     """
     op, args, state, given = call["op"], call["args"], g["s"], call["given"]
     if op == "aten.pow.Tensor_Scalar":
@@ -1168,7 +1169,7 @@ def _number(argument: Json, dtype: str) -> float | None:
 def _fill(g: State, place: int, call: State) -> Json:
     """Return the term of a call that fills a tensor with a number; NEXT for any other call.
 
-    Line 6 of docs/reference/certificate.md.
+    NEXT also if the dtype cannot represent the number, or a size is open. Line 6 of docs/reference/certificate.md.
     """
     if call["op"] not in FILLS:
         return NEXT
@@ -1182,7 +1183,8 @@ def _fill(g: State, place: int, call: State) -> Json:
 def _pad(g: State, place: int, call: State) -> Json:
     """Return the term of a padded tensor; NEXT for any other call. Line 7 of docs/reference/certificate.md.
 
-    The term is a cat with filled ends for each dim, the last dim first.
+    The term is a cat with filled ends for each dim, the last dim first. NEXT also if an amount of padding is negative,
+    a size is open, or the dtype cannot represent the filled number.
     """
     if call["op"] != "aten.constant_pad_nd.default":
         return NEXT
@@ -1216,7 +1218,8 @@ def _whole(state: State, t: int, shape: list[int]) -> int:
 def _join(g: State, place: int, call: State) -> Json:
     """Return the term of a cat or a stack; NEXT for any other call.
 
-    torch ignores parts of shape [0] in a cat of tensors with more dims. Line 8 of docs/reference/certificate.md.
+    NEXT also if the parts have several dtypes or open sizes. torch ignores parts of shape [0] in a cat of tensors with
+    more dims. Line 8 of docs/reference/certificate.md.
     """
     if call["op"] not in ("aten.cat.default", "aten.stack.default"):
         return NEXT

@@ -106,7 +106,7 @@ def is_summand(rows: Rows) -> bool:
 def whole(rows: Rows) -> Rows:
     """Return the `Rows` of a value after the ranks have added up their summands: its rows are no longer divided.
 
-    If the rows are not divided, they are returned unchanged.
+    The `Rows` of a value that is no summand are returned unchanged.
     """
     return replace(rows, share=None) if is_summand(rows) else rows
 

@@ -293,8 +293,8 @@ _TORCHBIND = "higher_order.call_torchbind"
 def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
     """Return the effects of a call that sends messages to single ranks or receives them from single ranks.
 
-    `found` has the call's other effects. The result adds the messages, and the tensors that are received, as writes.
-    `target` is the called operator, `args` are its arguments by position.
+    `found` has the call's other effects. In the result, the writes are the received tensors, and the messages are
+    added. `target` is the called operator, `args` are its arguments by position.
     """
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     if "op_list" in given:

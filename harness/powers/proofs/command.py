@@ -216,7 +216,7 @@ def _data(result: CaseProof) -> dict[str, object]:
 def _update_data(update: UpdateProof | None) -> dict[str, object] | None:
     """Return the proof of the optimizer's update as JSON, including whether it holds for any number of steps.
 
-    None if the update was not proved.
+    None if there is no proof of the update.
     """
     if update is None:
         return None

@@ -276,8 +276,8 @@ def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
 def _modules(subject: Any, leaves: Sequence[Any]) -> dict[str, nn.Module]:
     """Return the modules of a program: the program itself if it is a module, and the modules among its inputs.
 
-    The keys are prefixes for the names of the modules' parameters and buffers. The prefix is "" if there is a single
-    module.
+    The keys are prefixes for the names of the modules' parameters and buffers. The program's own prefix is "". A module
+    among the inputs has its number, such as `0.`, or "" if it is the only module.
     """
     modules = {"": subject} if isinstance(subject, nn.Module) else {}
     inner = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]

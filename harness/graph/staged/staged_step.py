@@ -4,8 +4,8 @@ Needs:    the parts of the rank's stages, the rank's actions (actions.py), and t
           ranks and one for messages to lower ranks (stage_messages.py explains why). A group has one rank from each
           stage: the rank whose other coordinates equal those of this rank.
 Promises: gradients and losses are added in the order of micro-batches. A rank waits for each receive at once. It waits
-          for the send of an activation until the activation's gradient has arrived, and for other sends at the end of
-          the step. So ranks cannot deadlock if `refuse_waiting` accepts their actions.
+          for the send of an activation after the backward that read the activation's gradient, and for other sends at
+          the end of the step. So ranks cannot deadlock if `refuse_waiting` accepts their actions.
 
 Every message has a unique tag, for backends with tags. A stage's forward values are kept until its backward has run.
 """

@@ -73,7 +73,7 @@ class Guard:
 
 @dataclass
 class StepGraph:
-    """A step as a graph. The graph's inputs are parameters, then buffers, in the order of these names, then others.
+    """A step as a graph. The graph's inputs are parameters and buffers, in the order of their names here, then others.
 
     `num_inputs` counts the others, which are the step's own inputs.
     """

@@ -122,7 +122,7 @@ class _Updates:
     def _trace(self, like: dict[str, Tensor]) -> tuple[GraphModule, dict[str, Tensor]]:
         """Return the traced update, and its inputs as fake values by name.
 
-        `like` has a parameter's gradient by name.
+        `like` maps each parameter's name to a tensor with the layout of its gradient.
         """
         try:
             module, *inputs = update_graph(self._case, like, self._device)

@@ -80,7 +80,8 @@ def names(mixture: str = ALIKE) -> Mapping[str, str]:
 def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
     """Return how a call mixes dtypes: [], or one or both of MIXTURES.
 
-    FLOATS are several real dtypes. KINDS are several of real numbers, complex numbers, integers and truth values.
+    FLOATS: the call has several real dtypes. KINDS: it has several dtypes even if all real dtypes count as one, such as
+    float32 and int64.
     """
     dtypes = _dtypes_of(name, given)
     floats = {dtype for dtype in dtypes if dtype.is_floating_point}

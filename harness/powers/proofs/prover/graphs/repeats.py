@@ -173,7 +173,7 @@ def _is_known(x: Any, memories: list[int]) -> bool:
 
 
 def _key(x: Any, values: Mapping[Node, Any], memories: list[int]) -> Hashable:
-    """Return the key of an argument: equal for arguments of equal layout. Raises _OpenError.
+    """Return the key of an argument: equal for arguments of equal layout. Raises _OpenError if it has no key.
 
     Each tensor's memory is appended to `memories`, unless it is in there. A tensor's key has the index of its memory,
     so the keys show which tensors share memory: `add(x, x)` has another key than `add(x, y)`.

@@ -196,7 +196,7 @@ class _Snapshot:
 def _digests(found: Held | RefusedError) -> dict[str, str]:
     """Return a digest of each parameter's and buffer's values, by name.
 
-    With digests from before and after a pass, a change of values is noticed.
+    If digests from before and after a pass differ, the pass changed values.
     """
     values = {} if isinstance(found, RefusedError) else found.values
     with disable_current_modes():

@@ -295,8 +295,8 @@ def _state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
     """Return the objects from which a program can reach all others, by name: itself, and its inputs.
 
-    Modules and optimizers come first. So the paths to their contents start with the module's or optimizer's name, and
-    are the same in two programs that take it at different positions.
+    Modules and optimizers come first. So the paths to their contents start with the module's or optimizer's name. In
+    two programs that take the same module at different positions, these paths are the same.
     """
     leaves = flattened(tuple(inputs))[0]
     modules = {f"module {prefix.removesuffix('.')}": x for prefix, x in _modules(subject, leaves).items()}

@@ -158,7 +158,8 @@ class _Machine:
     def _checked(self, items: Any, inner: list[Any], holder: Any = None) -> Any:
         """Return `items`. Raises SampleError if one of them is a mark, or if their container is nested too deep.
 
-        `inner` lists the values among the items. `holder` is their container; None if `items` itself is the container.
+        `inner` lists the items. `holder` is the container to which they are added; None if `items` itself is the
+        container.
         """
         if any(isinstance(x, _Mark) for x in inner):
             raise SampleError("its sample inputs are damaged: a container without items")

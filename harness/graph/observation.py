@@ -159,8 +159,9 @@ def marked_nodes(graph: Graph) -> list[Marked]:
 def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
     """Copy the marks of each marked node that was removed to the node that its readers read instead.
 
-    `before` is what `marked_nodes` returned. The other node also gets the removed node's chunk. For example, a user's
-    pass replaces the marked `mm_3`, which `add_4` read as its first input, by `mm_9`. Then `mm_9` gets the marks.
+    `before` is what `marked_nodes` returned. The other node also gets the removed node's chunk, unless it has an origin
+    of its own. For example, a user's pass replaces the marked `mm_3`, which `add_4` read as its first input, by `mm_9`.
+    Then `mm_9` gets the marks.
     """
     nodes = {node.name: node for node in graph.nodes}
     for node, readers in before:

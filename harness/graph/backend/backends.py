@@ -222,7 +222,8 @@ def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[Gra
     """Compile the regions of a copy of the graph. Returns the copy, and facts for the report.
 
     `patterns` choose the modules that become regions; without any, each attention operator is a region. In the copy,
-    each region is a call of a compiled function, or several calls if the region's nodes are not adjacent.
+    each region is a call of a compiled function, or several calls if the region's nodes are not adjacent. Raises
+    PassError if there is no region.
     """
     from torch.fx.passes.regional_inductor import regional_inductor
 

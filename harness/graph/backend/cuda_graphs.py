@@ -201,7 +201,10 @@ class StaticStep:
                 static.copy_(new)
 
     def _capture(self, state: Sequence[Tensor]) -> None:
-        """Capture the graph after a warm-up, which runs it; the warm-up's in-place writes are undone."""
+        """Capture the graph after a warm-up, which runs it; the warm-up's in-place writes are undone.
+
+        Raises MachineError if CUDA cannot capture the graph.
+        """
         inputs = [*state, *self._static]
         kept = {place: inputs[place].clone() for place in self._written}
         try:

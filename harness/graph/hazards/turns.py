@@ -111,7 +111,8 @@ def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None
     """Convert a rank's launches and waits to data that can be compared with other ranks'.
 
     `ranks_in` returns the ranks in the instance of a group that the rank belongs to; None for an unknown group, whose
-    calls are left out. `rank` is the rank's own number; if it is None, messages between single ranks are left out.
+    calls are left out. `rank` is the rank's own number. Messages between single ranks are left out if `rank` is None,
+    or if the graph does not state the other rank.
     """
     found: list[RankTurn] = []
     # By launch, its index in the result: a wait refers to it.

@@ -62,7 +62,8 @@ class StageGraphs:
     def of(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> StageGraphs:
         """Divide a graph into stages, and mark each of its calls with its half. Raises PassError for a refused graph.
 
-        `open_dim` has the size of the chunk symbol. If there is a single stage, its graph is `module` itself.
+        `open_dim` has the size of the chunk symbol. If there is a single stage, its graph is `module` itself, without
+        marks.
         """
         if cuts.num_stages == 1:
             return StageGraphs(module, [StageGraph(module)])

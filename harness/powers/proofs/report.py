@@ -35,8 +35,8 @@ def clause(found: ProofOutcome) -> str:
 def describe(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
     """Return a proof's outcome as lines, which are printed before the case runs.
 
-    The first line has the counts. The others name the first `most` outputs that may differ, and the first `most` PROVED
-    outputs whose strides differ between the two sides.
+    The first line has the counts. The others name the first `most` outputs that may differ, with the calls at which the
+    first of them differs, and the first `most` PROVED outputs whose strides differ between the two sides.
     """
     counts = f"{found.proved} of {found.outputs} outputs" if found.outputs else found.reason or "nothing to prove"
     seconds = "" if found.seconds is None else f", {found.seconds:.1f} s"

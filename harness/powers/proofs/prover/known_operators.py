@@ -94,8 +94,8 @@ def holds(dtype: str, number: float) -> bool:
 def number_in(argument: Any, dtype: str) -> float | None:
     """Return the number that a kernel uses for an argument, if it computes on tensors of `dtype`.
 
-    None if the argument is no number, or if the dtype cannot represent it. Kernels keep a real number in at least 32
-    bits; for a float32 tensor they round it once, to float32.
+    None if the argument is no number or an integer beyond 2**53, or if the dtype cannot represent it. Kernels keep a
+    real number in at least 32 bits; for a float32 tensor they round it once, to float32.
     """
     match argument:
         case int():

@@ -67,8 +67,9 @@ class GraphMemory:
     def written(self, call: Call, args: Mapping[str, Any]) -> Tensor:
         """Return the tensor that an in-place call such as `add_` writes: its argument `self`.
 
-        Raises RefusedError for a call that writes anything else or changes a layout, and for a possible race with a
-        collective. Also raises it if the result depends on the order in which elements are read and written.
+        Raises RefusedError for a call that writes anything else, writes a constant, or changes a layout, and for a
+        possible race with a collective. Also raises it if the result depends on the order in which elements are read
+        and written.
         """
         if call.writes != ("self",) or not call.op.split(".")[1].endswith("_") or args["self"][:1] != ("node",):
             raise refuse(call, f"{call.op} writes in a way that is not understood")

@@ -127,9 +127,10 @@ class PairProof:
     def lines(self, *, all_in: str) -> list[str]:
         """Return a line with the verdict and the counts of outputs, and further lines with details.
 
-        The details are, for each output that is not PROVED, its first differing calls or why it is REFUSED; then the
-        bounds of open sizes, and whether any number of steps is proved. If there are too many outputs, a line states
-        that `all_in` has the complete list.
+        The details are, in this order: the outputs with different strides on the two sides; for each output that is not
+        PROVED, its first differing calls or why it is REFUSED; the bounds of open sizes; why the programs were not run;
+        whether any number of steps is proved. If there are too many outputs, a line states that `all_in` has the
+        complete list.
         """
         if self.proof is None:
             return [f"{self.verdict}: {self.reason}"]
@@ -167,7 +168,8 @@ def prove_programs(
 
     Without `values`, nothing is computed. `must_read` lists prefixes of input names: a PROVED output must depend on an
     input of each prefix. If it is empty, one output must depend on some input. `lap` is called with a phase's name when
-    the phase has ended. Unsupported calls do not raise: they make outputs, or the whole result, REFUSED.
+    the phase has ended. Unsupported calls do not raise: they make outputs, or the whole result, REFUSED. The whole
+    result is also REFUSED if the programs leave the random generator in different states.
     """
     try:
         graphs = reference.graph, candidate.graph

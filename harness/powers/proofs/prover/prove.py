@@ -87,12 +87,13 @@ def prove_case(
     """Prove a case on tensors of `device`, by default the CPU; `options` add passes to the candidate's graph.
 
     With `precompiled`, the candidate is the step in this folder. With `evaluate`, both graphs are also computed on
-    values. With `follow`, the optimizer's update after a proved step is proved as well. With `in_turn`, this process
-    traces the reference and then the candidate. Without it, a large reference is traced in a forked process, while this
-    process traces the candidate. `clock` measures the result's `seconds`. Afterwards this process has the determinism
-    switches of a run, because torch chooses operators by them.
+    values. With `follow`, the optimizer's update after a proved step is proved as well. `rules` are RULES unless a test
+    passes others. With `in_turn`, this process traces the reference and then the candidate. Without it, a large
+    reference is traced in a forked process, while this process traces the candidate. `clock` measures the result's
+    `seconds`. Afterwards this process has the determinism switches of a run, because torch chooses operators by them.
 
-    Raises the errors of tracing and passes, and ArtifactError. Unsupported calls do not raise: they are REFUSED.
+    A case that `why_not` excludes is NOT TRIED. Raises the errors of tracing and passes, and ArtifactError. Unsupported
+    calls do not raise: they are REFUSED.
     """
     if (reason := why_not(case)) is not None:
         return CaseProof(NOT_TRIED, reason=reason, case=case)

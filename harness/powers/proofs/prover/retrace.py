@@ -64,7 +64,7 @@ def check_retraced(
 def _graphs_of(case: Case, extra_passes: Sequence[str], precompiled: Path | None, *, whole: bool) -> list[str]:
     """Return the texts of a case's two graphs, reference first. With `whole`, they include the optimizer's update.
 
-    Raises RejectedError if the case cannot be traced.
+    Raises UsageError for wrong extra passes, and RejectedError if the case cannot be traced.
     """
     options = GraphOptions(extra_passes=tuple(extra_passes))
     check_extra_passes(options.extra_passes, case)

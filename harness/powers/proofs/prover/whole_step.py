@@ -143,6 +143,7 @@ def join(step: Graph, update: Graph) -> Graph:
 
     If an input of the update has the name of an input or output of the step (`gradient of layers.0.w`), the update
     reads that value of the step, in its memory. Any other input of the update becomes an input of the joined graph.
+    Raises RefusedError if the step leaves a value in another layout than the update reads.
     """
     known = {call.name: index for index, call in enumerate(step.calls) if call.op == "input"} | dict(step.outputs)
     calls = [*step.calls]

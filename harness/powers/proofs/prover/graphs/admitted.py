@@ -288,10 +288,10 @@ def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
 def _is_update(name: str, given: Mapping[str, Any]) -> bool:
     """Whether a call is an optimizer's kernel, such as `_fused_adamw_`, in an admitted form.
 
-    The kernel's lists must be equally long and have row-major CPU tensors, of the same dtype and size at each index.
-    The kernel pairs elements by their position in memory, so with other strides it would pair other elements. It must
-    not scale gradients; then it writes only parameters and their state. The written tensors must share no memory with
-    each other or with other arguments.
+    The kernel's lists must be equally long and have row-major CPU tensors. At each index, all tensors but the step
+    count must have the same dtype and size. The kernel pairs elements by their position in memory, so with other
+    strides it would pair other elements. It must not scale gradients; then it writes only parameters and their state.
+    The written tensors must share no memory with each other or with other arguments.
     """
     if name not in known.FUSED or not all(given.get(x) is None for x in ("grad_scale", "found_inf")):
         return False

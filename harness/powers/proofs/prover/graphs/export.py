@@ -398,7 +398,7 @@ def refuse(call: Call, what: str) -> RefusedError:
 
 
 def _nested(caller: Node, module: GraphModule) -> Any:
-    """Return a nested graph as data.
+    """Return a nested graph as data. Raises RefusedError for a nested graph that writes, draws or is not admitted.
 
     Nodes have numbers in place of names, so graphs that differ only in names have equal data.
     """

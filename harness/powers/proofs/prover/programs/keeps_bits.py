@@ -149,7 +149,8 @@ class _Snapshot:
     def proof(self, name: str, graph: Graph | GraphModule) -> PassProof:
         """Prove that `graph`, the result of the pass `name`, computes the same bits as the graph before the pass.
 
-        Both graphs are proved under the switches from before the pass. A pass that changed a switch is REFUSED.
+        Both graphs are proved under the switches from before the pass. A pass that changed a switch, or values of a
+        parameter or buffer, is REFUSED.
         """
         with disable_current_modes():
             switched = self._switches.changes()

@@ -169,7 +169,8 @@ def _concerns(event: str) -> bool:
 def _told(event: str, args: tuple[Any, ...], frame: FrameType, is_users_file: Callable[[str], bool]) -> str | None:
     """Return the effect of an audit event, in words. None if it only reads, or if an import or a compiler causes it.
 
-    `frame` is the Python frame that caused the event.
+    An inspection of callers is only an effect if a user's code makes it. `frame` is the Python frame that caused the
+    event.
     """
     if event in _REFLECTIVE or event.startswith("ctypes."):
         caller: FrameType | None = frame
@@ -232,7 +233,8 @@ def _open_files() -> dict[int, Any]:
     """Return the state of each open file by its descriptor; {} if the system is not Linux.
 
     For a regular file, the state is its device, inode, size and offset. For a pipe whose two ends this process has, it
-    is the number of unread bytes.
+    is the number of unread bytes. Files of the standard streams, and files that an ancestor of this process has open,
+    are left out.
     """
     found: dict[int, Any] = {}
     pipes: dict[int, tuple[int, int]] = {}

@@ -126,7 +126,10 @@ _READABLE = (OpOverload, HigherOrderOperator)
 
 
 def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
-    """Return a graph as a program with these inputs. Later changes of the graph do not affect the program."""
+    """Return a graph as a program with these inputs. Later changes of the graph do not affect the program.
+
+    Raises RefusedError if the graph takes another number of inputs.
+    """
     placeholders = module.graph.find_nodes(op="placeholder")
     leaves = flattened(tuple(inputs))[0]
     if len(leaves) != len(placeholders):
@@ -250,7 +253,8 @@ def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
     """Return the name of a graph's output. `spec` is its output spec in torch.export, and `place` its position.
 
     `inputs` maps names of placeholders to names of inputs. A returned value is named OUTPUT, to which the caller adds a
-    number. The final value of an input is named after the input, as if it were written in place.
+    number. The final value of an input is named after the input, as if it were written in place; a gradient is named
+    after its parameter or input. Raises RefusedError for any other kind of output.
     """
     match spec.kind.name:
         case "USER_OUTPUT":
@@ -310,7 +314,10 @@ def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
 
 
 def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
-    """Trace a copy of a function on a copy of its inputs, so that tracing does not change the user's objects."""
+    """Trace a copy of a function on a copy of its inputs, so that tracing does not change the user's objects.
+
+    Raises RefusedError if the function cannot be traced, or if the tensors among its inputs do not allow a proof.
+    """
     # Tensors themselves are not copied here: the trace runs on fake values of them.
     own = copied({"subject": subject, "inputs": tuple(inputs)}, lambda x: x)
     leaves, rebuilt = flattened(own["inputs"])

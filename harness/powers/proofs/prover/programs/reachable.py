@@ -86,7 +86,10 @@ class Reached:
             stack += reversed([*self._met(place.replace(" .", " "), x)])
 
     def _met(self, place: str, x: Any) -> Iterator[tuple[str, Any]]:
-        """Record the object `x`, which is at a path. Yields (path, object) for each object directly inside it."""
+        """Record the object `x`, which is at a path. Yields (path, object) for each object directly inside it.
+
+        Raises RefusedError for a generator, which only one run could read.
+        """
         if (token := plain_token(x)) is not None:
             self.tokens[place] = token
             return
@@ -213,7 +216,8 @@ _ATOMS = (
 def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
     """Yield (path, object) for each object directly inside `x`, which is at the path `place`.
 
-    Raises RefusedError if `x` has hidden state. `known` maps ids of tensors to their names.
+    Raises RefusedError if `x` has hidden state that pickle does not store either. `known` maps ids of tensors to their
+    names.
     """
     if _is_atom(x) or isinstance(x, torch.Generator):
         return

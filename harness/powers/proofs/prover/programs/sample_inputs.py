@@ -178,7 +178,10 @@ class _Machine:
         return value
 
     def _memory(self, told: Any) -> Tensor:
-        """Return a tensor's memory, as a tensor of one dim. `told` is the persistent id that the pickle has for it."""
+        """Return a tensor's memory, as a tensor of one dim. `told` is the persistent id that the pickle has for it.
+
+        Raises SampleError if the file does not have this memory.
+        """
         kind, storage, key, _, num = told
         if kind != "storage" or not isinstance(storage, _Global) or storage.name not in _STORAGES:
             raise SampleError("its sample inputs have a tensor of another kind of memory")

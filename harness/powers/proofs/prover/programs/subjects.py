@@ -154,7 +154,8 @@ def _check_keys(one: Held, other: Held) -> None:
 def _check_effects(one: Held, other: Held) -> None:
     """Raise RefusedError unless a call of each program has the same side effects.
 
-    A change must be at the same path on both sides. If it is not a tensor, the new values must also be equal.
+    A change must be at the same path on both sides. If it is not a tensor, the new values must also be equal. Writes to
+    the programs' inputs need not match here, since they are outputs of the proof.
     """
     lefts = [
         dict.fromkeys([*(x for x in side.program.outputs if _is_left(x, side)), *side.effects]) for side in (one, other)

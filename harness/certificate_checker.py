@@ -1238,7 +1238,8 @@ def _join(g: State, place: int, call: State) -> Json:
 def _collect(g: State, place: int, call: State) -> Json:
     """Return the term of an all-gather or a reduce-scatter; NEXT for any other call.
 
-    A reduce-scatter sends row r of [group size, n] to rank r. Line 9 of docs/reference/certificate.md.
+    A reduce-scatter sends row r of [group size, n] to rank r. Raises UnknownError if a size is open. Line 9 of
+    docs/reference/certificate.md.
     """
     if call["op"] not in (GATHER, REDUCE):
         return NEXT
@@ -1277,7 +1278,8 @@ def _unwritten(g: State, place: int, call: State) -> Json:
 def _show(g: State, place: int, call: State) -> Json:
     """Return the term or terms of a view, a split or a reshape; NEXT for any other call.
 
-    Without open sizes, a view is defined by its layout alone, otherwise by its operator and arguments. Line 11 of
+    Without open sizes, a view is defined by its layout alone, otherwise by its operator and arguments. Raises
+    UnknownError for a view as another dtype, and for one that no window describes. Line 11 of
     docs/reference/certificate.md.
     """
     op, results = call["op"], call["results"]
@@ -1442,7 +1444,8 @@ def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
 def _check_write(g: State, call: State) -> None:
     """Raise UnknownError for an unknown kind of write, or if the order of accesses may affect its result.
 
-    For example, the written tensor overlaps itself, or a collective in flight uses its memory.
+    For example, the written tensor overlaps itself, or a collective in flight uses its memory. Also raised for a write
+    to a constant, and for one that changes the tensor's layout.
     """
     target = call["args"].get("self")
     if call["writes"] != ["self"] or not call["op"].split(".")[1].endswith("_") or target[:1] != ["node"]:
@@ -1466,7 +1469,8 @@ def overlaps(x: Json) -> bool:
     """Return whether two indices of a tensor may refer to the same element.
 
     With dims sorted by stride, it returns False if each stride exceeds the distance between the first and the last
-    element of the dims before.
+    element of the dims before. If a size or stride is open, it only returns False for a row-major tensor in which
+    nothing but the first size is open.
     """
     shape, strides = x[2], x[3]
     if not is_closed((*shape, *strides)):
@@ -2181,8 +2185,8 @@ def _content(file: Path) -> bytes:
 def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = True) -> Counter[str]:
     """Check a certificate, and return its number of outputs by answer (PROVED, NOT PROVED, REFUSED).
 
-    Raises RejectedError if it claims more than it proves. `with_subject` is False only in tests, for two graphs without
-    a case.
+    Raises RejectedError if it is damaged or claims more than it proves. `with_subject` is False only in tests, for two
+    graphs without a case.
     """
     with rejecting():
         check_form(main, graphs, steps)

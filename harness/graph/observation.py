@@ -137,7 +137,7 @@ def hand_on_marks(node: Node, to: Node) -> None:
 
 
 class Marked(NamedTuple):
-    """A marked node. `readers` maps the name of each node that reads it to the positions at which it reads it.
+    """A marked node. `readers` maps the name of each node that reads it to the positions of these reads.
 
     A position is an index among all nodes that the reader reads.
     """

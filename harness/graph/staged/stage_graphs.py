@@ -52,7 +52,10 @@ class StageGraph:
 
 @dataclass(frozen=True)
 class StageGraphs:
-    """The graphs of all stages of a traced step, in the stages' order."""
+    """The graphs of all stages of a traced step, in the stages' order.
+
+    `traced` is the graph of the whole step. `placed` has its calls by stage; None if there is a single stage.
+    """
 
     traced: GraphModule
     graphs: Sequence[StageGraph]

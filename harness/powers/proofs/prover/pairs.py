@@ -99,10 +99,10 @@ class PairProof:
 
     `proof` is None if the programs were refused as a whole or not tried; then `reason` is set. `evaluated` is the
     number of PROVED outputs that were also computed on values, with the same bits in both graphs and by their term.
-    `not_evaluated` is the reason why others were not computed, or None. `bounds` has the open sizes for which the
-    result holds, in words. `induction` states whether the proof extends to any number of calls. If the programs
-    themselves could not be run, `not_run` is the reason: that their graphs compute the same as the programs is then
-    only assumed.
+    `not_evaluated` is the reason why others were not computed, or None. `seconds` has the time that each phase took.
+    `bounds` has the open sizes for which the result holds, in words. `induction` states whether the proof extends to
+    any number of calls. If the programs themselves could not be run, `not_run` is the reason: that their graphs compute
+    the same as the programs is then only assumed.
     """
 
     verdict: str

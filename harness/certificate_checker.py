@@ -46,7 +46,10 @@ class RejectedError(Exception):
 
 
 class UnknownError(Exception):
-    """A call has no term: docs/reference/certificate.md calls it refused. Outputs that depend on it are REFUSED."""
+    """A call has no term, so all outputs that depend on it are REFUSED.
+
+    docs/reference/certificate.md calls such a call refused.
+    """
 
 
 def hold(holds: object, otherwise: str) -> None:
@@ -61,7 +64,7 @@ MISTAKES = (OSError, AttributeError, LookupError, TypeError, ValueError, Arithme
 
 @contextmanager
 def rejecting() -> Iterator[None]:
-    """Context that turns each of MISTAKES into a RejectedError."""
+    """Context that turns Python's exceptions for data of an unexpected form (MISTAKES) into RejectedError."""
     try:
         yield
     except MISTAKES as error:
@@ -209,7 +212,7 @@ def _tensor(types: list[Json], t: int) -> list[Json]:
 
 
 def _closed(types: list[Json], t: int) -> list[int]:
-    """The shape of a term that must be a tensor without open sizes, which depend on data."""
+    """Return the shape of a tensor's term. Raises RejectedError if it is no tensor, or a size depends on data."""
     _, shape = _tensor(types, t)
     hold(None not in shape, f"a size of term {t} is open")
     return list(shape)
@@ -243,7 +246,7 @@ TWO = ("add", "sub", "mul", *COMPARE, "bitwise_and", "bitwise_or", "bitwise_xor"
 
 
 def takes(operator: str, own: str, dtypes: list[str]) -> bool:
-    """Return whether an exact operator takes operands of these dtypes and returns dtype `own`."""
+    """Return whether the exact operator can take operands of these dtypes and return the dtype `own`."""
     if operator == "cast":
         return len(dtypes) == 1 and own in REAL and dtypes[0] in REAL
     if operator == "where":
@@ -302,9 +305,10 @@ def _type_of_op(types: list[Json], kind: str, arguments: Json, dtype: Json, shap
 
 
 def _check_argument(types: list[Json], x: Json, where: str) -> None:
-    """Check that the terms in an argument have the types as which it reads them.
+    """Raise RejectedError unless the terms in an argument have the types that the argument states.
 
-    `where` is the kind of the term, or `generator` for the argument that has the random generator's state.
+    `types` has the type of each term. `where` is the kind of the term that has the argument, or `generator` for the
+    argument with the random generator's state.
     """
     if type(x) is int:
         return
@@ -324,7 +328,10 @@ def _check_argument(types: list[Json], x: Json, where: str) -> None:
 
 
 def _check_symbols(types: list[Json], sizes: Iterable[Json]) -> None:
-    """Check that each symbol in these sizes is a number."""
+    """Raise RejectedError unless each symbol in these sizes is the term of a number.
+
+    `types` has the type of each term.
+    """
     symbols = (t for size in sizes if type(size) is list for product in size[1:] for t in product[1:])
     hold(all(types[t] == NUMBER for t in symbols), "a size of what is no number")
 
@@ -384,7 +391,7 @@ TYPES: dict[str, Callable[..., Json]] = {
 
 
 def put(values: list[int], place: int, value: int) -> list[int]:
-    """Return a copy of the values with the value at `place` replaced."""
+    """Return a copy of the list in which the item at index `place` is `value`."""
     return [*values[:place], value, *values[place + 1 :]]
 
 
@@ -409,7 +416,10 @@ def full(shape: list[int]) -> Json:
 
 
 def parts_of(w: Json, dim: int, sizes: list[int]) -> Json:
-    """Return the windows on consecutive parts of a window along a dim, with these sizes. None if they do not add up."""
+    """Return the windows that select consecutive parts of a window along a dim; `sizes` are the parts' sizes.
+
+    None unless the sizes add up to the window's size.
+    """
     (shape, strides, offset), found = w, []
     for size in sizes:
         found.append(normal(put(shape, dim, size), strides, offset))
@@ -418,10 +428,10 @@ def parts_of(w: Json, dim: int, sizes: list[int]) -> Json:
 
 
 def merged(dims: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Return dims (size, stride, other stride) without those of size 1, and with neighbours merged if possible.
+    """Return dims (size, stride, other stride) without those of size 1, with neighbours merged where possible.
 
-    Two neighbours are merged if they are like a single dim by both strides: (2, 3, 30) and (3, 1, 10) become (6, 1,
-    10).
+    Two neighbours are merged if a single dim has the same elements by both strides: (2, 3, 30) and (3, 1, 10) become
+    (6, 1, 10).
     """
     found: list[tuple[int, int, int]] = []
     for n, a, b in dims:
@@ -434,7 +444,7 @@ def merged(dims: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def flat(w: Json) -> Json:
-    """Return the window with as few dims as possible that selects the same elements in the same order."""
+    """Return the window with the fewest dims that selects the same elements in the same order."""
     if 0 in w[0]:
         return [[0], [0], 0]
     dims = merged(zip(w[0], w[1], w[1], strict=True))
@@ -442,10 +452,11 @@ def flat(w: Json) -> Json:
 
 
 def translate(w: Json, shape: list[int], weights: list[int], others: list[int], more: int = 0) -> Json:
-    """Convert a window from one way to number a tensor's elements to another. None if the result is no window.
+    """Convert a window from one numbering of a tensor's elements to another. None if the result is no window.
 
-    The tensor has this shape. Its element at index i has the number sum(i[k] * weights[k]) before, and the number
-    more + sum(i[k] * others[k]) after. For example, `weights` are strides in memory, and `others` row-major strides.
+    The tensor has the given `shape`. The old number of its element at index i is sum(i[k] * weights[k]), and the new
+    number is more + sum(i[k] * others[k]). For example, `weights` are strides in memory, and `others` row-major
+    strides.
     """
     # A number is written in digits, one per dim, the largest weight first. The offset and each stride of the window are
     # converted digit by digit. That is right only if no index makes a digit reach the size of its dim: no carry.
@@ -470,12 +481,12 @@ def translate(w: Json, shape: list[int], weights: list[int], others: list[int], 
 
 
 def after(v: Json, u: Json) -> Json:
-    """Return the window that selects the same as window v on top of window u. None if there is none."""
+    """Return the window that selects the same elements as window `v` of window `u`. None if there is none."""
     return translate(v, u[0], row_major(u[0]), u[1], u[2])
 
 
 def repeated(shape: list[int], to: list[int]) -> Json:
-    """Return the window that broadcasts a tensor of a shape to the shape `to`."""
+    """Return the window that broadcasts a tensor from `shape` to the shape `to`."""
     new = len(to) - len(shape)
     hold(new >= 0 and all(n in (1, m) for n, m in zip(shape, to[new:], strict=True)), f"{shape} is no {to}")
     return normal(to, [0] * new + full(shape)[1], 0)
@@ -488,12 +499,15 @@ def repeated(shape: list[int], to: list[int]) -> Json:
 
 
 def new_state() -> State:
-    """Return the state before the first step."""
+    """Return the state before the first step of a proof."""
     return {"terms": [], "last": [], "types": [], "roots": [], "at": {}}
 
 
 def take_step(state: State, step: Json) -> None:
-    """Check the next step, and add it to the state. If it is invalid, raises RejectedError and changes nothing."""
+    """Check the next step of a proof, and add it to the state.
+
+    Raises RejectedError if the step is invalid; the state is unchanged then.
+    """
     hold(type(step) is list and len(step) in (3, 4) and type(step[1]) is str, "no step")
     term, rule, equals = step[:3]
     hint, place, last, types = step[3] if step[3:] else [], len(state["terms"]), state["last"], state["types"]
@@ -533,30 +547,30 @@ def find(state: State, *term: Json) -> int:
 
 
 def view(state: State, t: int, w: Json) -> int:
-    """Return the last form of the view of term `t` by window `w`."""
+    """Return the last form of the term "view of `t` by window `w`". Raises RejectedError if no step has this term."""
     return find(state, "view", t, *w)
 
 
 def shape_of(state: State, t: int) -> list[int]:
-    """Return the shape of a term without open sizes."""
+    """Return the shape of a tensor's term, none of whose sizes depends on data."""
     return _closed(state["types"], t)
 
 
 def number_of(state: State, t: int) -> float | None:
-    """Return the number that all elements of a term have; None unless the term is a number or a view of one."""
+    """Return the number that all elements of a term equal; None if it is neither a number nor a view of one."""
     term = state["terms"][t]
     term = state["terms"][term[1]] if term[0] == "view" else term
     return float.fromhex(term[2]) if term[0] == "number" else None
 
 
 def filled(state: State, shape: list[int], dtype: str, value: float) -> int:
-    """Return the term of a number that is broadcast to a shape."""
+    """Return the term of a tensor of this shape that is filled with a number: the number, or a view that repeats it."""
     t = find(state, "number", dtype, value.hex())
     return view(state, t, [shape, [0] * len(shape), 0]) if shape else t
 
 
 def positive_of(state: State, t: int) -> int | None:
-    """Return a negation's operand, or a negative number's opposite; None for any other term."""
+    """Return the term whose negation is term `t`: the operand of a negation, or 2 for -2. None for any other term."""
     term, value = state["terms"][t], number_of(state, t)
     if term[:2] == ["exact", "neg"]:
         return int(term[4][0])
@@ -572,7 +586,7 @@ def _inner(state: State, term: Json, kind: str) -> Json:
 
 
 def _places(state: State, t: int) -> list[Json]:
-    """For each part of a cat, the window on the cat that selects it."""
+    """Return, for each part of a cat, the window on the cat that selects the part."""
     _, parts, dim = state["terms"][t]
     return list(parts_of(full(shape_of(state, t)), dim, [shape_of(state, x)[dim] for x in parts]))
 
@@ -587,14 +601,14 @@ def view_of_view(s: State, term: Json) -> int | None:
 def view_of_same_order(s: State, term: Json) -> int | None:
     """Rule: a view of a view is a view of the inner view in as few dims as possible.
 
-    Only the order of the inner view's elements matters.
+    The inner view's shape has no effect: only the order of its elements matters.
     """
     _, x, *u = _inner(s, term, "view")
     return view(s, view(s, x, flat(u)), term[2:])
 
 
 def of_exact(s: State, term: Json) -> int | None:
-    """Rule: a view or gather of an exact operator is the operator on views or gathers of each operand."""
+    """Rule: a view or a gather of an exact operator's result is the operator on the view or gather of each operand."""
     *operator, operands = _inner(s, term, "exact")
     return find(s, *operator, [find(s, term[0], x, *term[2:]) for x in operands])
 
@@ -602,8 +616,8 @@ def of_exact(s: State, term: Json) -> int | None:
 def view_of_cat(s: State, term: Json, pieces: Json, dim: int | None = None) -> int | None:
     """Rule: a view of a cat is a view of one part, or a cat of views of several parts.
 
-    The hint has the pieces, each a part's index and a window on the part; and, for several pieces, the dim along which
-    they follow each other.
+    The hint is `pieces`, each a part's index and a window on the part; for several pieces also `dim`, the dim along
+    which they follow each other.
     """
     parts, places = _inner(s, term, "cat")[1], _places(s, term[1])
     hold(pieces and all(_is_count(k) and k < len(parts) for k, _ in pieces), "no part")
@@ -629,7 +643,10 @@ def cat_of_cat(s: State, term: Json) -> int | None:
 
 
 def cat_of_neighbours(s: State, term: Json, k: int, t: int) -> int | None:
-    """Rule: parts k and k + 1 of a cat are a single term `t`, if they are the consecutive views of it."""
+    """Rule: the parts `k` and `k + 1` of a cat become a single term `t` if they are consecutive views of `t`.
+
+    The hint has `k` and `t`.
+    """
     _, parts, dim = term
     hold(_is_count(k) and k + 1 < len(parts) and _is_count(t) and t < len(s["terms"]), "no neighbours")
     hold(s["last"][t] == t, "no last form")
@@ -648,14 +665,17 @@ def exact_in_order(s: State, term: Json) -> int | None:
 
 
 def exact_of_cat(s: State, term: Json) -> int | None:
-    """Rule: an exact operator on a cat is a cat of the operator on each part. Other operands are cut the same way."""
+    """Rule: an exact operator on a cat is a cat of the operator's results on each part.
+
+    The operator's other operands are cut into parts of the same sizes.
+    """
     first = next(x for x in term[4] if s["terms"][x][0] == "cat")
     parts = [find(s, *term[:4], [view(s, x, w) for x in term[4]]) for w in _places(s, first)]
     return find(s, "cat", parts, s["terms"][first][2])
 
 
 def exact_of_number(s: State, term: Json) -> int | None:
-    """Rule: the negation of a number is a number, and so is its cast, if the dtype can represent it."""
+    """Rule: the negation of a number is a number, and so is a cast of a number, if the dtype can represent it."""
     _, name, dtype, _, operands = term
     value = number_of(s, operands[0])
     if value is None or name not in ("neg", "cast"):
@@ -666,7 +686,10 @@ def exact_of_number(s: State, term: Json) -> int | None:
 
 
 def exact_of_neutral(s: State, term: Json) -> int | None:
-    """Rule: x * 1 is x, and x + 0 is x: of the zeros, -0.0 for real dtypes, as -0.0 + 0.0 is +0.0."""
+    """Rule: x * 1 is x. x + -0.0 is x for real dtypes, and x + 0 is x for integers.
+
+    x + 0.0 has no rule for real dtypes, as -0.0 + 0.0 is +0.0.
+    """
     neutral = {"mul": 1.0, "add": -0.0 if term[2] in REAL else 0.0}.get(term[1])
     if neutral is None:
         return None
@@ -695,7 +718,7 @@ def exact_twice(s: State, term: Json) -> int | None:
 
 
 def exact_of_neg(s: State, term: Json) -> int | None:
-    """Rule: -(-x) is x, and a negation moves out of a product or a cast."""
+    """Rule: -(-x) is x, and a negation of an operand of a product or a cast becomes a negation of the result."""
     kind, name, dtype, device, operands = term
     for k, x in enumerate(operands if name in ("neg", "mul", "cast") else ()):
         plain = positive_of(s, x)
@@ -711,7 +734,7 @@ WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), 
 
 
 def exact_through_wider(s: State, term: Json) -> int | None:
-    """Rule: a cast of a cast to a wider dtype is a cast without it, as the inner cast rounds nothing."""
+    """Rule: in a cast of a cast, the inner cast is left out if its dtype is wider, since it rounds nothing."""
     inner = s["terms"][term[4][0]]
     if term[1] != "cast" or inner[:2] != ["exact", "cast"]:
         return None
@@ -723,7 +746,7 @@ def exact_through_wider(s: State, term: Json) -> int | None:
 
 
 def exact_of_one_choice(s: State, term: Json) -> int | None:
-    """Rule: a choice between equal values is that value; by a constant condition, it is the chosen value."""
+    """Rule: a choice between equal values is that value. A choice by a constant condition is the chosen value."""
     if term[1] != "where":
         return None
     condition, yes, no = term[4]
@@ -732,7 +755,7 @@ def exact_of_one_choice(s: State, term: Json) -> int | None:
 
 
 def move_of_flip(s: State, term: Json) -> int | None:
-    """Rule: a flip of a flip along the same dims is the flipped term."""
+    """Rule: a flip of a flip along the same dims is the term itself."""
     flip, rank = ["move", "aten.flip.default"], len(term[4])
     inner = s["terms"][dict(term[2])["self"][1]]
     if term[:2] != flip or inner[:2] != flip:
@@ -744,7 +767,7 @@ def move_of_flip(s: State, term: Json) -> int | None:
 
 
 def gather_of_view(s: State, term: Json) -> int | None:
-    """Rule: a gather of a view is a view of a gather, with the ranks as its first dim."""
+    """Rule: a gather of a view is a view of the gather, whose first dim counts the ranks."""
     _, x, shape, strides, offset = _inner(s, term, "view")
     w = normal([len(term[2][0]), *shape], [prod(shape_of(s, x)), *strides], offset)
     return view(s, find(s, "gather", x, term[2]), w)
@@ -841,10 +864,10 @@ WORDS_TAKE = {
 
 
 def fits(op: str, names: Iterable[str]) -> bool:
-    """Return whether an operator has all of these arguments and needs no others.
+    """Return whether an operator can be called with exactly these arguments by name.
 
-    For example, `aten.sum.dim_IntList` needs `self` and `dim`. True for an operator without a signature if its
-    namespace is not in TORCHS, or if line 1 refuses it.
+    For example, `aten.sum.dim_IntList` needs `self` and `dim`. An operator without a signature accepts any arguments if
+    its namespace is not in TORCHS, or if it is refused anyway.
     """
     if op not in TAKES and op.startswith("python."):
         return [*names] in (["0"], ["0", "1"])
@@ -876,17 +899,17 @@ def is_tensor(value: Json) -> bool:
 
 
 def is_closed(sizes: Iterable[Json]) -> bool:
-    """Return whether all sizes are numbers: none depends on data."""
+    """Return whether all sizes are numbers, so that none depends on data."""
     return {*map(type, sizes)} <= {int}
 
 
 def lies_closed(x: Json) -> bool:
-    """Return whether the sizes, strides and offset of a tensor are all closed."""
+    """Return whether no size and no stride of a tensor, nor its offset, depends on data."""
     return is_closed((*x[2], *x[3], x[4]))
 
 
 def opened(shape: Json) -> Json:
-    """Return a shape with None in place of each open size."""
+    """Return a shape with None in place of each size that depends on data."""
     return [n if type(n) is int else None for n in shape]
 
 
@@ -899,12 +922,13 @@ def walk(state: State, graph: Json, side: str) -> State:
 
 
 def new_walk(state: State, graph: Json, side: str) -> State:
-    """Return the state before a graph's first call.
+    """Return the state of a graph before its first call.
 
-    `values` has a term for each call so far, a list for several results, None if the call is refused. `stale` has calls
-    whose value was overwritten, `lying` the calls by storage, `inputs` the call and term of each input and constant,
-    `symbols` the term of each symbol, and `generator` the term of the random generator's state. `filling` and `reading`
-    have the launches that fill or read a storage, until a wait.
+    `values` has the term of each call so far: a list for several results, None if the call is refused. `stale` has the
+    calls whose value was overwritten, `lying` the calls by the storage of their results, `inputs` the call and term of
+    each input and constant, `symbols` the term of each symbol, `generator` the term of the random generator's state,
+    and `last_use` the last call that reads each storage. `filling` and `reading` have, by storage, the launches that
+    fill or read it and were not waited for.
     """
     calls = [
         {"name": name, "op": op, "args": dict(args), "own": own, "writes": writes, "random": random}
@@ -917,7 +941,7 @@ def new_walk(state: State, graph: Json, side: str) -> State:
 
 
 def take_call(g: State) -> None:
-    """Derive the term of the next call, and record the memory that it writes."""
+    """Derive the term of the next call, and record which memory it writes. The call's term is None if it is refused."""
     place, value = len(g["values"]), None
     call = g["calls"][place]
     try:
@@ -935,7 +959,7 @@ def take_call(g: State) -> None:
 
 
 def _check_value(state: State, call: State, value: Json) -> None:
-    """Check that the terms of a call have the dtypes and shapes that the graph states for its results."""
+    """Raise RejectedError unless a call's terms have the dtypes and shapes that the graph states for its results."""
     if value is None:
         return
     own = call["own"]
@@ -949,7 +973,7 @@ def _check_value(state: State, call: State, value: Json) -> None:
 
 
 def _last_uses(graph: Json, calls: list[State]) -> dict[int, float]:
-    """For each storage, the last call that reads it. Inputs, constants and outputs are used to the end."""
+    """Return the index of the last call that reads each storage; infinity for inputs, constants and outputs."""
     found: dict[int, float] = {}
     for place, call in enumerate(calls):
         for read in call["reads"]:
@@ -961,13 +985,16 @@ def _last_uses(graph: Json, calls: list[State]) -> dict[int, float]:
 
 
 def known(g: State, n: int) -> Json:
-    """Return the term of an earlier call; None if the call is refused or its value stale."""
+    """Return the term of an earlier call; None if the call is refused or its value was overwritten."""
     hold(_is_count(n) and n < len(g["values"]), f"call {n} is read before it runs")
     return None if n in g["stale"] else g["values"][n]
 
 
 def _value(g: State, place: int, call: State) -> Json:
-    """The term of a call: by line 1, or else by the first of LINES that applies."""
+    """Return the term of a call, which the first of LINES that applies derives.
+
+    Raises UnknownError if the call is refused (line 1 of docs/reference/certificate.md).
+    """
     op, name = call["op"], call["op"].rpartition(".")[0]
     call["found"] = [known(g, n) for n in call["reads"]]
     call["given"] = [g["calls"][n]["own"] for n in call["reads"]]
@@ -998,9 +1025,9 @@ def _value(g: State, place: int, call: State) -> Json:
 
 
 def _source(call: State) -> int:
-    """The index, among the calls that a call reads, of the argument that SOURCES names.
+    """Return the index, in the call's `reads`, of the call that computes its source.
 
-    An operator that is not in SOURCES must read a single call.
+    SOURCES has the name of the argument that is the source. An operator that is not in SOURCES must read a single call.
     """
     if call["op"] not in SOURCES:
         if len(call["reads"]) != 1:
@@ -1013,7 +1040,10 @@ def _source(call: State) -> int:
 
 
 def _input(g: State, place: int, call: State) -> Json:
-    """Line 2: an input by its name, a constant by its digest."""
+    """Return the term of an input or a constant; NEXT for any other call.
+
+    An input is named by its call, a constant by its digest. Line 2 of docs/reference/certificate.md.
+    """
     op, args, own = call["op"], call["args"], call["own"]
     if op == "input" and not args:
         name = call["name"]
@@ -1031,7 +1061,10 @@ def _input(g: State, place: int, call: State) -> Json:
 
 
 def _getitem(g: State, place: int, call: State) -> Json:
-    """Line 3: one of several results, or a number read from a tensor."""
+    """Return the term of one of several results, or of a number read from a tensor; NEXT for any other call.
+
+    Line 3 of docs/reference/certificate.md.
+    """
     args = call["args"]
     if call["op"] == "getitem" and [*args] == ["0", "1"]:
         if type(call["found"][0]) is not list:
@@ -1047,7 +1080,10 @@ def _getitem(g: State, place: int, call: State) -> Json:
 
 
 def _copy(g: State, place: int, call: State) -> Json:
-    """Line 4: a copy of the same dtype and shape, or a wait. The term is that of its source."""
+    """Return the source's term for a copy with the same dtype and shape, and for a wait; NEXT for any other call.
+
+    Line 4 of docs/reference/certificate.md.
+    """
     own = call["own"]
     if call["op"] in COPIES:
         n = _source(call)
@@ -1062,7 +1098,11 @@ def _copy(g: State, place: int, call: State) -> Json:
 
 
 def _exact(g: State, place: int, call: State) -> Json:
-    """Line 5: an exact operator, with each operand broadcast to the result's shape."""
+    """Return the term of an exact operator, with each operand broadcast to the result's shape.
+
+    NEXT for any other call, and for a call that the line does not cover, such as one with a number that the dtype
+    cannot represent. Line 5 of docs/reference/certificate.md.
+    """
     op, args, state, given = call["op"], call["args"], g["s"], call["given"]
     if op == "aten.pow.Tensor_Scalar":
         dtype = call["own"]["tensor"][0]
@@ -1102,17 +1142,17 @@ def _exact(g: State, place: int, call: State) -> Json:
 
 
 def _common(shapes: list[list[int]]) -> list[int]:
-    """The shape to which tensors of these shapes are broadcast together: [2, 3] for [3] and [2, 1]."""
+    """Return the shape to which tensors of these shapes are broadcast together: [2, 3] for [3] and [2, 1]."""
     rank = max(map(len, shapes))
     sizes = zip(*([1] * (rank - len(shape)) + shape for shape in shapes), strict=True)
     return [next((n for n in dim if n != 1), 1) for dim in sizes]
 
 
 def _number(argument: Json, dtype: str) -> float | None:
-    """An argument's value as a float, with truth values as 0 and 1.
+    """Return an argument's value as a float; 0 or 1 for a truth value.
 
     None if the argument is no number, an integer beyond 2^53, or a number that the dtype cannot represent. For float32,
-    a float is first rounded to it, as torch does before it computes with a float32 tensor.
+    a float is first rounded to float32, as torch does before it computes with a float32 tensor.
     """
     if type(argument) is int:
         value = float(argument) if abs(argument) <= 2**53 else inf
@@ -1127,7 +1167,10 @@ def _number(argument: Json, dtype: str) -> float | None:
 
 
 def _fill(g: State, place: int, call: State) -> Json:
-    """Line 6: a tensor filled with a number."""
+    """Return the term of a call that fills a tensor with a number; NEXT for any other call.
+
+    NEXT also if the dtype cannot represent the number, or a size is open. Line 6 of docs/reference/certificate.md.
+    """
     if call["op"] not in FILLS:
         return NEXT
     which, own = FILLS[call["op"]], call["own"]["tensor"]
@@ -1138,7 +1181,11 @@ def _fill(g: State, place: int, call: State) -> Json:
 
 
 def _pad(g: State, place: int, call: State) -> Json:
-    """Line 7: padding, as a cat of filled ends for each dim, from the last dim on."""
+    """Return the term of a padded tensor; NEXT for any other call. Line 7 of docs/reference/certificate.md.
+
+    The term is a cat with filled ends for each dim, the last dim first. NEXT also if an amount of padding is negative,
+    a size is open, or the dtype cannot represent the filled number.
+    """
     if call["op"] != "aten.constant_pad_nd.default":
         return NEXT
     n = _source(call)
@@ -1155,7 +1202,7 @@ def _pad(g: State, place: int, call: State) -> Json:
 
 
 def _dim(call: State, rank: int) -> int:
-    """The dim along which a call joins or splits tensors of `rank` dims."""
+    """Return the dim along which a call joins or splits tensors of `rank` dims: its argument `dim`, or 0."""
     dim = call["args"].get("dim", 0)
     source = "self" if call["op"] == SPLIT else "tensors"
     hold(_is_count(dim) and dim < rank and {*call["args"]} <= {source, "dim"}, "no dim, or more arguments")
@@ -1163,13 +1210,17 @@ def _dim(call: State, rank: int) -> int:
 
 
 def _whole(state: State, t: int, shape: list[int]) -> int:
-    """The term that reshapes term `t` to `shape`, with its elements in the same order."""
+    """Return the term of term `t` reshaped to `shape`, with its elements in the same order."""
     hold(prod(shape) == prod(shape_of(state, t)), f"not as many elements as {shape}")
     return view(state, t, full(shape))
 
 
 def _join(g: State, place: int, call: State) -> Json:
-    """Line 8: cat or stack. torch ignores parts of shape [0] in a cat of tensors with more dims."""
+    """Return the term of a cat or a stack; NEXT for any other call.
+
+    NEXT also if the parts have several dtypes or open sizes. torch ignores parts of shape [0] in a cat of tensors with
+    more dims. Line 8 of docs/reference/certificate.md.
+    """
     if call["op"] not in ("aten.cat.default", "aten.stack.default"):
         return NEXT
     own, read = call["own"]["tensor"], [x["tensor"] for x in call["given"]]
@@ -1185,7 +1236,11 @@ def _join(g: State, place: int, call: State) -> Json:
 
 
 def _collect(g: State, place: int, call: State) -> Json:
-    """Line 9: all-gather and reduce-scatter. The latter sends row r of [group size, n] to rank r."""
+    """Return the term of an all-gather or a reduce-scatter; NEXT for any other call.
+
+    A reduce-scatter sends row r of [group size, n] to rank r. Raises UnknownError if a size is open. Line 9 of
+    docs/reference/certificate.md.
+    """
     if call["op"] not in (GATHER, REDUCE):
         return NEXT
     n = _source(call)
@@ -1210,9 +1265,9 @@ def is_unwritten(op: str) -> bool:
 
 
 def _unwritten(g: State, place: int, call: State) -> Json:
-    """Line 10: uninitialized memory. Its term names the graph and the call, so it equals no other term.
+    """Return the term of uninitialized memory; NEXT for any other call. Line 10 of docs/reference/certificate.md.
 
-    Empty tensors have no memory, and are all equal.
+    The term names the graph and the call, so it equals no other term. Empty tensors have no memory, and are all equal.
     """
     if not is_unwritten(call["op"]):
         return NEXT
@@ -1221,7 +1276,12 @@ def _unwritten(g: State, place: int, call: State) -> Json:
 
 
 def _show(g: State, place: int, call: State) -> Json:
-    """Line 11: views, splits and reshapes. A view by its layout alone, one of open size by its operator."""
+    """Return the term or terms of a view, a split or a reshape; NEXT for any other call.
+
+    Without open sizes, a view is defined by its layout alone, otherwise by its operator and arguments. Raises
+    UnknownError for a view as another dtype, and for one that no window describes. Line 11 of
+    docs/reference/certificate.md.
+    """
     op, results = call["op"], call["results"]
     if not results or call["writes"] or not call["given"] or not is_tensor(call["given"][0]):
         return NEXT
@@ -1254,7 +1314,10 @@ def _show(g: State, place: int, call: State) -> Json:
 
 
 def _carry(g: State, place: int, call: State) -> Json:
-    """Line 12: operators whose result depends on values alone, not on layouts."""
+    """Return the term of an operator whose result depends on values alone, not on layouts; NEXT for any other call.
+
+    Line 12 of docs/reference/certificate.md.
+    """
     read = [x for value in call["given"] for x in tensors(value)]
     is_update = call["op"] in UPDATES and len(read) == len(call["given"])
     in_rows = all(lies_closed(x) and x[1] == "cpu" and normal(x[2], x[3], 0) == full(x[2]) for x in read)
@@ -1263,7 +1326,10 @@ def _carry(g: State, place: int, call: State) -> Json:
 
 
 def _other(g: State, place: int, call: State) -> Json:
-    """Line 13: any other operator. Equal operators on equal terms of equal layouts have equal results."""
+    """Return the term of any other operator. Line 13 of docs/reference/certificate.md.
+
+    Equal operators have equal results on equal terms with equal layouts.
+    """
     return _op(g, call, call["args"])
 
 
@@ -1272,7 +1338,10 @@ LINES = (_input, _getitem, _copy, _exact, _fill, _pad, _join, _collect, _unwritt
 
 
 def _op(g: State, call: State, args: dict[str, Json]) -> Json:
-    """The op term of a call. A random call reads the generator's state, and its result is the next state."""
+    """Return the op term of a call, or a list of `out` terms for several results.
+
+    A random call also reads the generator's state, and its result determines the next state.
+    """
     op, read = call["op"], [x[0] for value in call["given"] for x in tensors(value)]
     if call["random"]:
         args = {**args, "generator": ["value", find(g["s"], *g["generator"])]}
@@ -1286,7 +1355,10 @@ def _op(g: State, call: State, args: dict[str, Json]) -> Json:
 
 
 def _results(g: State, call: State, kind: str, op: str, args: dict[str, Json]) -> Json:
-    """The op or move term of a call, or a list of `out` terms for several results. Defines symbols in their sizes."""
+    """Return the term of kind `kind` (op or move) of a call, or a list of `out` terms for several results.
+
+    Also stores terms for the new symbols in the results' sizes.
+    """
     own, results, state = call["own"], call["results"], g["s"]
     several = [own] if is_tensor(own) else own["several"] if type(own) is dict else [own]
     if not results or not all(x is None or is_tensor(x) for x in several):
@@ -1303,7 +1375,7 @@ def _results(g: State, call: State, kind: str, op: str, args: dict[str, Json]) -
 
 
 def term_of(g: State, value: Json, is_op: bool) -> Json:
-    """An argument in the form used in terms."""
+    """Return an argument as it is written in terms. `is_op` is False for a term of kind move."""
     if type(value) is not list:
         return value
     if value[:1] == ["node"] and len(value) == 2:
@@ -1322,7 +1394,10 @@ def term_of(g: State, value: Json, is_op: bool) -> Json:
 
 
 def _size_of(g: State, size: Json) -> Json:
-    """A size in the form used in terms: each symbol becomes the term that defines it."""
+    """Return a size as it is written in terms: each symbol is replaced by the term that defines it.
+
+    Raises UnknownError for a symbol that no term defines.
+    """
     if type(size) is int:
         return size
     hold(type(size) is list and size[:1] == ["size"], "no size")
@@ -1338,7 +1413,10 @@ def _sizes_of(g: State, sizes: Iterable[Json]) -> list[Json]:
 
 
 def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
-    """Define the new symbols that are whole sizes: a symbol at place `at` is `term(at)`. Other sizes must be known."""
+    """Store a term for each new symbol among `sizes`: `term(i)` for the symbol that is the i-th size.
+
+    A new symbol must be a whole size. Raises UnknownError if it only occurs within a size, as in `2 * u0`.
+    """
     for at, size in enumerate(sizes):
         is_symbol = type(size) is list and len(size) == 2 and len(size[1]) == 2 and size[1][0] == 1
         if is_symbol and size[1][1] not in g["symbols"]:
@@ -1347,7 +1425,7 @@ def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
 
 
 def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
-    """Define the new symbol in the number of rows that an all-to-all receives.
+    """Store the term of the new symbol in the number of rows that an all-to-all receives.
 
     `rows` is the first split plus the symbol, so the symbol is the sum of the other splits.
     """
@@ -1364,7 +1442,11 @@ def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
 
 
 def _check_write(g: State, call: State) -> None:
-    """Raise UnknownError for an unknown kind of write, and if its result may depend on the order of other accesses."""
+    """Raise UnknownError for an unknown kind of write, or if the order of accesses may affect its result.
+
+    For example, the written tensor overlaps itself, or a collective in flight uses its memory. Also raised for a write
+    to a constant, and for one that changes the tensor's layout.
+    """
     target = call["args"].get("self")
     if call["writes"] != ["self"] or not call["op"].split(".")[1].endswith("_") or target[:1] != ["node"]:
         raise UnknownError
@@ -1386,7 +1468,9 @@ def _own(g: State, n: int) -> list[Json]:
 def overlaps(x: Json) -> bool:
     """Return whether two indices of a tensor may refer to the same element.
 
-    None do if, sorted by stride, each dim's stride exceeds the distance that the dims before it span.
+    With dims sorted by stride, it returns False if each stride exceeds the distance between the first and the last
+    element of the dims before. If a size or stride is open, it only returns False for a row-major tensor in which
+    nothing but the first size is open.
     """
     shape, strides = x[2], x[3]
     if not is_closed((*shape, *strides)):
@@ -1400,9 +1484,10 @@ def overlaps(x: Json) -> bool:
 
 
 def _overwrite(g: State, call: State, value: Json) -> None:
-    """Give the calls whose values are exactly the written elements the new term; others in that memory become stale.
+    """Record that a call writes memory; `value` is the term of the new elements.
 
-    If the call is refused, `value` is None, and everything in the memory of its arguments becomes stale.
+    Calls whose values are exactly the written elements get this term; all other values in that memory become stale. If
+    the writing call is refused, `value` is None, and everything in the memory of its arguments becomes stale.
     """
     written = call["results"] if value is not None else [x for n in call["reads"] for x in _own(g, n)]
     for x in written:
@@ -1415,9 +1500,10 @@ def _overwrite(g: State, call: State, value: Json) -> None:
 
 
 def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: set[int]) -> None:
-    """Record a launch: it fills its results' storages and reads the storages `takes` until its wait.
+    """Record a launch: until its wait, it fills its results' storages and reads the storages `takes`.
 
-    `holds`: the graph must keep the memory that the launch reads until then, as for an offload.
+    `kind` is the kind of its wait. If `holds`, the graph must keep the memory that the launch reads until the wait, as
+    for an offload.
     """
     for x in call["results"]:
         g["filling"].setdefault(x[5], {})[place] = kind, takes, holds
@@ -1427,10 +1513,10 @@ def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: se
 
 
 def _wait(g: State, place: int, kind: str, storages: set[int]) -> None:
-    """Record a wait: it ends the launches of its kind that fill these storages.
+    """Record a wait of this kind: it ends the launches that fill these storages.
 
-    Raises UnknownError if such a launch holds its source, and the source's last use is before this wait: it may be
-    freed.
+    The memory that a launch reads may have to be kept until its wait. Raises UnknownError if such memory is last used
+    before the wait, since it may be freed by then.
     """
     is_late = False
     for storage in storages:
@@ -1837,7 +1923,10 @@ argument with `?`: it has a default, or the result's layout implies it.
 
 
 def _signatures() -> Iterator[tuple[str, tuple[set[str], set[str]]]]:
-    """Yield each operator with two sets of names: the arguments that it needs, and all arguments that it has."""
+    """Yield (operator, (names of its needed arguments, names of all its arguments)) for each known operator.
+
+    SIGNATURES and WORDS_TAKE have them.
+    """
     rows = [(x, map(_in_full, y.split())) for x, y in re.findall("([^:;]*):([^;]*);", SIGNATURES)]
     for signature, operators in [*rows, *((x, [word]) for word, x in WORDS_TAKE.items())]:
         names = signature.split()
@@ -1846,7 +1935,7 @@ def _signatures() -> Iterator[tuple[str, tuple[set[str], set[str]]]]:
 
 
 def _in_full(short: str) -> str:
-    """An operator's full name: `aten.abs.default` for `abs`, `aten.add.Tensor` for `add.Tensor`."""
+    """Return an operator's full name: `aten.abs.default` for `abs`, `aten.add.Tensor` for `add.Tensor`."""
     dots = short.count(".")
     return short if dots > 1 else f"aten.{short}" if dots else f"aten.{short}.default"
 
@@ -1877,7 +1966,11 @@ ASSUMPTIONS = (
 
 
 def _outputs(g: State, graph: Json) -> dict[str, tuple[Json, Json]]:
-    """By name, the final term of each output, and for an input or constant also its initial term, otherwise -1."""
+    """Return (final term, initial term) of each output of a graph, by name.
+
+    An input or a constant is the output `written NAME`. For other outputs the initial term is -1. The final term is
+    None if the output is refused.
+    """
     found = {f"written {name}": (n, was) for name, (n, was) in g["inputs"].items()}
     hold(
         len({*found, *(name for name, _ in graph["outputs"])}) == len(found) + len(graph["outputs"]),
@@ -1898,7 +1991,7 @@ def is_whole_step(graph: Json) -> bool:
 
 
 def answers_of(state: State, sides: list[State], graphs: list[Json]) -> list[list[str]]:
-    """Return the name and answer of each output. Inputs that neither side changes are no outputs."""
+    """Return [name, answer] for each output. An input that neither side changes is not an output."""
     one, other = (_outputs(g, graph) for g, graph in zip(sides, graphs, strict=True))
     is_whole, found = is_whole_step(graphs[0]), []
     for name in {**one, **other}:
@@ -1923,14 +2016,14 @@ def assumed(operators: Iterable[str], rules: Iterable[str]) -> list[str]:
 
 
 def check_assumptions(graphs: list[Json], steps: Json, assumptions: list[str]) -> None:
-    """Raise RejectedError unless the certificate lists all assumptions of the proof. It may list more."""
+    """Raise RejectedError unless the certificate lists all assumptions of its proof. Further ones are allowed."""
     operators = (call[1] for graph in graphs for call in graph["calls"])
     missing = [text for text in assumed(operators, (step[1] for step in steps)) if text not in assumptions]
     hold(not missing, f"it does not list the assumption: {''.join(missing[:1])}")
 
 
 def check_answers(main: Json, answers: list[list[str]]) -> None:
-    """Raise RejectedError unless the certificate claims exactly these answers."""
+    """Raise RejectedError unless the certificate claims exactly these answers to its outputs."""
     if sorted(answers) != sorted(main["answers"]):
         others = (f"{name} is {verdict}" for name, verdict in answers if [name, verdict] not in main["answers"])
         raise RejectedError(f"outputs and answers differ: {', '.join(others)}")
@@ -1939,8 +2032,8 @@ def check_answers(main: Json, answers: list[list[str]]) -> None:
 def check_subject(main: Json, graphs: list[Json]) -> None:
     """Raise RejectedError if the certificate's graphs contradict its subject.
 
-    That they are the graphs of the stated case cannot be seen without tracing it. What can be seen: inputs and outputs
-    of a training step, in order, and collectives among all ranks of the case.
+    Only a new trace could show that the graphs are those of the stated case. This function checks that the graphs have
+    the inputs and outputs of a training step, in order, and that collectives are among all ranks of the case.
     """
     subject = main["subject"]
     names = {"case", "code", "torch", "machine", "outputs", "extra_passes", "precompiled"}
@@ -2010,7 +2103,7 @@ def _has_truth(value: Json) -> bool:
 
 
 def check_form(main: Json, graphs: list[Json], steps: Json) -> None:
-    """Raise RejectedError unless each file has the form that the page describes."""
+    """Raise RejectedError unless each file has the form that docs/reference/certificate.md describes."""
     parts = "format", "case", "files", "answers", "assumptions", "subject"
     hold({*main} == {*parts}, f"its parts are not {', '.join(parts)}")
     hold(
@@ -2056,16 +2149,17 @@ def _is_size(x: Json) -> bool:
 def read(folder: Path) -> tuple[Json, list[Json], Json]:
     """Return the contents of a certificate's files: main file, graphs, steps.
 
-    Raises RejectedError for wrong digests.
+    Raises RejectedError if the files do not match their digests.
     """
     main, *graphs, steps = (parse(content) for content in _sealed(folder).values())
     return main, graphs, steps
 
 
 def _sealed(folder: Path) -> dict[str, bytes]:
-    """The bytes of each file, by name. Raises RejectedError unless both lists of digests match them.
+    """Return the bytes of each file in a certificate's folder, by name.
 
-    SHA256SUMS lists all files; the main file lists the others, so a signature of the main file covers all.
+    Raises RejectedError unless both lists of digests match the files. SHA256SUMS lists all files; the main file lists
+    the others, so a signature of the main file covers all.
     """
     contents = {name: _content(folder / name) for name in FILES}
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
@@ -2078,7 +2172,7 @@ def _sealed(folder: Path) -> dict[str, bytes]:
 
 
 def _content(file: Path) -> bytes:
-    """A file's bytes. Raises RejectedError for anything but a regular file of allowed size."""
+    """Return a file's bytes. Raises RejectedError unless it is a regular file of allowed size."""
     # Opening a named pipe would wait for a writer; O_NONBLOCK prevents that.
     with open(file, "rb", opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NONBLOCK", 0))) as opened:
         hold(stat.S_ISREG(os.fstat(opened.fileno()).st_mode), f"{file.name} is no regular file")
@@ -2089,9 +2183,10 @@ def _content(file: Path) -> bytes:
 
 
 def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = True) -> Counter[str]:
-    """Return the number of answers by verdict. Raises RejectedError if the certificate claims more than it proves.
+    """Check a certificate, and return its number of outputs by answer (PROVED, NOT PROVED, REFUSED).
 
-    `with_subject` is false only in tests, for two graphs without a case.
+    Raises RejectedError if it is damaged or claims more than it proves. `with_subject` is False only in tests, for two
+    graphs without a case.
     """
     with rejecting():
         check_form(main, graphs, steps)
@@ -2108,9 +2203,9 @@ def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = T
 
 
 def covers_any_number(main: Json, graphs: list[Json]) -> bool:
-    """Return whether a checked certificate covers any number of steps.
+    """Return whether a certificate, which `check` accepted, covers any number of steps.
 
-    It does if it proves every output of a whole step, and the step draws no random numbers.
+    A certificate does so if it proves every output of a whole step, and the step draws no random numbers.
     """
     calls = [call for graph in graphs for call in graph["calls"]]
     return (
@@ -2121,7 +2216,10 @@ def covers_any_number(main: Json, graphs: list[Json]) -> bool:
 
 
 def check_folder(folder: Path) -> Counter[str]:
-    """Return the number of answers of the certificate in a folder, by verdict. Raises RejectedError as `check` does."""
+    """Check the certificate in a folder, and return its number of outputs by answer.
+
+    Raises RejectedError as `check` does.
+    """
     return check(*load(folder))
 
 

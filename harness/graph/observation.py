@@ -8,7 +8,8 @@ Refuses:  a boundary whose chunks would have to be joined or split along a dim t
    that compute them. Marks are metadata; no pass depends on them.
 2. After all passes, each mark becomes a call of `observed` right after the marked node, or after the nodes of its
    chunks.
-3. A value that is whole in the graph and per chunk in eager is split; in the reverse case it is joined, chunk 0 first.
+3. A value that the graph computes whole and eager computes per chunk is split; in the reverse case, the chunks are
+   joined, chunk 0 first.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ MARKS_KEY = "observed"
 
 
 class Mark(NamedTuple):
-    """A mark on a node: the module boundary whose value the node computes.
+    """A mark on a node, which states which output or gradient of a module the node computes.
 
-    `dim` is the value's chunked dim, None if no single dim is it. `carries` is whether the value's shape depends on
-    the chunked dim.
+    `boundary` names that output or gradient. `dim` is the value's chunked dim, None if no single dim is chunked.
+    `carries` states whether the value's shape depends on the size of the chunked dim.
     """
 
     boundary: Boundary
@@ -52,16 +53,19 @@ _observers: list[Observe] = []
 
 
 def observed(name: str, parts: list[Tensor], dim: int | None = None, piece: int | None = None) -> None:
-    """Pass an activation to the step's observer, if there is one. Graphs call this Python function.
+    """Call the step's observer, if there is one, with an activation. Observing calls in graphs call this function.
 
-    `name` is the record's name; for the other arguments see `activation`.
+    `name` is the record's name. `activation` explains the other arguments.
     """
     if _observers:
         _observers[-1]("activation", name, activation(parts, dim, piece))
 
 
 def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = None) -> Tensor:
-    """Return the chunks of an activation joined along `dim`, chunk 0 first; with `piece`, only half 0 or 1 of it."""
+    """Return the chunks `parts` of an activation, joined along `dim` with chunk 0 first.
+
+    With `piece`, return only the first half (0) or the second half (1) of the joined tensor along `dim`.
+    """
     with disable_current_modes(), torch.no_grad():
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim if dim is not None else 0)
         if piece is None or dim is None:
@@ -85,9 +89,9 @@ def shown_to(observe: Observe) -> Iterator[None]:
 
 @contextmanager
 def marking(model: nn.Module, patterns: Sequence[str], tracer: Any, symbol: Any) -> Iterator[None]:
-    """Context in which the nodes of observed modules' outputs, and of these outputs' gradients, are marked.
+    """Context for a trace, in which the nodes that compute outputs of observed modules, or their gradients, are marked.
 
-    `patterns` choose the modules; `tracer` makes the nodes; `symbol` is the chunk symbol.
+    `patterns` choose the observed modules; `tracer` makes the nodes; `symbol` is the chunk symbol.
     """
     names = observed_modules(patterns, [name for name, _ in model.named_modules()]) if patterns else []
     calls: Counter[str] = Counter()
@@ -127,20 +131,23 @@ def marking(model: nn.Module, patterns: Sequence[str], tracer: Any, symbol: Any)
 
 
 def hand_on_marks(node: Node, to: Node) -> None:
-    """Copy the marks of `node` to its replacement `to`, which keeps its own."""
+    """Add the marks of `node` to those of its replacement `to`."""
     if MARKS_KEY in node.meta:
         to.meta[MARKS_KEY] = (*to.meta.get(MARKS_KEY, ()), *node.meta[MARKS_KEY])
 
 
 class Marked(NamedTuple):
-    """A marked node. `readers` has the names of its readers, each with the node's indices among the reader's inputs."""
+    """A marked node. `readers` maps the name of each node that reads it to the positions of these reads.
+
+    A position is an index among all nodes that the reader reads.
+    """
 
     node: Node
     readers: dict[str, list[int]]
 
 
 def marked_nodes(graph: Graph) -> list[Marked]:
-    """Return all marked nodes and their readers. Called before a user's code changes the graph."""
+    """Return all marked nodes of a graph with their readers. Call it before a user's code changes the graph."""
     found = []
     for node in graph.nodes:
         if MARKS_KEY in node.meta:
@@ -150,10 +157,11 @@ def marked_nodes(graph: Graph) -> list[Marked]:
 
 
 def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
-    """Move the marks of each removed node to the node that its readers read now.
+    """Copy the marks of each marked node that was removed to the node that its readers read instead.
 
-    `before` is from `marked_nodes`. A new node also gets the chunk of the removed node. For example, a user's pass
-    replaces the marked `mm_3`, which `add_4` read as its first input, by `mm_9`: then `mm_9` gets the marks.
+    `before` is what `marked_nodes` returned. The other node also gets the removed node's chunk, unless it has an origin
+    of its own. For example, a user's pass replaces the marked `mm_3`, which `add_4` read as its first input, by `mm_9`.
+    Then `mm_9` gets the marks.
     """
     nodes = {node.name: node for node in graph.nodes}
     for node, readers in before:
@@ -170,7 +178,7 @@ def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
 
 
 def _read_by(node: Node) -> list[Node]:
-    """The nodes that a node reads, in the order of its arguments, with repetitions."""
+    """Return the nodes that a node reads, in the order of its arguments, with repetitions."""
     found: list[Node] = []
     map_arg((node.args, node.kwargs), found.append)
     return found
@@ -180,10 +188,11 @@ def _read_by(node: Node) -> list[Node]:
 
 
 def show_activations(module: GraphModule, chunking: Chunking | None) -> int:
-    """Write calls of `observed` for all marked boundaries, and return the number of calls.
+    """Write an observing call for each marked boundary of a graph, and return the number of these calls.
 
-    `chunking` is the graph's chunking, None for an unchunked graph. If passes removed all nodes of a boundary, there is
-    no call, and the comparison finds its record missing. Raises PassError if chunks cannot be joined or split.
+    An observing call is a call of `observed`; a boundary in chunks may need several. `chunking` is None for an
+    unchunked graph. If passes removed all nodes of a boundary, there is no call, and the comparison finds its record
+    missing. Raises PassError if chunks cannot be joined or split.
     """
     # A mark may be on several nodes, for example one in each chunk. Recomputed nodes repeat a value that forward has
     # already shown.
@@ -202,7 +211,10 @@ Show = tuple[str, list[Node], int | None, int | None]
 
 
 def put_in(graph: Graph, shows: Sequence[Show]) -> None:
-    """Write observing calls into a graph, each after the last node that it reads and after the graph's inputs."""
+    """Write calls of `observed` into a graph, each after the last node that it reads and after the graph's inputs.
+
+    `shows` has the arguments of each call.
+    """
     order = {node: index for index, node in enumerate(graph.nodes)}
     first = next((node for node in order if node.op not in ("placeholder", "get_attr")), None)
     for name, parts, dim, piece in shows:
@@ -215,7 +227,10 @@ def put_in(graph: Graph, shows: Sequence[Show]) -> None:
 
 
 def take_out(graph: Graph) -> list[Show]:
-    """Remove the observing calls, so that code can change the others; returns what `put_in` needs."""
+    """Remove the calls of `observed` from a graph, so that code can change the other calls.
+
+    Returns the arguments of the removed calls, for `put_in`.
+    """
     shows: list[Show] = []
     for node in graph.find_nodes(op="call_function", target=observed):
         name, parts, dim, piece = node.args
@@ -225,9 +240,9 @@ def take_out(graph: Graph) -> list[Show]:
 
 
 def _shows(mark: Mark, nodes: dict[int | None, Node], chunking: Chunking | None) -> Iterator[Show]:
-    """Yield the observing calls of a boundary: the record's name, the nodes to join, the dim, and the half to take.
+    """Yield the arguments of each call of `observed` for a boundary: record's name, nodes to join, dim, half to take.
 
-    `nodes` has the marked nodes by chunk; the key None is for a node that is written once.
+    `nodes` has the marked nodes by the number of their chunk; the key is None for a node that is not in a chunk.
     """
     boundary, dim = mark.boundary, mark.dim
     root = chunking.root_of(boundary.module) if chunking else None

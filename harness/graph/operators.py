@@ -44,12 +44,12 @@ COLLECTIVE_NAMESPACES = COMMUNICATES
 
 
 def operator_name(node: Node) -> str:
-    """Return a call's operator, as `name_of` names it."""
+    """Return the name of the operator that a call runs, without its overload: mm for aten.mm.default."""
     return name_of(node.target)
 
 
 def name_of(target: Any) -> str:
-    """Return an operator's name without overload: mm for aten.mm.default, flex_attention for the higher-order one."""
+    """Return an operator's name without its overload: `mm` for aten.mm.default, `flex_attention` for FlexAttention."""
     packet = getattr(target, "overloadpacket", target)
     name = getattr(packet, "__name__", None)
     return str(packet) if name is None else name
@@ -57,7 +57,7 @@ def name_of(target: Any) -> str:
 
 @functools.cache
 def row_of(target: Any) -> Operator:
-    """Return the row of an operator, function or method in the table of operators; a method is given by its name."""
+    """Return the row of an operator or function in the table of operators. For a method, `target` is its name."""
     packet = getattr(target, "overloadpacket", target)
     if isinstance(packet, OpOverloadPacket):
         return known(str(packet))
@@ -67,7 +67,7 @@ def row_of(target: Any) -> Operator:
 def nested_call(node: Node) -> tuple[GraphModule, list[Any]] | None:
     """Return the graph that a higher-order call runs, and the operands for the graph's placeholders, in order.
 
-    It is None for any other call, and for a call that runs several graphs or passes operands in another way.
+    None for any other call, and for a call that runs several graphs or passes operands in another way.
     """
     places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and graph_of(x) is not None]
     if len(places) != 1 or node.kwargs or any(isinstance(x, Node) for x in node.args[: places[0]]):
@@ -96,9 +96,9 @@ def graph_of(node: Node) -> GraphModule | None:
 
 
 def called(node: Node) -> tuple[Any, tuple[Any, ...]]:
-    """Return the operator that a call runs, and the operator's arguments.
+    """Return the operator that a call runs, and the operator's arguments by position.
 
-    A call of `with_effects` wraps an operator: the result is the wrapped operator and its arguments.
+    For a call of `with_effects`, these are the operator that it wraps, and the wrapped operator's arguments.
     """
     if isinstance(node.target, HigherOrderOperator) and node.target.name() == "with_effects" and len(node.args) > 1:
         return node.args[1], node.args[2:]
@@ -106,7 +106,7 @@ def called(node: Node) -> tuple[Any, tuple[Any, ...]]:
 
 
 def launches_collective(node: Node) -> bool:
-    """Return whether a call launches a collective, directly or in a call with effects."""
+    """Return whether a call launches a collective, directly or wrapped in `with_effects`."""
     target, _ = called(node)
     return getattr(target, "namespace", None) in COLLECTIVE_NAMESPACES and name_of(target) != "wait_tensor"
 
@@ -117,17 +117,20 @@ def is_collective(node: Node) -> bool:
 
 
 def is_wait(node: Node) -> bool:
-    """Return whether the node waits for a functional collective."""
+    """Return whether the node is a wait for a functional collective."""
     return getattr(node.target, "namespace", None) == _FUNCTIONAL and operator_name(node) == "wait_tensor"
 
 
 def joins_ranks(node: Node) -> bool:
-    """Return whether a call concatenates the ranks' tensors, or divides a tensor among them."""
+    """Return whether a call is an all-gather or a reduce-scatter, which join or divide the ranks' tensors."""
     return named(operator_name(node)).rows in (RowFlow.ALL_GATHER, RowFlow.REDUCE_SCATTER)
 
 
 def launch_of(wait: Node) -> Node:
-    """Return the collective that a wait waits for. The wait may be for a single tensor of a coalesced collective."""
+    """Return the call that launched the collective for which `wait` waits.
+
+    The wait may read a single tensor of a coalesced collective.
+    """
     launch = wait.all_input_nodes[0]
     while launch.target is operator.getitem:
         launch = launch.all_input_nodes[0]
@@ -135,10 +138,10 @@ def launch_of(wait: Node) -> Node:
 
 
 def group_name(node: Node) -> str:
-    """Return the name of a collective's process group.
+    """Return the name of a collective's process group; "" if it is unknown.
 
     A functional collective takes the name as its last argument. One of torch's own collectives (c10d) takes a group
-    object: the result is the object's name, or "" if the name is unknown.
+    object, which may have a name.
     """
     target, given = called(node)
     if getattr(target, "namespace", None) != "c10d":
@@ -149,7 +152,7 @@ def group_name(node: Node) -> str:
 
 
 def attends(node: Node) -> bool:
-    """Return whether a call is attention in forward, which mixes the positions of a sequence."""
+    """Return whether a call is an attention operator of forward, which mixes the positions of a sequence."""
     return named(operator_name(node)).attends
 
 
@@ -165,9 +168,9 @@ def is_compute_heavy(node: Node) -> bool:
 
 
 def is_random(node: Node) -> bool:
-    """Return whether a call draws random numbers, so that its values depend on its order among such calls.
+    """Return whether a call draws random numbers, so that its result depends on the random calls before it.
 
-    Attention operators are tagged as random because of dropout; without dropout they draw nothing.
+    torch tags attention operators as random because of dropout; without dropout they draw nothing.
     """
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
@@ -176,7 +179,10 @@ def is_random(node: Node) -> bool:
 
 
 def reads_data(target: Any) -> bool:
-    """Return whether an operator's result has sizes or scalars that depend on data: new symbols in a trace."""
+    """Return whether an operator's result has sizes or scalars that depend on data.
+
+    In a trace, these are new symbols.
+    """
     tags = getattr(target, "tags", ())
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
@@ -197,15 +203,16 @@ def written_names(target: Any) -> tuple[str, ...]:
 
 
 def aliased_names(target: Any) -> tuple[str, ...]:
-    """Return the names of the arguments whose storage an operator's result may share, or that it writes."""
+    """Return the names of the arguments that an operator writes, or whose storage its result may share."""
     return _aliased_names(target)
 
 
 @functools.cache
 def may_return_argument(target: OpOverload) -> bool:
-    """Return whether an operator may return an argument itself although its schema denies it: `dropout` in evaluation.
+    """Return whether an operator may return an argument itself although its schema denies this.
 
-    The result is True for all operators that are composed of other operators, and for all random ones.
+    For example, `dropout` does so in evaluation. True for all operators that are composed of other operators, and for
+    all random ones.
     """
     return is_composed(target) or torch.Tag.nondeterministic_seeded in target.tags
 
@@ -218,8 +225,8 @@ def is_view(target: Any) -> bool:
 def storage_owners(nodes: Any) -> dict[Node, Node]:
     """Return the owner of each node's storage: the first node whose value has that storage.
 
-    A view, or a call that returns a written argument, has the owner of that argument; any other node owns its storage.
-    All results of a call count as a single storage.
+    The owner of a view, or of a call that returns a written argument, is the owner of that argument. Any other node is
+    its own owner. All results of a call count as a single storage.
     """
     owners: dict[Node, Node] = {}
     for node in nodes:
@@ -236,7 +243,10 @@ def storage_owners(nodes: Any) -> dict[Node, Node]:
 
 
 def sharing_arguments(node: Node) -> list[Node]:
-    """Return the arguments whose storage the call's result shares, by its row in the table or else its schema."""
+    """Return the arguments whose storage a call's result shares.
+
+    The operator's row in the table of operators states them, or else the operator's schema does.
+    """
     if node.target is operator.getitem:
         return node.all_input_nodes[:1]
     if (returned := row_of(node.target).returns) is not None:
@@ -256,25 +266,27 @@ def _arguments(node: Node, names: tuple[str, ...]) -> list[Node]:
 
 @functools.cache
 def _aliased_names(target: Callable[..., Any] | str, written: bool = False) -> tuple[str, ...]:
-    """The names of an operator's arguments that its result may alias, or, with `written`, that it writes."""
+    """Return the names of the arguments that an operator writes, or that its result may alias.
+
+    With `written`, only the names of the arguments that it writes.
+    """
     schema = schema_of(target)
     infos = {argument.name: argument.alias_info for argument in schema.arguments} if schema else {}
     return tuple(name for name, info in infos.items() if info is not None and (info.is_write or not written))
 
 
 def has_effects(node: Node) -> bool:
-    """Return whether a call has effects besides its result, so that it must stay even without readers.
+    """Return whether a call has effects besides its result, so that it must stay even if no call reads the result.
 
-    A collective without a wait has no effect: all ranks run the same graph, so all drop it.
+    A collective without a wait has no effect: all ranks run the same graph, so all ranks drop it.
     """
     return bool(written_arguments(node)) or is_random(node) or is_check(node)
 
 
 def is_check(node: Node) -> bool:
-    """Return whether a call's only purpose is to raise an error for some values of its arguments.
+    """Return whether a call has no purpose but to raise an error for some values of its arguments.
 
-    Such operators return and write nothing, like `_assert_async` and `sym_constrain_range`, or are asserts that return
-    a token.
+    Such operators return and write nothing, like `_assert_async` and `sym_constrain_range`, or return only a token.
     """
     schema = schema_of(node.target)
     if schema is None:
@@ -283,9 +295,9 @@ def is_check(node: Node) -> bool:
 
 
 def hidden_effect(node: Node) -> str | None:
-    """Return a text that names an effect of a node in a nested graph, such as a random draw; None if it has none.
+    """Return the effect of a node in a nested graph as a text, such as `a random draw`; None if it has none.
 
-    Computing from the nested graph's inputs is no effect.
+    To compute from the nested graph's inputs is not an effect.
     """
     if node.op == "get_attr" and isinstance(_attribute(node), FakeTensor):
         return "a tensor that its function closes over"

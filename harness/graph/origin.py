@@ -7,7 +7,7 @@ forward call that made the autograd node with that number. Only the tracer's `cr
 2. For every new forward node, its origin is stored under the sequence number of the latest autograd node.
 3. Before backward, each autograd node gets two hooks: they set the origin before it runs, and clear it afterwards.
 
-The engine's own additions of gradients between autograd nodes have no origin: `module` is None.
+The engine itself adds gradients between autograd nodes. These additions have no origin: their `module` is None.
 
 A model marks the running part of a mixture of experts by torch's annotations, with the same key as torchtitan:
 
@@ -71,8 +71,9 @@ _INSTALLED = "site-packages", "dist-packages"
 class Origin(NamedTuple):
     """The origin of a node.
 
-    `module` is the fully qualified name of its module, "" for the root, None if it belongs to no module. `source` is a
-    line of user code. `part` is the running part of a mixture of experts, None elsewhere.
+    `module` is the fully qualified name of its module: "" for the root, None if it belongs to no module. `source` is a
+    line of user code, or None. `part` is the part of a mixture of experts that made it ("dispatch", "compute" or
+    "combine"), or None.
     """
 
     module: str | None
@@ -89,14 +90,14 @@ UNKNOWN = Origin(None, "forward")
 
 
 class ModuleCall(NamedTuple):
-    """A call of a module in a step, after `earlier` calls of the same module."""
+    """A call of a module in a step. `earlier` is the number of calls of the same module before it."""
 
     module: str
     earlier: int
 
 
 def origin_of(node: Node) -> Origin:
-    """Return a node's origin from the trace, or UNKNOWN. Passes copy the origin to nodes that they write."""
+    """Return a node's origin, as the trace recorded it or a pass copied it; UNKNOWN if it has none."""
     return node.meta.get(META_KEY, UNKNOWN)
 
 
@@ -107,18 +108,18 @@ def part_in(annotations: Mapping[str, Any]) -> Part | None:
 
 
 def running_part() -> Part | None:
-    """Return the part of a mixture of experts that runs now, if annotated."""
+    """Return the part of a mixture of experts that runs now, by torch's annotations; None if they name none."""
     return part_in(running_annotations())
 
 
 def calls_of(node: Node) -> tuple[ModuleCall, ...]:
-    """Return the module calls around a forward node, outermost first; empty for other nodes."""
+    """Return the module calls in which a forward node was created, outermost first; () for other nodes."""
     calls: tuple[ModuleCall, ...] = node.meta.get(CALLS_KEY, ())
     return calls
 
 
 class OriginRecorder:
-    """Stamps the nodes of a trace with their origins.
+    """Records the origin of each node of a trace, as metadata of the node.
 
     Use `recording` around forward and backward, and call `before_backward` between the two. `num_calls` has the number
     of calls of each of the model's modules, by name, without the root. `name` is the model's fully qualified name, if
@@ -153,7 +154,10 @@ class OriginRecorder:
                 hook.remove()
 
     def before_backward(self, loss: torch.Tensor) -> None:
-        """Hook every autograd node that backward from `loss` will run."""
+        """Mark that backward from `loss` begins: later nodes are backward nodes.
+
+        Each autograd node that backward will run gets two hooks, which set and clear the current origin.
+        """
         self._in_backward = True
         for autograd_node in _reachable(loss.grad_fn) if loss.grad_fn else ():
             origin = self._forward_origin(sequence_number_of(autograd_node))
@@ -165,7 +169,7 @@ class OriginRecorder:
         self._in_backward = False
 
     def module_of(self, error: BaseException) -> str | None:
-        """Return the innermost of the model's modules whose forward raised `error`; None if none did."""
+        """Return the name of the innermost module of the model whose forward raised `error`; None if none did."""
         frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
         names = [self._names.get(module) for module in frames if isinstance(module, nn.Module)]
         return next((name for name in reversed(names) if name is not None), None)
@@ -197,7 +201,7 @@ class OriginRecorder:
         return origin
 
     def _forward_origin(self, number: int) -> Origin | None:
-        """The origin of the autograd node with this sequence number, with the direction backward.
+        """Return the origin of the call that made the autograd node with this number, with the direction backward.
 
         It is the origin stored under the largest number up to `number`; None if there is none.
         """
@@ -235,7 +239,7 @@ def _reachable(root: Any) -> list[Any]:
 
 
 def innermost_user_line(frame: FrameType | None) -> str | None:
-    """Return the innermost line of user code in the stack that ends in `frame`, or None."""
+    """Return the innermost line of user code in the stack that ends with `frame`; None if there is none."""
     while frame is not None:
         if _user_file(frame.f_code.co_filename):
             return user_line(frame.f_code.co_filename, frame.f_lineno)
@@ -244,10 +248,10 @@ def innermost_user_line(frame: FrameType | None) -> str | None:
 
 
 def user_line(path: str, line: int) -> str | None:
-    """Return a line outside torch, this package, the standard library and generated code, as
-    folder/folder/file.py:line.
+    """Return a line of user code as `folder/folder/file.py:line`; None for a line of any other code.
 
-    None for other lines, such as those of `contextlib`, which call a fault that is injected at the end of a step.
+    Other code is torch, this package, the standard library and generated code. For example, a fault that is injected at
+    the end of a step is called by `contextlib`, which is no user code.
     """
     return f"{file}:{line}" if (file := _user_file(path)) else None
 

@@ -8,8 +8,8 @@ as a finished graph no longer needs the metadata of passes, such as fake values.
 
 A reader of an untrusted graph states which operators it may call: see `graph.backend.allowed`.
 
-UnkeptError is raised for a graph that has no such form: a graph with tensors as attributes, with calls of other
-functions, with symbols among arguments, or with a node that has an unknown kind of place.
+UnkeptError is raised for a graph that cannot be written in this form: a graph with tensors as attributes, with calls of
+other functions, with symbols among arguments, or with a node whose place is of an unknown kind.
 """
 
 from __future__ import annotations
@@ -53,16 +53,22 @@ _CONSTANTS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": tor
 
 
 class UnkeptError(BitproofError):
-    """A graph that cannot be written as plain values, or invalid plain values."""
+    """A graph cannot be written as JSON values, or JSON values are not a valid graph."""
 
 
 def plain_of(module: GraphModule) -> Json:
-    """Return a graph and its nested graphs as JSON values. Raises UnkeptError for a graph that has no such form."""
+    """Return a graph and its nested graphs as JSON values.
+
+    Raises UnkeptError if they cannot be written in this form.
+    """
     return _Writer(module).written()
 
 
 def refuse_operators(plain: Json, allowed: Container[str]) -> None:
-    """Raise UnkeptError for a graph as JSON values that calls an operator outside `allowed`, also in nested graphs."""
+    """Raise UnkeptError if a graph, or a graph nested in it, calls an operator outside `allowed`.
+
+    `plain` is the graph as JSON values.
+    """
     for name in [node[2] for node in plain["nodes"] if node[0] == "call_function"]:
         if name not in _FUNCTIONS and name not in allowed:
             raise UnkeptError("the graph calls an operator that is not allowed in a graph from elsewhere", found=name)
@@ -71,10 +77,10 @@ def refuse_operators(plain: Json, allowed: Container[str]) -> None:
 
 
 def graph_of(plain: Json, allowed: Container[str] | None = None) -> GraphModule:
-    """Return the graph that `plain_of` converted to these JSON values.
+    """Return the graph that these JSON values describe, as `plain_of` makes them.
 
-    Raises UnkeptError for invalid values and for an operator outside `allowed`; that operator is never looked up. By
-    default any operator is allowed.
+    Raises UnkeptError for invalid values and for an operator outside `allowed`, which is never looked up. By default
+    any operator is allowed.
     """
     try:
         if allowed is not None:
@@ -85,7 +91,10 @@ def graph_of(plain: Json, allowed: Container[str] | None = None) -> GraphModule:
 
 
 class _Writer:
-    """Writes a graph as JSON values. Nodes share places, so each place is written once, and nodes have its number."""
+    """Writes a graph as JSON values.
+
+    Many nodes share a place, so each place is written once, and nodes have its index.
+    """
 
     def __init__(self, module: GraphModule) -> None:
         self.module = module
@@ -110,6 +119,7 @@ class _Writer:
             if target in _NAMES:
                 return _NAMES[target]
             name = f"higher_order.{target.name()}" if isinstance(target, HigherOrderOperator) else str(target)
+            # The name must lead back to this operator, since the reader looks it up.
             if isinstance(target, (HigherOrderOperator, OpOverload)) and _operator(name) is target:
                 return name
         raise UnkeptError(f"node {node.name} calls what is no operator", found=f"{node.op} {target}")

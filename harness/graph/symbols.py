@@ -1,4 +1,7 @@
-"""Queries about sizes: whether a value carries the chunk symbol, along which dim, and its number."""
+"""Queries about sizes: whether a value carries the chunk symbol, along which dim, and its number.
+
+A value carries a symbol if one of its sizes depends on it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def is_number(value: object) -> bool:
 
 
 def expression(size: Any) -> sympy.Basic | int:
-    """Return the sympy expression of a symbolic size; any other size unchanged, as an int."""
+    """Return the sympy expression of a symbolic size; an int is returned unchanged."""
     return size.node.expr if isinstance(size, SYMBOLIC_SCALARS) else size
 
 
@@ -53,9 +56,10 @@ def carries(value: Any, symbol: sympy.Symbol) -> bool:
 
 
 def chunk_dim(value: torch.Tensor, symbol: sympy.Symbol) -> int | None:
-    """Return the dim whose size is the symbol itself, if no other dim carries the symbol; otherwise None.
+    """Return the dim whose size is the symbol itself. None if there is none, or if several dims carry the symbol.
 
-    A dim of size 4 * symbol does not count. It holds flattened rows: splitting or joining it would scramble them.
+    A dim of size 4 * symbol does not count. Such a dim holds flattened rows: splitting or joining it would scramble
+    them.
     """
     carrying = [dim for dim, size in enumerate(value.shape) if symbol in free_symbols(size)]
     if len(carrying) == 1 and expression(value.shape[carrying[0]]) == symbol:
@@ -64,12 +68,12 @@ def chunk_dim(value: torch.Tensor, symbol: sympy.Symbol) -> int | None:
 
 
 def is_scalar_of(value: Any, symbol: sympy.Symbol) -> bool:
-    """Return whether `value` is a symbolic scalar that depends only on `symbol`."""
+    """Return whether `value` is a symbolic scalar that depends on `symbol` and on no other symbol."""
     return isinstance(value, SYMBOLIC_SCALARS) and free_symbols(value) == {symbol}
 
 
 def number(value: Any, symbol: sympy.Symbol, extent: int) -> int | float | bool:
-    """Return the number of a symbolic scalar if the symbol is `extent`: 8 for `2 * n` and extent 4."""
+    """Return the value of a symbolic scalar for `symbol` = `extent`: 8 for `2 * n` and the extent 4."""
     result = _substituted(value.node.expr, symbol, extent)
     if isinstance(value, torch.SymBool):
         return bool(result)
@@ -77,9 +81,9 @@ def number(value: Any, symbol: sympy.Symbol, extent: int) -> int | float | bool:
 
 
 def number_of(node: Node, symbol: sympy.Symbol, extent: int) -> int | float | bool:
-    """Return the number of a scalar's node when the symbol is `extent`, rounded as Python rounds.
+    """Return the value of a scalar's node for `symbol` = `extent`, rounded as Python rounds.
 
-    Other scalars than integers are computed by running the node's calls again. Sympy would reorder operations on
+    A scalar that is not an integer is computed by running the node's calls again. Sympy would reorder operations on
     floats: it changes (n * 0.1) * 0.7 to n * 0.07.
     """
     value = node.meta["val"]
@@ -97,10 +101,10 @@ def _substituted(expr: sympy.Basic, symbol: sympy.Symbol, extent: int) -> sympy.
 
 
 def remainder(size: Any, known: Mapping[Any, Any], total: Any) -> dict[sympy.Symbol, Any]:
-    """Solve `size` = `total` for the only unknown symbol of the sum `size`. Returns the symbol with its value.
+    """Solve `size` = `total` for the only unknown symbol in the sum `size`. Returns {symbol: its value}.
 
-    `known` has the values of the other symbols. For example, u0 + 4 with the total 10 returns {u0: 6}. The result is
-    empty if the sum has no unknown symbol, or several.
+    `known` has the values of other symbols. For example, u0 + 4 with the total 10 returns {u0: 6}. Returns {} if the
+    sum has no unknown symbol, or several.
     """
     unknown = [symbol for symbol in getattr(size, "free_symbols", ()) if symbol not in known]
     if len(unknown) != 1:
@@ -110,7 +114,10 @@ def remainder(size: Any, known: Mapping[Any, Any], total: Any) -> dict[sympy.Sym
 
 
 def require_chunk_dim(node: Node, value: torch.Tensor, symbol: sympy.Symbol, action: str) -> int:
-    """Return the `chunk_dim` of a node's value. Raises ChunkError, which names node and source, if there is none."""
+    """Return the dim of a node's value whose size is the symbol itself (see `chunk_dim`).
+
+    Raises ChunkError, which names the node and its source, if there is none. `action` is a verb for the error.
+    """
     dim = chunk_dim(value, symbol)
     if dim is None:
         raise ChunkError(
@@ -124,7 +131,7 @@ def require_chunk_dim(node: Node, value: torch.Tensor, symbol: sympy.Symbol, act
 
 
 def source_of(node: Node) -> str:
-    """Return the text of a node's module, direction and source line, for the `where` of an error."""
+    """Return the module, direction and source line of a node as text, for the `where` of an error."""
     from bitproof.harness.graph.origin import origin_of
 
     origin = origin_of(node)
@@ -137,7 +144,7 @@ def symbols_in(nodes: Iterable[Node]) -> set[sympy.Symbol]:
 
 
 def graph_carries(module: GraphModule, symbol: sympy.Symbol) -> bool:
-    """Return whether any value of the graph, or of a graph module nested in it, carries the symbol."""
+    """Return whether any value in a graph, or in a graph nested in it, carries the symbol."""
     return any(
         symbol in symbols_in(nested.graph.nodes) for nested in module.modules() if isinstance(nested, GraphModule)
     )

@@ -36,7 +36,7 @@ class Facts(NamedTuple):
 
     @staticmethod
     def of(module: GraphModule) -> Facts:
-        """Read the facts of a graph. A pass may change the graph in place, so they are read before it runs."""
+        """Return the facts of a graph, before a pass that may change the graph in place."""
         outputs = [argument for node in module.graph.find_nodes(op="output") for argument in node.args]
         num_outputs = sum(len(values) if isinstance(values, (list, tuple)) else 1 for values in outputs)
         # A set, since a pass may repeat a check, once for each chunk.
@@ -51,9 +51,9 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class PassEffect:
-    """The effect of a pass: the new graph, the facts of the graph before the pass, and the facts of the new graph.
+    """The effect of a pass: the new graph, with the facts of the graph before the pass and the facts of the new graph.
 
-    `chunk_symbol` is the symbol that some pass must replace by a number.
+    `chunk_symbol` is the symbol that some pass must replace by a number; None if there is none.
     """
 
     module: GraphModule
@@ -63,12 +63,15 @@ class PassEffect:
 
     @cached_property
     def graphs(self) -> list[tuple[str, Graph]]:
-        """The graph and its nested graphs, each after a description for errors, empty for the graph itself."""
+        """The graph and its nested graphs, as pairs (description for errors, graph).
+
+        The description of the graph itself is "".
+        """
         return [(f" of nested graph {name}" if name else "", nested.graph) for name, nested in _graphs(self.module)]
 
     @cached_property
     def carriers(self) -> list[tuple[str, list[tuple[Node, set[sympy.Symbol]]]]]:
-        """For each graph, its description, and the nodes whose values carry symbols, each with these symbols."""
+        """The nodes whose values carry symbols, as (description for errors, [(node, its symbols), ...]) per graph."""
         return [(of, _carriers(graph)) for of, graph in self.graphs]
 
 
@@ -76,13 +79,16 @@ Rule = Callable[[PassEffect], None]
 
 
 def in_order(change: PassEffect) -> None:
-    """Check that nodes are in topological order, and of supported kinds."""
+    """Raise PassError unless nodes are in topological order, and of supported kinds."""
     for of, graph in change.graphs:
         verify_order(graph, of)
 
 
 def verify_order(graph: Graph, of: str = "") -> None:
-    """Check `in_order` for a single graph; `of` is its description for errors."""
+    """Raise PassError unless the nodes of a graph are in topological order, and of supported kinds.
+
+    `of` is the graph's description for errors; "" for a graph that is not nested.
+    """
     try:
         graph.lint()
     except (RuntimeError, ValueError) as error:
@@ -101,7 +107,7 @@ def verify_order(graph: Graph, of: str = "") -> None:
 
 
 def has_metadata(change: PassEffect) -> None:
-    """Check that every call has a `val` and an origin. Calls in nested graphs need no origin of their own."""
+    """Raise PassError unless every call has a `val` and an origin. Calls in nested graphs need no origin."""
     for of, graph in change.graphs:
         needed = ("val",) if of else ("val", META_KEY)
         for node in graph.nodes:
@@ -114,8 +120,9 @@ def has_metadata(change: PassEffect) -> None:
 
 
 def only_computes(change: PassEffect) -> None:
-    """Check that nested graphs only compute from the operands of their operators."""
+    """Raise PassError unless nested graphs only compute from the operands of their operators."""
     for of, graph in change.graphs:
+        # The top graph may have effects.
         for node in graph.nodes if of else ():
             if hidden := operators.hidden_effect(node):
                 raise PassError(
@@ -127,7 +134,7 @@ def only_computes(change: PassEffect) -> None:
 
 
 def reads_nodes(change: PassEffect) -> None:
-    """Check that no argument is a symbolic number: at run time only nodes have values."""
+    """Raise PassError if an argument is a symbolic number: at run time only nodes have values."""
     for of, graph in change.graphs:
         for node in graph.nodes:
             if _is_symbolic(node.args) or _is_symbolic(list(node.kwargs.values())):
@@ -140,7 +147,7 @@ def reads_nodes(change: PassEffect) -> None:
 
 
 def is_resolved(change: PassEffect) -> None:
-    """Check that no value carries the chunk symbol any more."""
+    """Raise PassError if a value still carries the chunk symbol."""
     symbol = change.chunk_symbol
     for of, carriers in change.carriers:
         for node, carried in carriers:
@@ -149,9 +156,9 @@ def is_resolved(change: PassEffect) -> None:
 
 
 def defines_symbols(change: PassEffect) -> None:
-    """Check that every symbol in a value is defined by a graph input, or by an earlier call that may make symbols.
+    """Raise PassError if a value carries a symbol that neither a graph input nor an earlier call defines.
 
-    The operator of such a call reads data, or is an all-to-all (see fake_mode.py).
+    A call may only define symbols if its operator reads data, or is an all-to-all (see fake_mode.py).
     """
     for of, carriers in change.carriers:
         defined: set[sympy.Symbol] = set()
@@ -164,7 +171,7 @@ def defines_symbols(change: PassEffect) -> None:
 
 
 def keeps_halves(change: PassEffect) -> None:
-    """Check that all calls of forward are before all calls of backward, if calls state their half."""
+    """Raise PassError unless all calls of forward are before all calls of backward, if calls state their half."""
     first: Node | None = None
     for node in change.module.graph.nodes:
         half = node.meta.get(HALF_KEY)
@@ -180,7 +187,7 @@ def keeps_halves(change: PassEffect) -> None:
 
 
 def is_called_alike(change: PassEffect) -> None:
-    """Check that the graph has the same numbers of inputs and outputs as before the pass."""
+    """Raise PassError unless the graph has as many inputs and outputs as before the pass."""
     if change.after[:2] != change.before[:2]:
         raise PassError(
             "the graph has other inputs or outputs than the traced graph",
@@ -190,7 +197,7 @@ def is_called_alike(change: PassEffect) -> None:
 
 
 def keeps_checks(change: PassEffect) -> None:
-    """Check that the graph still has every assertion that it had before the pass."""
+    """Raise PassError unless the graph still has every assertion that it had before the pass."""
     if dropped := sorted(change.before.checks - change.after.checks):
         raise PassError(
             "the graph lost a check of the traced graph, so it would continue where eager raises",
@@ -209,6 +216,7 @@ def _carriers(graph: Graph) -> list[tuple[Node, set[sympy.Symbol]]]:
     found = []
     for node in graph.nodes:
         value = node.meta.get("val")
+        # Many nodes share a fake tensor, and a value's symbols are slow to find.
         if id(value) not in known:
             known[id(value)] = symbols.free_symbols(value) or _NONE
         if carried := known[id(value)]:

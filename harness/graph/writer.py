@@ -1,4 +1,4 @@
-"""Writes a graph node by node, and runs each node on fake values.
+"""Writes a graph node by node, and computes each node's fake value.
 
 A pass that reads a graph and writes another never patches metadata: a node's `val` is the operator's own result for the
 values of the node's inputs. Calls with the same operator, equal constants and inputs with equal layouts have results
@@ -28,10 +28,10 @@ CHUNK_KEY = "chunk"
 
 
 class GraphWriter:
-    """Writes a graph. `source` is the graph that the pass reads.
+    """Writes a graph node by node. `source` is the graph that the pass reads.
 
-    In the values of the new graph's inputs, the number `extent` replaces the chunk symbol. If the graph has halves,
-    `half` is the half of the next calls.
+    In the values of the new graph's inputs, the number `extent` replaces the chunk symbol, `symbol`. If the graph has
+    halves, the attribute `half` must be set to the half of the next calls.
     """
 
     def __init__(self, source: GraphModule, symbol: Any, extent: int) -> None:
@@ -47,12 +47,15 @@ class GraphWriter:
         self._nested: dict[str, GraphModule] = {}
 
     def placeholder(self, source: Node) -> Node:
-        """Copy a graph input, with numbers for sizes if the input's value carries the chunk symbol."""
+        """Copy a graph input, and return the new node. In its value's sizes, a number replaces the chunk symbol."""
         node = self.graph.placeholder(source.name)
         return self._finish(node, self.resolved(source.meta["val"], self._extent), source)
 
     def get_attr(self, source: Node, extent: int) -> Node:
-        """Copy a reference to an attribute; a nested graph is copied with `extent` in place of the symbol."""
+        """Copy a reference to an attribute, and return the new node.
+
+        In the attribute's value, or in the nested graph to which it refers, `extent` replaces the chunk symbol.
+        """
         value = getattr(self.source, str(source.target))
         if isinstance(value, GraphModule):
             name = f"{source.target}_{extent}"
@@ -75,8 +78,8 @@ class GraphWriter:
     ) -> Node:
         """Write a call of `target`, by default the operator of `source`, and return its node.
 
-        `args` and `kwargs` have nodes of the new graph. `chunk` is the chunk to which the call belongs; the node's
-        metadata and name state it. `origin` is by default that of `source`.
+        `args` and `kwargs` have nodes of the new graph. `chunk` is the number of the chunk to which the call belongs;
+        the node's metadata and name state it. `origin` is by default that of `source`.
         """
         target = target or source.target
         node = self.graph.create_node("call_function", target, args, kwargs, name=_name(source, target, chunk))
@@ -90,13 +93,13 @@ class GraphWriter:
         return node
 
     def output(self, source: Node, args: Any) -> None:
-        """Write the graph's output; `args` are those of an output node, with nodes of the new graph."""
+        """Write the graph's output. `args` are the arguments of an output node, with nodes of the new graph."""
         self.graph.output(args[0]).meta.update(source.meta)
 
     def module(self) -> GraphModule:
-        """Return the finished graph with its attributes.
+        """Return the finished graph as a module, with the attributes that it reads.
 
-        Its code is generated only at the first use, as the next pass often writes the graph again.
+        The module's code is generated only at its first use, as the next pass often writes the graph again.
         """
         attributes: dict[str, Any] = dict(self._nested)
         for node in self.graph.nodes:
@@ -105,7 +108,10 @@ class GraphWriter:
         return LazyGraphModule(attributes, self.graph)
 
     def resolved(self, value: Any, extent: int) -> Any:
-        """Return a value of the source graph with `extent` in place of the chunk symbol; tensors become new fakes."""
+        """Return a value of the source graph with `extent` in place of the chunk symbol.
+
+        A tensor becomes a new fake tensor.
+        """
         if isinstance(value, (tuple, list)):
             return type(value)(self.resolved(item, extent) for item in value)
         if symbols.is_scalar_of(value, self._symbol):
@@ -140,6 +146,7 @@ class GraphWriter:
         return writer.module()
 
     def _finish(self, node: Node, value: Any, source: Node) -> Node:
+        # All other metadata, such as origin, half and marks, belong to the new node, too.
         node.meta.update(source.meta)
         node.meta["val"] = value
         self._layout_of[node] = self._layout(value)
@@ -170,12 +177,12 @@ class GraphWriter:
         return (type(argument), argument)
 
     def _layout(self, value: Any) -> int:
-        """The number of a value's layout: the same for equal layouts. Open sizes are equal if their symbols are."""
+        """Return the number of a value's layout: equal for equal layouts. Open sizes are equal if their symbols are."""
         return self._layouts.setdefault(layout_key(value), len(self._layouts))
 
 
 def _without_memory(node: Node) -> Any:
-    """The value of a node, for a call that makes symbols.
+    """Return the value of a node, as an argument of a call that makes symbols.
 
     A fake tensor first forgets the symbols that it has cached, so that the call gets new symbols.
     """
@@ -186,7 +193,7 @@ def _without_memory(node: Node) -> Any:
 
 
 def _shape_env_without(symbol: Any) -> ShapeEnv:
-    """A new ShapeEnv that does not reuse the chunk symbol's name for a data-dependent size."""
+    """Return a new ShapeEnv that does not use the chunk symbol's name for a data-dependent size."""
     shape_env = ShapeEnv()
     # Symbols are numbered in order, so all up to the chunk symbol's number are used up.
     while shape_env.create_unbacked_symint().node.expr != symbol:
@@ -198,7 +205,7 @@ def _shape_env_without(symbol: Any) -> ShapeEnv:
 def layout_key(value: Any) -> Any:
     """Return a key that is equal for values with equal layouts: dtype, device, sizes, strides and offset of tensors.
 
-    The key of a number is its type and value.
+    The key of a number has its type and value, that of a tuple or list the keys of its items.
     """
     if isinstance(value, FakeTensor):
         numbers = *value.shape, *value.stride(), value.storage_offset()

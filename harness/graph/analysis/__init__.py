@@ -1,1 +1,1 @@
-"""Analyses that passes use: dependencies, mixing of rows, memory."""
+"""Analyses that passes use: dependencies between calls, modules that mix rows, memory."""

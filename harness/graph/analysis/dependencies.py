@@ -1,4 +1,4 @@
-"""Dependencies between nodes, and reordering a graph within them.
+"""Finds the dependencies between nodes, and reorders a graph within them.
 
 A node depends on its inputs, and effects make it depend on nodes that it does not read:
 
@@ -25,7 +25,8 @@ from bitproof.harness.graph import operators
 def dependencies(graph: Graph) -> dict[Node, set[Node]]:
     """Return, for each node, the nodes that must run before it; only direct dependencies are listed.
 
-    For example, in `y = x.add(1); x.mul_(2)`, the `mul_` depends on the `add`, which reads the memory that it writes.
+    For example, in `y = x.add(1); x.mul_(2)`, the `mul_` depends on the `add`, because `mul_` writes the memory that
+    `add` reads.
     """
     owners = operators.storage_owners(graph.nodes)
     readers: dict[Node, set[Node]] = {}
@@ -55,10 +56,11 @@ def dependencies(graph: Graph) -> dict[Node, set[Node]]:
 
 
 def reorder(module: GraphModule, key: Callable[[Node], Any] | None = None) -> None:
-    """Sort a graph's nodes topologically; among ready nodes, that with the smallest key comes first.
+    """Sort a graph's nodes so that each follows the nodes that it depends on.
 
-    `key` returns a node's key, for example a number. By default it is the node's current position, so only nodes that
-    must move do. Placeholders stay first and the output last. All ranks have the same graph, and so the same order.
+    If several nodes may come next, the node with the smallest key does. `key` returns a node's key, such as a number;
+    by default it is the node's current position, so only nodes that must move do. Placeholders stay first and the
+    output last. All ranks have the same graph, and so the same order.
     """
     nodes = list(module.graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}

@@ -26,7 +26,7 @@ HALF_KEY = "half"
 
 
 def half_of(node: Node) -> Half:
-    """Return the half in which a call runs; in an unpartitioned graph, this is the call's direction."""
+    """Return the half in which a call runs. In a graph that is not partitioned, it is the call's direction."""
     half: Half = node.meta.get(HALF_KEY) or origin_of(node).direction
     return half
 
@@ -37,18 +37,19 @@ def is_partitioned(graph: Graph) -> bool:
 
 
 def put_in(node: Node, half: Half) -> None:
-    """Set a call's half, if the graph is partitioned."""
+    """Set the half in which a call runs. Does nothing in a graph that is not partitioned, where calls state no half."""
     if HALF_KEY in node.meta:
         node.meta[HALF_KEY] = half
 
 
 @dataclass(frozen=True)
 class Halves:
-    """A step as two graphs.
+    """A step's forward and backward as two graphs.
 
-    `saved` names forward's values that backward reads; `read_again` has the indices of the graph inputs that it reads.
-    forward   graph inputs -> the loss, then the saved values backward  the saved values, then the graph inputs that it
-    reads again -> gradients
+        forward   graph inputs -> the loss, then the saved values
+        backward  the saved values, then the graph inputs that it reads again -> gradients
+
+    `saved` has the names of the saved values. `read_again` has the indices of the graph inputs that backward reads.
     """
 
     forward: GraphModule
@@ -58,7 +59,7 @@ class Halves:
 
 
 def run_halves(forward: Any, backward: Any, read_again: Sequence[int], *inputs: Any) -> tuple[Any, ...]:
-    """Run a step's two halves, each compiled by a backend. Returns the loss, then the gradients.
+    """Run a step's two halves, each compiled by a backend. Returns the loss and then the gradients.
 
     `read_again` has the indices of the inputs that backward reads.
     """
@@ -67,7 +68,7 @@ def run_halves(forward: Any, backward: Any, read_again: Sequence[int], *inputs: 
 
 
 def divide(module: GraphModule) -> Halves:
-    """Split a partitioned graph into its halves, and leave `module` unchanged.
+    """Return the two halves of a partitioned graph, without changing `module`.
 
     The graph's outputs are the loss and then the gradients. A call without a half, for example from a user's pass,
     belongs to the half of the calls before it.
@@ -92,9 +93,10 @@ def divide(module: GraphModule) -> Halves:
 
 
 def written(module: GraphModule, inputs: list[Node], calls: list[Node], outputs: list[Any]) -> GraphModule:
-    """Return a new module with copies of `calls`, which are calls of `module`, and references to their nested graphs.
+    """Return a new module with copies of `calls` and of their references to nested graphs.
 
-    `inputs` become its graph inputs. They must include all other nodes that the calls read, except nested graphs.
+    `calls` are calls of `module`. `inputs` become the new graph's inputs: they must include all other nodes that the
+    calls read, except nested graphs.
     """
     graph = Graph()
     env: dict[Node, Node] = {}

@@ -12,8 +12,9 @@ and through an all-to-all and its return:
 3. A call of a nested graph is followed through that graph. A higher-order operator that runs several nested graphs, or
    gives them other operands (`cond`, `while_loop`, `map`, `scan`), is refused.
 4. Ranks may divide the rows among themselves. Each rank then computes a range of rows: see mixing_shares.py.
-5. Code that declares that it keeps rows (`KEEPS_ROWS` in origin.py) is believed: a result of it with as many rows as it
-   was given has these rows. Everything else about it is followed, and so is everything after it.
+5. Code may declare that it keeps rows (`KEEPS_ROWS` in origin.py). If a result of such code has as many rows as the
+   code's arguments, it is assumed to have their rows. Everything else about the code is followed, and so is everything
+   after it.
 6. A value with a chunked dim must not leave the module if it is mixed, has its rows in another order, or has only a
    rank's share of the rows.
 
@@ -45,7 +46,7 @@ from bitproof.harness.torch_compat import disable_current_modes
 
 @dataclass(frozen=True)
 class Mixed:
-    """A value with an element computed from several rows; the call `cause` is the first to mix them."""
+    """A value with an element that is computed from several rows. `cause` is the first call that mixes them."""
 
     cause: Node
 
@@ -54,10 +55,10 @@ State = Rows | Mixed | tuple["Rows | Mixed | None", ...] | None
 
 
 def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbol: sympy.Symbol, dim: str) -> None:
-    """Raise ChunkError for the first chunked module whose result mixes rows along `dim`; it names the call that mixes.
+    """Raise ChunkError for the first chunked module whose result mixes rows along `dim`, naming the call that mixes.
 
-    `nodes` are in topological order; `roots` maps each node to the chosen module that contains it, or to None.
-    `symbol` is the chunk symbol: the size of the chunked dim.
+    `nodes` are in topological order; `roots` maps each node to the chosen module that contains it, or to None. `symbol`
+    is the chunk symbol: the size of the chunked dim. `dim` is the chunked dim's name in errors.
     """
     follower = _Follower(roots, symbol)
     for node in nodes:
@@ -67,10 +68,11 @@ def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbo
 
 
 class MixingCheck:
-    """Refuses, in eager, a module that mixes rows of different chunks, before its first chunk runs.
+    """Refuses, before its first chunk runs in eager, a module that mixes rows of different chunks.
 
-    It traces the module's forward with a symbolic size of the chunked dim, and applies the chunk pass's rules. If
-    several modules are built from submodules of the same types, it checks only the first.
+    The module's forward is traced with a symbolic size of the chunked dim, and must pass the rules of the chunk pass.
+    If several modules are built from submodules of the same types, only the first is checked. `dim` is the chunked
+    dim's name in errors, and `chunk_dim` its number.
     """
 
     def __init__(self, dim: str, chunk_dim: int) -> None:
@@ -79,7 +81,10 @@ class MixingCheck:
         self._seen: set[tuple[type, ...]] = set()
 
     def __call__(self, name: str, module: nn.Module, forward: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-        """Check the module `name` by tracing its `forward` on `arguments`. Raises ChunkError and TraceError."""
+        """Check the module `name` by tracing its `forward` on `arguments`. Raises ChunkError or TraceError.
+
+        ChunkError: the module mixes rows. TraceError: it cannot be traced.
+        """
         built = tuple(type(part) for part in module.modules())
         if built in self._seen:
             return
@@ -103,7 +108,7 @@ class _Follower:
         """The inputs with rows of each call that declares that it keeps rows, by `calls_of` its nodes."""
 
     def follow(self, node: Node) -> None:
-        """Find and store the rows of a call's result; `node` is the call."""
+        """Find the dim that holds the chunked rows in the result of the call `node`, and store it."""
         state = self._result(node)
         self.states[node] = state
         for written in operators.written_arguments(node):
@@ -111,7 +116,10 @@ class _Follower:
         self._note_permutation(node)
 
     def refuse_at_border(self, node: Node, dim: str) -> None:
-        """Refuse a value that leaves its module with rows that are mixed, in another order, or only a rank's share."""
+        """Raise ChunkError if a value that leaves its module has rows that are mixed, rearranged or only a rank's own.
+
+        `dim` is the chunked dim's name in the error.
+        """
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol) or not self._is_live_out(node):
             return
@@ -135,7 +143,10 @@ class _Follower:
         )
 
     def _state(self, node: Node, reader: Node) -> State:
-        """The rows of `node`, an input of `reader`. A value from outside the module has them in its chunked dim."""
+        """Return which dim of the value `node`, an input of the call `reader`, holds the chunked rows.
+
+        For a value from outside the module, it is the chunked dim.
+        """
         is_inside = KEEPS_ROWS_KEY in reader.meta
         if node in self.states and self.roots[node] == self.roots[reader]:
             state = self.states[node] if is_inside else self._from_outside(node)
@@ -148,10 +159,11 @@ class _Follower:
         return state
 
     def _from_outside(self, node: Node) -> State:
-        """The rows of a value for readers outside the code that computes it.
+        """Return which dim of a value holds the chunked rows, as readers in other code see it.
 
-        They differ where that code declares that it keeps rows. All tensors of rows that it was given must have the
-        same rows, and this value must have as many; otherwise the declaration is not about it.
+        Other code is all code but that which computes the value. If the computing code declares that it keeps rows, a
+        mixed value counts for other code as having rows: the rows of the computing code's arguments. All arguments with
+        rows must have the same rows, and the value as many. Otherwise the declaration does not apply to the value.
         """
         state, given = self.states[node], self.given.get(calls_of(node), {})
         if not isinstance(state, Mixed) or KEEPS_ROWS_KEY not in node.meta or len(set(given.values())) != 1:
@@ -212,10 +224,10 @@ class _Follower:
         return inner.states.get(results) if isinstance(results, Node) else None
 
     def _made(self, node: Node, name: str) -> State:
-        """The rows of a result that is computed without reading any row, such as `zeros`.
+        """Return which dim holds the chunked rows in the result of a call that reads no rows, such as `zeros`.
 
-        Such a result has the same elements in every chunk. The exception is a call that counts positions, such as
-        `arange`: its result is mixed.
+        Such a result has the same elements in every chunk, so it is not mixed. Only the result of a call that counts
+        positions, such as `arange`, is mixed.
         """
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
@@ -226,9 +238,9 @@ class _Follower:
         return None if dim is None else Rows(dim)
 
     def _write(self, written: Node, state: State) -> None:
-        """Store the new rows of a value that a call writes in place.
+        """Store which dim of a value holds the chunked rows, after a call has written the value in place.
 
-        Only values of the module itself change; buffers are handled separately.
+        Does nothing for a value from outside the module, such as a buffer, which is handled separately.
         """
         if written not in self.states:
             return
@@ -239,7 +251,7 @@ class _Follower:
             self.states.update(dict.fromkeys((x for x in self.states if self.owners[x] is owner), state))
 
     def _note_permutation(self, node: Node) -> None:
-        """Record the call's result in `permutations`, if it is a permutation.
+        """Record the result of a call in `permutations`, if it is a permutation of rows.
 
         Sorting a value with a single dim returns a permutation, and sorting a permutation returns its inverse. Copies
         of a permutation are permutations as well.
@@ -262,7 +274,7 @@ class _Follower:
 
 
 def _elements(node: Node, name: str) -> list[Node]:
-    """The arguments from which a call computes elements; none if it reads only a layout, as `zeros_like`."""
+    """Return the arguments whose elements a call reads. Returns [] if it only reads a layout, as `zeros_like` does."""
     row = named(name)
     if row.reads_layout and row.rows is None:
         return []
@@ -289,7 +301,11 @@ def _refusal(live_out: Node, root: str | None, cause: Node, dim: str, what: str)
 
 
 def _culprit(root: str | None, cause: Node) -> str:
-    """The module to leave out: the innermost that mixes, as a pattern may match the refused module itself again."""
+    """Return the name of the module to leave out, for a refusal of the module `root`.
+
+    This is the innermost module around the call `cause`, if that module is inside `root`; otherwise `root`. To leave
+    out `root` alone would not help, as the user's pattern may match it again.
+    """
     module = origin_of(cause).module
     return module if module and root and f"{module}.".startswith(f"{root}.") else f"{root}"
 

@@ -1,4 +1,4 @@
-"""The data of the mixing analysis: where a value has the chunked rows (`Rows`), and a call with such arguments."""
+"""The data of the mixing analysis: the dim of a value that holds the chunked rows (`Rows`), and calls with rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class SharedRows:
 
     - "cut": all rows, with a dim that numbers the ranges before the rows' dim;
     - "one": the rows of a single range;
-    - "cut summand", "summand": all rows again, in two dims or one. Other ranks' rows are zeros until ranks add them up.
+    - "cut summand", "summand": all rows again, in two dims or one. The rows of other ranks are zeros until the ranks'
+      values are added up.
 
     `outer` and `inner` are the `Rows` fields before the division. Example: 8 rows on 2 ranks are cut as (2, 4); rank 1
     takes (4,), rows 4 to 7.
@@ -36,11 +37,12 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class Rows:
-    """The dim of a value that holds the rows (the chunked elements), alone or flattened with other dims.
+    """The dim of a value that holds the rows, which are the elements along the chunked dim.
 
     The dim's size is `outer` * n * `inner`, where n is the chunk symbol. For example, (B, n, D) viewed as (B * n, D)
-    has `outer` B and `inner` 1. Both are None for rows delivered by all-to-alls. `order` lists the rearrangements of
-    rows that have not been undone, first to last. With a `share`, some rows are missing, or the rows are in two dims.
+    has `outer` B and `inner` 1. Both are None for rows that all-to-alls delivered. `order` lists the rearrangements of
+    rows that have not been undone, first to last. With a `share`, the value has only a rank's rows, or the rows in two
+    dims.
     """
 
     dim: int
@@ -52,9 +54,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class RuleCall:
-    """A call, the rows of its arguments, and the arguments known to be permutations.
+    """A call, with the dims that hold rows in its arguments, and the arguments that are known to be permutations.
 
-    `permutations` maps each permutation to the sort that computed it and whether it is that sort's inverse.
+    `permutations` maps each permutation to (the sort that computed it, whether it is the inverse of that sort).
     """
 
     node: Node
@@ -64,7 +66,7 @@ class RuleCall:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """All arguments by name, defaults included."""
+        """All arguments by name, including defaults."""
         declared = schema_of(self.node.target).arguments
         defaults = {a.name: a.default_value for a in declared}
         return defaults | dict(zip(defaults, self.node.args, strict=False)) | self.node.kwargs
@@ -76,18 +78,18 @@ class RuleCall:
 
     @property
     def result_rank(self) -> int:
-        """The number of dims of the result; of the first, if there are several results."""
+        """The number of dims of the call's result, or of the first of several results."""
         value = self.node.meta["val"]
         return (value[0] if isinstance(value, (tuple, list)) else value).dim()
 
     def of(self, x: Any) -> Rows | None:
-        """Return the rows of an argument; None if it holds no rows, or is not a node."""
+        """Return which dim of an argument holds the rows; None if no dim does, or if it is not a node."""
         return self.rows.get(x) if isinstance(x, Node) else None
 
     def dims(self, name: str, rank: int) -> set[int]:
         """Return the dims that the argument `name` lists, counted from 0; all dims if it is None or an empty list.
 
-        `rank` is the number of dims of the value that it refers to.
+        `rank` is the number of dims of the value to which the dims belong.
         """
         found = self.given.get(name)
         listed = [found] if isinstance(found, int) else list(found or range(rank))

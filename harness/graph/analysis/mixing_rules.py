@@ -1,6 +1,6 @@
-"""The rules of mixing.py: how each operator maps chunked rows from its arguments to its result.
+"""The rules of mixing.py: which dim of an operator's result holds the chunked rows, given the dims of its arguments.
 
-A rule gets a `RuleCall` and returns the rows of the call's result; None means that the call mixes rows. A rule is
+A rule takes a `RuleCall` and returns the `Rows` of the call's result; None means that the call mixes rows. A rule is
 called only if some argument holds rows and no input is already mixed. An operator without a rule counts as mixing,
 since unknown operators must not pass.
 """
@@ -35,13 +35,16 @@ Rule = Callable[["RuleCall"], Answer]
 
 
 def _common(found: Iterable[Rows]) -> Rows | None:
-    """The rows that all of several arguments have; None if they differ, or there are none."""
+    """Return the `Rows` that all arguments have; None if they differ, or there are none."""
     distinct = set(found)
     return distinct.pop() if len(distinct) == 1 else None
 
 
 def elementwise(call: RuleCall) -> Answer:
-    """Each element of the result is computed from the elements at its own index; shapes are aligned at the last dim."""
+    """Rule for elementwise operators: the result has the arguments' rows, if all have the same.
+
+    Shapes are aligned at the last dim, as for broadcasting.
+    """
     rank = call.result_rank
     aligned = [replace(rows, dim=rows.dim + rank - rank_of(x)) for x, rows in call.rows.items()]
     return summed(call, aligned) if any(map(is_summand, aligned)) else _common(aligned)
@@ -56,7 +59,10 @@ def _all_results(rule: Rule) -> Rule:
 
 
 def _view(call: RuleCall) -> Answer:
-    """A view keeps the row-major order, and with it the number of elements before and after each row."""
+    """Rule for views: a view keeps the row-major order, and with it the number of elements before and after each row.
+
+    The view mixes if the result has the rows in no single dim.
+    """
     rows = call.rows[call.first]
     before, after = sizes_of(call.first), sizes_of(call.node)
     if rows.share and rows.share.form.startswith("cut"):
@@ -110,14 +116,17 @@ def _unsqueeze(call: RuleCall) -> Answer:
 
 
 def _cut(call: RuleCall) -> Answer:
-    """A slice along another dim keeps the rows. A slice along the rows' dim must take all of it."""
+    """Rule for slices: along another dim, a slice keeps the rows. Along the rows' dim, it must take the whole dim."""
     rows = call.rows[call.first]
     is_whole = sizes_of(call.node)[rows.dim] == sizes_of(call.first)[rows.dim]
     return rows if is_whole or call.dims("dim", rank_of(call.first)) != {rows.dim} else None
 
 
 def _split(call: RuleCall) -> Answer:
-    """A split along another dim keeps the rows. Along the rows' dim, only rearranged rows may be split: by expert."""
+    """Rule for splits: along another dim, a split keeps the rows. Along the rows' dim, it mixes them.
+
+    The exception are rearranged rows, such as rows that are sorted by expert: they may be split.
+    """
     rows, parts = call.rows[call.first], range(len(call.node.meta["val"]))
     if call.dims("dim", rank_of(call.first)) != {rows.dim}:
         return (rows,) * len(parts)
@@ -129,14 +138,17 @@ def _split(call: RuleCall) -> Answer:
 
 
 def _take(call: RuleCall) -> Answer:
-    """An index of another dim removes that dim. An index of the rows' dim mixes."""
+    """Rule for an index: along another dim, it removes that dim; along the rows' dim, it mixes."""
     rows = call.rows[call.first]
     (dim,) = call.dims("dim", rank_of(call.first))
     return None if dim == rows.dim else replace(rows, dim=rows.dim - (dim < rows.dim))
 
 
 def _join(call: RuleCall) -> Answer:
-    """Concatenation along another dim keeps the rows; along theirs, it must join all parts of a split, in order."""
+    """Rule for concatenation: along another dim, it keeps the rows, if all parts have the same.
+
+    Along the rows' dim it mixes, unless it joins all parts of a split in order.
+    """
     dim = call.given["dim"] % call.result_rank
     parts = [call.of(x) for x in call.given["tensors"]]
     first = parts[0]
@@ -156,7 +168,7 @@ def _stack(call: RuleCall) -> Answer:
 
 
 def _reduce(call: RuleCall) -> Answer:
-    """A sum, a mean or an extreme over other dims keeps the rows."""
+    """Rule for a sum, a mean or an extreme: over other dims, it keeps the rows. Over the rows' dim, it mixes them."""
     rows, rank = call.rows[call.first], rank_of(call.first)
     reduced = call.dims("dim", rank)
     if rows.dim in reduced:
@@ -165,13 +177,16 @@ def _reduce(call: RuleCall) -> Answer:
 
 
 def _along(call: RuleCall) -> Answer:
-    """A softmax, a running sum, a sort or a shift along other dims keeps the rows."""
+    """Rule for a softmax, a running sum, a sort or a shift: it keeps the rows, unless it is along their dim."""
     rows = call.rows[call.first]
     return None if rows.dim in call.dims("dims" if "dims" in call.given else "dim", rank_of(call.first)) else rows
 
 
 def _matmul(call: RuleCall) -> Answer:
-    """Rows may be in the first factor's rows, the second's columns, or a batch dim of both; they are never summed."""
+    """Rule for matrix products. Rows may be in the first factor's rows, the second's columns, or a batch dim of both.
+
+    Any other product mixes, such as one that sums over the rows.
+    """
     # The factors are the last two arguments: `addmm` and `baddbmm` take a bias before them.
     factors: list[Any] = list(call.node.args)[-2:]
     a, b = factors
@@ -192,7 +207,10 @@ def _matrix_vector(call: RuleCall) -> Answer:
 
 
 def _grouped(call: RuleCall) -> Answer:
-    """Each row of the first factor is multiplied by the matrix of its group. The second factor must hold no rows."""
+    """Rule for grouped products: each row of the first factor is multiplied by the matrix of its group.
+
+    The product mixes if the second factor has rows.
+    """
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and call.of(call.node.args[1]) is None and call.result_rank == 2 else None
 
@@ -203,13 +221,16 @@ def _normalized(call: RuleCall) -> Answer:
 
 
 def _of_batch(call: RuleCall) -> Answer:
-    """Attention treats batch rows and heads independently; all arguments that hold rows have them in the same dim."""
+    """Rule for attention: the rows must be in the batch or the heads, which attention treats independently.
+
+    All arguments with rows must have them in the same dim.
+    """
     rows = _common(call.rows.values())
     return rows if rows and rows.dim < 2 and call.of(call.first) else None
 
 
 def _per_sample(call: RuleCall) -> Answer:
-    """A convolution or a group norm computes each sample of the batch independently."""
+    """Rule for convolutions and group norms: the rows must be samples of the batch, which they treat independently."""
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and len(call.rows) == 1 else None
 
@@ -219,7 +240,7 @@ def _embedding(call: RuleCall) -> Answer:
 
 
 def _search(call: RuleCall) -> Answer:
-    """Each value is looked up in a table, which must hold no rows."""
+    """Rule for looking up each value in a table. The call mixes if the table has rows."""
     return (
         elementwise(call) if call.of(call.given.get("sorted_sequence", call.given.get("boundaries"))) is None else None
     )
@@ -232,14 +253,17 @@ def _gather(call: RuleCall) -> Answer:
 
 
 def _scatter(call: RuleCall) -> Answer:
-    """Each row is scattered within itself, along another dim. The target may be a constant."""
+    """Rule for scattering each row within itself, along another dim than the rows'. The target may be a constant."""
     rows = _common(call.rows.values())
     is_own = call.of(call.given["index"]) is not None and call.given["dim"] % call.result_rank != (rows and rows.dim)
     return rows if is_own else None
 
 
 def _index(call: RuleCall) -> Answer:
-    """Rows may be indices of a table, may be indexed along other dims, or may be permuted."""
+    """Rule for an index, which keeps the rows in three cases. Any other index mixes them.
+
+    The rows are among the indices of a table without rows, or the index is along other dims, or it permutes the rows.
+    """
     source, indices = call.of(call.first), call.node.args[1]
     places = [i for i, x in enumerate(indices) if x is not None]  # type: ignore[arg-type]
     used: list[Node] = [indices[i] for i in places]  # type: ignore[index, misc]
@@ -260,7 +284,10 @@ def _index(call: RuleCall) -> Answer:
 
 
 def _index_put(call: RuleCall) -> Answer:
-    """Writing rows to the indices of a permutation applies its inverse, and overwrites all of the target."""
+    """Rule for writing rows to the indices of a permutation: it rearranges the rows by the permutation's inverse.
+
+    All of the target is overwritten, so the target's own elements have no effect.
+    """
     indices, values = call.given["indices"], call.of(call.given["values"])
     permutation = call.permutations.get(indices[0]) if len(indices) == 1 else None
     if values is None or permutation is None or values.dim != 0:
@@ -270,7 +297,10 @@ def _index_put(call: RuleCall) -> Answer:
 
 
 def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
-    """Return the rows with a permutation added to their order, or with the last one undone by its inverse."""
+    """Return the rows after a permutation: with it as the last entry of their `order`.
+
+    If it is the inverse of the entry before, both are left out.
+    """
     base, is_inverse = permutation
     if rows.order and rows.order[-1] == ("sort", base, not is_inverse):
         return replace(rows, order=rows.order[:-1])
@@ -278,7 +308,7 @@ def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
 
 
 def _all_to_all(call: RuleCall) -> Answer:
-    """Rows are sent to other ranks. A second all-to-all with the sizes swapped sends them back."""
+    """Rule for an all-to-all, which sends rows to other ranks. An all-to-all with the sizes swapped sends them back."""
     rows = call.rows[call.first]
     if rows.dim != 0:
         return None
@@ -295,14 +325,17 @@ def _all_to_all(call: RuleCall) -> Answer:
 
 
 def _all_gather(call: RuleCall) -> Answer:
-    """An all-gather joins all ranks' rows, rank after rank. Rows must be in the gathered dim, which is dim 0."""
+    """Rule for an all-gather: it joins all ranks' rows, rank after rank.
+
+    The rows must be in dim 0, which is gathered.
+    """
     rows = call.rows[call.first]
     is_known = rows.dim == 0 and rows.outer is not None and not rows.share and not rows.order
     return replace(rows, outer=rows.outer * call.given["group_size"]) if is_known else None
 
 
 def _reduce_scatter(call: RuleCall) -> Answer:
-    """A reduce-scatter adds each row over ranks. Rows laid out as by an all-gather return to their own ranks."""
+    """Rule for a reduce-scatter, which adds each row over ranks. After an all-gather, it returns a rank's own rows."""
     rows, size = call.rows[call.first], call.given["group_size"]
     is_known = rows.dim == 0 and rows.outer is not None and rows.outer % size == 0 and call.given["reduce_op"] == "sum"
     return replace(whole(rows), outer=rows.outer // size) if is_known and not rows.order else None
@@ -349,16 +382,16 @@ RULES: dict[RowFlow, Rule] = {
 
 
 def rule_of(node: Node) -> Rule | None:
-    """Return the rule for a call, or None. Operators that torch tags as pointwise share a rule."""
+    """Return the rule for a call; None if its operator has none. Operators that torch tags as pointwise share one."""
     if (flow := named(operators.operator_name(node)).rows) is not None:
         return RULES[flow]
     return elementwise if torch.Tag.pointwise in getattr(node.target, "tags", ()) else None
 
 
 def follow(rule: Rule, call: RuleCall) -> Answer:
-    """Return the rows of a call's result, by the operator's `rule`; None if the call mixes rows.
+    """Apply an operator's `rule` to a call: return the `Rows` of its result, or None if the call mixes rows.
 
-    While rows are divided between ranks, only a few operators may read them.
+    If the rows are divided between ranks, most operators mix them, and their rule is not applied.
     """
     forms = {rows.share.form for rows in call.rows.values() if rows.share}
     if forms & {"cut", "cut summand"} and rule not in (_view, selected):

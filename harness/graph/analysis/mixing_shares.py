@@ -4,8 +4,8 @@
     selected   index_select along the first of these           the rank's own range of rows
     copied     index_copy of the result, into zeros            all rows, with zeros for other ranks' rows
     joined     view as (T, D)                                  a summand
-    summed     all_reduce of it                                all rows
-               reduce_scatter of it, if that keeps all rows
+    summed     all_reduce of the summand                       all rows
+               reduce_scatter of the summand, if that keeps all rows
 
 Between `selected` and `copied`, a range's rows are like any rows. Only the listed operators may read cut rows, and only
 moves and additions may read a summand. The reason: a rank's range has other rows with chunks than without, so any other
@@ -30,10 +30,10 @@ _ADDS = frozenset({"add"})
 
 
 def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows | None:
-    """Return the rows of a view that divides the rows' dim into ranges; None for any other view.
+    """Return the `Rows` of the result of a view that divides the rows' dim into ranges, one per rank.
 
-    `before` and `after` are the sizes of the view's input and result. In the result, `dim` holds the rows of a range,
-    and the dim before it numbers the ranges.
+    None for any other view. `before` and `after` are the sizes of the view's input and result. In the result, `dim`
+    holds the rows of a range, and the dim before it numbers the ranges.
     """
     rows = call.rows[call.first]
     # The view holds all rows, so the division of a range's size is exact: n rows in 2 ranges are n / 2 each.
@@ -49,9 +49,9 @@ def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows |
 
 
 def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
-    """Return the rows of a view that joins the two dims of cut rows again; None for any other view.
+    """Return the `Rows` of the result of a view that joins the two dims of divided rows, (range, row), into one.
 
-    `before` and `after` are the sizes of the view's input and result.
+    None for any other view. `before` and `after` are the sizes of the view's input and result.
     """
     share, dim = rows.share, rows.dim - 1
     assert share is not None
@@ -63,9 +63,9 @@ def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
 
 
 def selected(call: RuleCall) -> Rows | None:
-    """Return the rows of an `index_select` along a dim that does not hold the rows; None if it mixes rows.
+    """Return the `Rows` of the result of an `index_select`; None if the call mixes rows.
 
-    If that dim numbers the ranges of cut rows, the call selects a rank's range.
+    The selected dim must not hold the rows. If it numbers the ranges of divided rows, the call selects a rank's range.
     """
     rows, index = call.rows.get(call.first), call.given["index"]
     dim = call.given["dim"] % rank_of(call.first)
@@ -78,9 +78,10 @@ def selected(call: RuleCall) -> Rows | None:
 
 
 def copied_into(call: RuleCall) -> Rows | None:
-    """Return the rows of an `index_copy` into zeros, along a dim that does not hold the rows, or None.
+    """Return the `Rows` of the result of an `index_copy` of rows into zeros; None for any other copy.
 
-    The zeros must have no other readers, and a range of rows must return to the index from which it was selected.
+    The dim along which the rows are copied must not hold them. The zeros must have no other readers, and a range of
+    rows must return to the index from which it was selected.
     """
     rows, index, target = call.of(call.given["source"]), call.given["index"], call.first
     dim = call.given["dim"] % rank_of(target)
@@ -98,20 +99,23 @@ def copied_into(call: RuleCall) -> Rows | None:
 
 
 def is_summand(rows: Rows) -> bool:
-    """Return whether the rows are a summand: other ranks' rows are zeros until ranks add them up."""
+    """Return whether the rows are a summand: other ranks' rows are zeros, until the ranks' values are added up."""
     return rows.share is not None and rows.share.form == "summand"
 
 
 def whole(rows: Rows) -> Rows:
-    """Return the rows after ranks have added up their summands: no longer divided. Other rows stay as they are."""
+    """Return the `Rows` of a value after the ranks have added up their summands: its rows are no longer divided.
+
+    The `Rows` of a value that is no summand are returned unchanged.
+    """
     return replace(rows, share=None) if is_summand(rows) else rows
 
 
 def summed(call: RuleCall, rows: list[Rows]) -> Rows | None:
-    """Return the rows of the result of a call that reads a summand; None for a call that may not read one.
+    """Return the `Rows` of the result of a call that reads a summand; None for a call that may not read one.
 
-    `rows` are those of the arguments. A sum over ranks makes the rows whole. An addition, a copy or a wait returns a
-    summand again.
+    A summand has all rows, with zeros for other ranks' rows. `rows` has the `Rows` of each argument. A sum over ranks
+    makes the rows whole. An addition, a copy or a wait returns a summand again.
     """
     name = operators.operator_name(call.node)
     distinct = set(map(whole, rows))

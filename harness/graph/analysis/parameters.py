@@ -15,7 +15,10 @@ _TO_GATHER = operators.VIEWS | {aten._to_copy.default, aten.constant_pad_nd.defa
 
 
 def parameters_of(graph: Graph) -> dict[Node, int]:
-    """Return the graph inputs that are parameters, with their indices: the first, one for each gradient output."""
+    """Return the graph inputs that are parameters, with their indices.
+
+    Parameters are the first inputs, as many as the graph returns gradients.
+    """
     outputs: Any = graph.output_node().args[0]
     # A stage's last output is a tuple of the values that it sends.
     gradients = [x for x in outputs[1:] if isinstance(x, Node)]
@@ -24,9 +27,9 @@ def parameters_of(graph: Graph) -> dict[Node, int]:
 
 
 def chain_to_input(launch: Node) -> list[Node]:
-    """Return the nodes between an all-gather and the parameter that it gathers, then the parameter.
+    """Return the nodes from the input of an all-gather back to the parameter that it gathers, which is last.
 
-    These nodes are views, casts and padding, the last first.
+    The nodes before it are views, casts and padding.
     """
     source = launch.args[0]
     assert isinstance(source, Node)

@@ -1,7 +1,7 @@
-"""Activations: the values of forward that backward needs, and when. The memory passes share these definitions.
+"""Activations: forward's values that backward needs. The memory passes share these definitions.
 
-An activation is a forward value that backward reads, or that the recomputation of another activation reads. A tag in
-its metadata says whether it is saved, recomputed, or offloaded to host memory. Parameters, inputs and sizes are no
+An activation is a value of forward that backward reads, or that the recomputation of another activation reads. A tag in
+its metadata states whether it is saved, recomputed, or offloaded to host memory. Parameters, inputs and sizes are not
 activations, as they exist anyway.
 """
 
@@ -27,7 +27,7 @@ STANDS_FOR_KEY = "stands_for"
 
 
 def is_backward(node: Node) -> bool:
-    """Return whether a node is a call in the half backward; in an unpartitioned graph, of the direction backward."""
+    """Return whether a node is a call that runs in backward; without halves, a call with the direction backward."""
     return node.op == "call_function" and half_of(node) == "backward"
 
 
@@ -39,7 +39,7 @@ def is_forward_value(node: Node) -> bool:
 
 
 def tag_of(node: Node) -> Tag | None:
-    """Return an activation's tag, or None."""
+    """Return an activation's tag, or None if it has none."""
     return node.meta.get(TAG_KEY)
 
 
@@ -49,7 +49,11 @@ def is_recomputed(node: Node) -> bool:
 
 
 def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, Node]:
-    """Return the backward call that first needs each activation, given which activations are recomputed."""
+    """Return, for each activation, the first backward call that needs it.
+
+    `recomputed` returns whether an activation is recomputed. A call that reads a recomputed activation also needs the
+    values from which it is recomputed.
+    """
     needs: dict[Node, Node] = {}
     for reader in filter(is_backward, graph.nodes):
         # A recomputed activation is computed for its first reader, so that reader also needs the activation's inputs.
@@ -65,7 +69,7 @@ def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, 
 
 
 def block_of(node: Node, blocks: str) -> str | None:
-    """Return the name of the block that contains a call's module, or None.
+    """Return the name of the block of layers that contains a call's module, or None.
 
     `blocks` is a pattern of modules. For example, with layers.*, the module layers.3.mlp is in the block layers.3.
     """
@@ -74,7 +78,10 @@ def block_of(node: Node, blocks: str) -> str | None:
 
 
 def block_starts(graph: Graph, blocks: str, of: Callable[[Node], bool]) -> list[Node]:
-    """Return the first call of each block in order, counting only nodes for which `of` returns True."""
+    """Return the first call of each block of layers, in order. Only nodes for which `of` returns True count.
+
+    `blocks` is a pattern of modules, as for `block_of`.
+    """
     starts: dict[Any, Node] = {}
     for node in graph.nodes:
         if of(node) and (block := block_of(node, blocks)) is not None:

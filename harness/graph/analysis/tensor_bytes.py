@@ -1,8 +1,8 @@
-"""The bytes of a value's storage, with numbers for sizes that are symbolic in the graph.
+"""Computes the bytes of a value's storage, with numbers for sizes that are symbolic in the graph.
 
-The chunk symbol has the number from the case. Two numbers depend on data: the rows that an all-to-all exchanges with
-each rank, and the rows that a split gives to each part. For these the estimate assumes balanced routing: an equal share
-of the input's rows. Any other data-dependent size has no number.
+The chunk symbol has the number from the case. Two sizes depend on data: the rows that an all-to-all exchanges with each
+rank, and the rows that a split gives to each part. For these the estimate assumes balanced routing: an equal share of
+the input's rows. Any other data-dependent size has no number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MIB = 2**20
 
 
 class TensorBytes:
-    """The bytes of a graph's values."""
+    """Computes the bytes of a graph's values."""
 
     def __init__(self, graph: Graph, chunk_symbol: ChunkSymbol) -> None:
         self._symbols: dict[sympy.Basic, sympy.Basic] = {chunk_symbol.symbol: sympy.Integer(chunk_symbol.hint)}
@@ -33,7 +33,10 @@ class TensorBytes:
                 self._balance(node.args[0], node.args[1], dim=(*node.args[2:], 0)[0])
 
     def of(self, value: torch.Tensor) -> int | None:
-        """Return the bytes from a tensor's first to its last element; None if a size or stride has no number."""
+        """Return the bytes that a tensor spans in memory, from its first to its last element.
+
+        None if a size or stride has no number.
+        """
         sizes, strides = [self._number(n) for n in value.shape], [self._number(n) for n in value.stride()]
         extent = 1
         for size, stride in zip(sizes, strides, strict=True):

@@ -13,7 +13,7 @@ from bitproof.harness.graph.observation import observed
 
 
 def count_uncompared(module: GraphModule) -> tuple[int, int]:
-    """Return two numbers: the calls whose values are not compared, and all calls with values."""
+    """Return (number of calls whose values are not compared, number of all calls with values)."""
     calls = {node for node in module.graph.nodes if node.op == "call_function" and not _is_no_call(node)}
     readers = [*module.graph.find_nodes(op="output"), *module.graph.find_nodes(op="call_function", target=observed)]
     compared = {_call_of(value) for reader in readers for value in reader.all_input_nodes}
@@ -25,7 +25,7 @@ def _is_no_call(node: Node) -> bool:
 
 
 def _call_of(node: Node) -> Node:
-    """The call that computed a value. For a value picked from a tuple by `getitem`, it is the call of the tuple."""
+    """Return the call that computed a value. For an item that `getitem` picked, it is the call of the tuple."""
     while node.op == "call_function" and node.target is operator.getitem:
         node = node.all_input_nodes[0]
     return node

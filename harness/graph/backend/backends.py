@@ -76,7 +76,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled step, to call with the graph's inputs.
+    """A compiled step, which is called with the graph's inputs.
 
     `step` is the compiled function: it takes a list of inputs, and empties the list while reading. `folder` holds the
     step's files; `facts` are for the report.
@@ -87,7 +87,7 @@ class Compiled:
     facts: dict[str, Any]
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run the step."""
+        """Run the step, and return the graph's outputs."""
         return self.step(list(inputs))
 
 
@@ -97,7 +97,7 @@ def compile_for(
     group_sizes: Mapping[str, int],
     regions: tuple[str, ...] = (),
 ) -> Compiled:
-    """Compile a graph with a backend.
+    """Compile a graph with a backend, and return the compiled step.
 
     `group_sizes` has the number of ranks of every process group by name. `regions`, for regional_inductor, are patterns
     of modules to compile; without any, each attention operator is a region. Raises MachineError if this machine cannot
@@ -155,7 +155,7 @@ def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any
 
 @dataclass(frozen=True)
 class CompiledHalves:
-    """A partitioned step with separately compiled halves, to call with the graph's inputs.
+    """A partitioned step whose halves are compiled separately. The step is called with the graph's inputs.
 
     `read_again` has the indices of the inputs that backward reads.
     """
@@ -165,13 +165,14 @@ class CompiledHalves:
     read_again: tuple[int, ...]
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run the step."""
+        """Run the step, and return the graph's outputs."""
         return run_halves(self.forward, self.backward, self.read_again, *inputs)
 
     @property
     def facts(self) -> dict[str, object]:
         """The report's facts about both halves."""
         facts = {"forward": self.forward.facts, "backward": self.backward.facts}
+        # Reports and precompiled steps state a single hash for a step.
         code = "".join(half["generated_hash"] for half in facts.values())
         return facts | {"generated_hash": hashlib.sha256(code.encode()).hexdigest()}
 
@@ -200,7 +201,10 @@ def compile_halves(
 
 
 def _remove(folder: str, owner: int) -> None:
-    """Remove a step's files, unless this process is a rank that inherited them by a fork."""
+    """Remove a step's files in `folder`. Does nothing in a rank that inherited them by a fork.
+
+    `owner` is the id of the process that made the files.
+    """
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -215,10 +219,11 @@ def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
 
 
 def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[GraphModule, dict[str, Any]]:
-    """Compile the regions of a copy of the graph. Returns the copy and facts for the report.
+    """Compile the regions of a copy of the graph. Returns the copy, and facts for the report.
 
-    `patterns` choose modules; without any, attention operators are compiled. In the copy, each region is a call of a
-    compiled function, or several calls if the region is not contiguous.
+    `patterns` choose the modules that become regions; without any, each attention operator is a region. In the copy,
+    each region is a call of a compiled function, or several calls if the region's nodes are not adjacent. Raises
+    PassError if there is no region.
     """
     from torch.fx.passes.regional_inductor import regional_inductor
 
@@ -250,7 +255,7 @@ def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[Gra
 
 
 def _attention_region(node: Node) -> str | None:
-    """The name of a node's region, or None. Each attention operator is a region, and so is its backward."""
+    """Return the name of the node's region, or None. Each attention operator is a region, and so is its backward."""
     if (
         node.op == "call_function"
         and not isinstance(node.target, HigherOrderOperator)
@@ -261,7 +266,7 @@ def _attention_region(node: Node) -> str | None:
 
 
 def _flex_region(node: Node) -> str | None:
-    """The name of a node's region, or None. A region is a FlexAttention operator with its nested graphs."""
+    """Return the name of the node's region, or None. A region is a FlexAttention operator and its nested graphs."""
     if isinstance(node.target, HigherOrderOperator) and (attends(node) or attends_backward(node)):
         return node.name
     if node.op == "get_attr":
@@ -270,7 +275,7 @@ def _flex_region(node: Node) -> str | None:
 
 
 def _unshare_nested_graphs(module: GraphModule) -> None:
-    """Give each higher-order operator its own references to its nested graphs, so that a region can contain them."""
+    """Give each higher-order operator references of its own to its nested graphs, so that a region can contain them."""
     for node in [node for node in module.graph.nodes if isinstance(node.target, HigherOrderOperator)]:
         for shared in [x for x in node.all_input_nodes if x.op == "get_attr" and len(x.users) > 1]:
             with module.graph.inserting_before(node):
@@ -280,11 +285,15 @@ def _unshare_nested_graphs(module: GraphModule) -> None:
 
 
 def _functional(module: GraphModule, values: list[Any]) -> GraphModule:
-    """Trace the graph again in the operators that Inductor lowers, with in-place writes as copies at its end."""
+    """Trace a graph again, and return it in the operators that Inductor lowers.
+
+    In-place writes become copies at the graph's end. `values` are the fake values of its inputs.
+    """
 
     def run(*inputs: Any) -> Any:
         return Interpreter(module).run(*inputs, enable_io_processing=False)
 
+    # Views stay, since Inductor lowers them; only writes must go.
     functional = torch.func.functionalize(run, remove="mutations")
     return symbolic_graph(functional, values[0].fake_mode, lowering_decompositions())(*values)
 
@@ -306,7 +315,8 @@ def _copied(module: GraphModule) -> GraphModule:
 
 @contextmanager
 def settings_in(folder: str | Path) -> Iterator[None]:
-    """Configure Inductor to be deterministic and to keep its files in `folder`."""
+    """Context in which Inductor is deterministic, and keeps its files in `folder`."""
+    # A folder of its own also hides what was compiled earlier, which would otherwise be read from a cache.
     places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
     with mock.patch.dict(os.environ, places), inductor_settings(SETTINGS), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # deprecations in torch's own code
@@ -315,9 +325,9 @@ def settings_in(folder: str | Path) -> Iterator[None]:
 
 @contextmanager
 def _named_groups(sizes: Mapping[str, int]) -> Iterator[None]:
-    """Register process groups with these names and sizes while Inductor compiles.
+    """Context for compiling, in which process groups with these names and sizes are registered.
 
-    Inductor reads the sizes. The compiled code looks real groups up by name when it runs.
+    Inductor reads their sizes. The compiled code looks up the real groups by name when it runs.
     """
     with ExitStack() as registered:
         # Kept here, because torch's registry only has weak references to groups.

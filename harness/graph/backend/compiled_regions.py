@@ -1,10 +1,9 @@
 """Regions of a step's graph to compile: the nodes of a call of a chosen module.
 
 Needs:    origins on the nodes (origin.py).
-Promises: a region has a single module, direction and chunk; recomputed calls are in another region than the
-          originals.
-Leaves out: collectives and their waits, checks, in-place writes, sizes, and values computed only from parameters, such
-          as their casts: calls of other modules may share these values.
+Promises: a region has a single module, direction and chunk; recomputed calls are in another region than the originals.
+Leaves:   collectives and their waits, checks, in-place writes, sizes, and values computed only from parameters, such as
+          their casts, which calls of other modules may share. These are in no region.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ RegionOf = Callable[[Node], str | None]
 
 
 def marked_by(patterns: tuple[str, ...], graph: Graph) -> RegionOf:
-    """Return a function from a node to the name of its region, or to None outside regions.
+    """Return a function that takes a node of `graph` and returns the name of its region, or None outside regions.
 
-    The first of `patterns` that matches the node's module or a module around it determines the region.
+    The first of `patterns` that matches the node's module, or a module around it, determines the region.
     """
     of_parameters = made_of_parameters(graph)
 
@@ -47,7 +46,7 @@ def marked_by(patterns: tuple[str, ...], graph: Graph) -> RegionOf:
 
 
 def made_of_parameters(graph: Graph) -> set[Node]:
-    """Return the graph's parameters, and all values computed only from them."""
+    """Return the graph's parameters, and all values that are computed only from parameters."""
     found = set(parameters_of(graph))
     for node in graph.nodes:
         if node.op == "call_function" and node.all_input_nodes and found.issuperset(node.all_input_nodes):

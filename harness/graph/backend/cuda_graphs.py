@@ -55,7 +55,7 @@ _HOST_COPIES = (Work.OFFLOAD, Work.RELOAD, Work.TRANSFER)
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A call that a capture cannot hold, and why."""
+    """A call that a CUDA graph cannot capture, and why."""
 
     node: Node
     why: str
@@ -67,7 +67,7 @@ class Obstacle:
 
 
 def obstacles(module: GraphModule) -> list[Obstacle]:
-    """Return the calls of a finished graph and its nested graphs that cannot be captured, in order."""
+    """Return an obstacle for each call of a finished graph and its nested graphs that cannot be captured, in order."""
     for_cuda = is_for_cuda(module)
     found = []
     for graph in (each.graph for each in module.modules() if isinstance(each, GraphModule)):
@@ -103,7 +103,7 @@ def _why_not(node: Node, for_cuda: bool) -> str | None:
 
 
 def _reads_a_number(node: Node) -> bool:
-    """Whether the host waits for the value of a call, as for `item` or `equal`."""
+    """Whether the host reads the value of a call, and so waits for it, as for `item` or `equal`."""
     return torch.Tag.data_dependent_output in getattr(node.target, "tags", ())
 
 
@@ -113,17 +113,17 @@ def _is_mask(node: Node) -> bool:
 
 
 def _is_operator(target: Any) -> bool:
-    """Whether a call's target is an operator of torch, or a function of Python's `operator`, as for sizes and items."""
+    """Whether a call's target is an operator of torch, or one of Python's `operator` functions for sizes and items."""
     return isinstance(target, OpOverload | HigherOrderOperator) or getattr(target, "__module__", None) == "_operator"
 
 
 def _is_on_host(node: Node) -> bool:
-    """Whether a call computes a CPU tensor. A number that a kernel takes as an argument does not count."""
+    """Whether a call returns a CPU tensor. False for `getitem`, which only picks a tensor from a call's results."""
     return device_of(node.meta.get("val")) == "cpu" and node.target is not operator.getitem
 
 
 def check_capture(module: GraphModule) -> PassReport:
-    """Return the report of a step that can be captured. Raises PassError for any other; the error names the calls."""
+    """Return a report if a step can be captured as a CUDA graph. Otherwise raises PassError, which names the calls."""
     start, num_nodes = time.perf_counter(), len(module.graph.nodes)
     if found := list(dict.fromkeys(map(str, obstacles(module)))):
         more = f", and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
@@ -141,10 +141,11 @@ def check_capture(module: GraphModule) -> PassReport:
 
 
 class StaticStep:
-    """A step to call with its graph's inputs: `num_state` tensors of state, then the step's own inputs.
+    """A step with static inputs, which may be a CUDA graph.
 
-    `run` runs the graph's calls separately. State is read and written in place; the step's own inputs are copied into
-    static inputs. Each call overwrites the results of the call before it.
+    The step is called with the graph's inputs: `num_state` tensors of state, then the step's own inputs. State is read
+    and written in place; the step's own inputs are copied into static inputs. Each call of the step overwrites the
+    results of the call before. `run` runs the graph of `module` without a CUDA graph.
     """
 
     def __init__(self, run: Callable[..., Any], module: GraphModule, num_state: int) -> None:
@@ -159,7 +160,10 @@ class StaticStep:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Run the step and return its results. Raises PassError if state has moved in memory since the first call."""
+        """Run the step and return its results. Raises PassError if a tensor of state has moved in memory.
+
+        Each tensor of state must have the same address as in the first call.
+        """
         state, own = inputs[: self._num_state], inputs[self._num_state :]
         if not self._static:
             self._begin(state, own)
@@ -180,7 +184,7 @@ class StaticStep:
         return list(self._outputs)
 
     def _begin(self, state: Sequence[Tensor], own: Sequence[Tensor]) -> None:
-        """Allocate the static inputs, and capture the graph if state is on a GPU and nothing is an obstacle."""
+        """Allocate the static inputs. If state is on a GPU and nothing is an obstacle, also capture the graph."""
         self._state = [x.data_ptr() for x in state]
         self._static = [x.clone() for x in own]
         if self._can_capture and any(x.is_cuda for x in state):
@@ -197,7 +201,10 @@ class StaticStep:
                 static.copy_(new)
 
     def _capture(self, state: Sequence[Tensor]) -> None:
-        """Capture the graph after a warm-up. The warm-up runs the graph, so its in-place writes are undone."""
+        """Capture the graph after a warm-up, which runs it; the warm-up's in-place writes are undone.
+
+        Raises MachineError if CUDA cannot capture the graph.
+        """
         inputs = [*state, *self._static]
         kept = {place: inputs[place].clone() for place in self._written}
         try:

@@ -14,9 +14,10 @@ from torch.fx.node import map_aggregate
 
 
 def forget_device_index(module: GraphModule, device: torch.device) -> int:
-    """Replace `device`, the rank's own, by its type in the graph and nested graphs. Returns the number of replacements.
+    """Replace `device`, the rank's own, by its device type in the graph and nested graphs, such as `cuda:3` by `cuda`.
 
-    Other indices stay: a graph that names another rank's device needs it, and differs from rank to rank.
+    Returns the number of replacements. Other indices stay: a graph that names another rank's device needs it, and
+    differs from rank to rank.
     """
     if device.index is None:
         return 0

@@ -39,14 +39,17 @@ _CALL = re.compile(r"^\s+(\w+?)(?:\.run)?\(", re.MULTILINE)
 
 
 def hash_generated(folder: Path, index: int | None = None) -> str:
-    """Return the hash of a folder's code for the GPU with this index, independent of index and file names."""
+    """Return a hash of the generated code in a folder, which does not depend on the GPU or on the names of files.
+
+    `index` is the index of the GPU for which the code was generated, or None.
+    """
     sources = sorted(_decisive(file.read_text(), folder, index) for file in folder.rglob("*.py"))
     # Sorted by content: file names differ between traces.
     return hashlib.sha256("\0".join(sources).encode()).hexdigest()
 
 
 def count_launches(folder: Path) -> int:
-    """Return the number of kernel launches in the code of a folder.
+    """Return how many kernel launches the generated code in a folder has.
 
     Only CPU and Triton kernels that this code defines count, not torch's own kernels.
     """

@@ -1,8 +1,8 @@
 """Hazards of a finished graph that do not show in its bits: memory races, and deadlocks between ranks.
 
-A race is a pair of calls that use the same memory without an order between them, if either writes or frees it. Such a
-graph may compute the right bits every time on an idle machine, or with ranks in shared memory. On a GPU it may read
-memory that a stream is still writing. So equal bits are no evidence that a graph has no race.
+A race is a pair of calls that use the same memory without an order between them, if one of them writes or frees it.
+Such a graph may compute the right bits every time on an idle machine, or with ranks in shared memory. On a GPU it may
+read memory that a stream is still writing. So equal bits are no evidence that a graph has no race.
 
 1. Follow the graph's calls in order (`walk`) with their effects on memory (`effects`), by the rules of
    `harness.operators.happens_before`. A graph with streams is followed twice: the first time finds when each piece of
@@ -33,9 +33,9 @@ MOST_TOLD = 3
 
 @dataclass(frozen=True)
 class Hazard:
-    """A race: the call `second` conflicts with an earlier call, `first`, in memory allocated by the call `memory`.
+    """A race: the call `second` conflicts with an earlier call, `first`, in memory that the call `memory` allocated.
 
-    `does` describes the conflict; `missing` is the call that would order the two, e.g. a wait.
+    `does` describes the conflict; `missing` is the call that would order the two, such as a wait.
     """
 
     first: At
@@ -54,9 +54,10 @@ class Hazard:
 def find_hazards(
     module: GraphModule, groups: Mapping[str, Partition] | None = None
 ) -> tuple[list[Hazard], list[Deadlock]]:
-    """Return the races of a graph, in the graph's order, and the possible deadlocks.
+    """Return (races, possible deadlocks) of a graph, both in its order.
 
-    `groups` are the ranks of every instance of each process group, by name; without them, groups are not checked.
+    `groups` has the ranks of every instance of each process group, by the group's name; if it is None, groups are not
+    checked.
     """
     walk = GraphWalk(module)
     # With streams, memory freed on one stream may be reused while another still uses it. The walk learns only at its
@@ -68,7 +69,7 @@ def find_hazards(
 
 
 def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = None) -> list[str]:
-    """Return a line for each hazard and possible deadlock; beyond MOST_TOLD, a line with the number of the others."""
+    """Return a line for each race and possible deadlock, at most MOST_TOLD; then `and 3 more` if there are others."""
     hazards, deadlocks = find_hazards(module, groups)
     found = list(dict.fromkeys(map(str, [*hazards, *deadlocks])))
     left = len(found) - MOST_TOLD
@@ -78,8 +79,8 @@ def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = N
 def turns_of(module: GraphModule, ranks_in: RanksIn, rank: int | None = None) -> list[RankTurn]:
     """Return the launches of collectives and messages in a rank's graph, and the waits for them, in order.
 
-    `ranks_in` takes a group's name and returns the ranks of this rank's instance of the group, or None for an unknown
-    group. `rank` is this rank's own number; without it, messages are left out.
+    `ranks_in` takes a group's name, and returns the ranks in the instance of this group that the rank belongs to; None
+    for an unknown group. `rank` is the rank's own number; if it is None, messages are left out.
     """
     return rank_turns(GraphWalk(module).turns, ranks_in, rank)
 
@@ -103,7 +104,10 @@ def _missing(race: Race, second: At) -> str:
 
 
 def _waits_for(first: object, work: Launch) -> list[str]:
-    """The names of operators that wait for the launch of the call `first`, those of the call's namespace first."""
+    """Return the names of all operators that wait for work like that of the launch `work`.
+
+    `first` is the call of the launch: operators in its namespace come first.
+    """
     waits = [row.name for row in ROWS.values() if row.wait is not None and row.wait.work is work.work]
     namespace = str(getattr(first.node.target, "namespace", "")) if isinstance(first, At) else ""
     return sorted(waits, key=lambda name: not name.startswith(f"{namespace}."))

@@ -28,7 +28,10 @@ Places = tuple[tuple[int | None, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class PeerMessage:
-    """A message to or from a single rank. The peer and the tag are the call's arguments."""
+    """A message to or from a single rank. `is_sent` is False if this rank receives it.
+
+    `peer` and `tag` are the call's arguments: the other rank, and the number that distinguishes messages.
+    """
 
     is_sent: bool
     tensor: Node
@@ -40,16 +43,17 @@ class PeerMessage:
 class Effects:
     """A call's effects on the memory of its arguments.
 
-    - `writes`: the arguments that it writes in place;
-    - `shares`: the arguments whose memory its result shares, as a view does;
+    - `row`: the operator's row in the table of operators;
+    - `writes`: the arguments that the call writes in place;
+    - `shares`: the arguments whose memory the call's result shares, as a view does;
     - `adopts`: two arguments; after the call, the first has the memory of the second;
-    - `awaits`: the arguments whose launches it waits for;
-    - `frees`: the arguments whose memory it frees;
-    - `only_shows`: it reads no element;
-    - `gives_several`: it has several results, each with its own memory;
-    - `syncs_host`: the host waits for its result;
+    - `awaits`: the arguments whose launches the call waits for;
+    - `frees`: the arguments whose memory the call frees;
+    - `only_shows`: the call reads no element;
+    - `gives_several`: the call has several results, each with its own memory;
+    - `syncs_host`: the host waits for the call's result;
     - `messages`: messages between single ranks, each of them a launch;
-    - `is_behind_token`: its first result is a token, and a token is not memory.
+    - `is_behind_token`: the first result is a token, which is not memory.
     """
 
     row: Operator
@@ -78,10 +82,12 @@ def effects_of(node: Node) -> Effects:
             return messages_of(node, node.target, node.args, found)
         return _blocking(node, node.target, node.args, found) if plan.row.launch is not None else found
     if node.op == "call_module":
+        # For example, `nn.ReLU(inplace=True)`.
         in_place = [*node.all_input_nodes[:1]] if getattr(submodule_of(node), "inplace", False) is True else []
         return Effects(Operator(name=str(node.target)), writes=in_place, shares=in_place)
     if node.target is operator.getitem:
         shown, place = node.all_input_nodes[:1], node.args[1]
+        # An index that is a tensor selects by its values, so the call reads elements.
         by_tensor = [x for x in node.all_input_nodes[1:] if not isinstance(x.meta.get("val"), _NUMBERS)]
         return Effects(_GETITEM, shares=shown, only_shows=not by_tensor and not _selects(place))
     if node.target is operator.setitem:
@@ -99,7 +105,7 @@ def effects_of(node: Node) -> Effects:
 
 
 def submodule_of(node: Node) -> nn.Module | None:
-    """Return the module that a call names."""
+    """Return the module that a node of kind `call_module` calls; None if the graph's owner has no such module."""
     owner = node.graph.owning_module
     try:
         return owner.get_submodule(str(node.target)) if owner is not None else None
@@ -112,7 +118,10 @@ _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _selects(place: Any) -> bool:
-    """Whether an index copies its selection: lists and tensors do, numbers and slices are views."""
+    """Whether indexing with `place` copies the selected elements.
+
+    Lists and tensors copy; numbers and slices make a view.
+    """
     places = place if isinstance(place, tuple) else (place,)
     return any(isinstance(x, (list, Tensor)) for x in places)
 
@@ -122,10 +131,10 @@ def _selects(place: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The effects of an overload, for any arguments: computed once from its schema, and applied to each call.
+    """The effects of an operator's overload, computed once from its schema, and applied to the arguments of each call.
 
-    With `is_plain`, an overload writes, shares, awaits and frees nothing; `plain` has its effects then, the same for
-    each call unless the overload may return an argument.
+    `is_plain` states that the overload writes, shares, awaits and frees nothing. Then `plain` has the effects of each
+    of its calls, unless the overload may return an argument.
     """
 
     row: Operator
@@ -212,7 +221,7 @@ def _nodes_of(args: Sequence[Any], kwargs: Mapping[str, Any], places: Places) ->
 
 
 def _effects_by_name(node: Node, name: str) -> Effects:
-    """The effects of a torch method or function: those of all overloads of the operator with the same name."""
+    """Return the effects of a call of a torch method or function: of all overloads of the operator with this name."""
     if isinstance(node.target, HigherOrderOperator):
         return _effects_of_higher(node, known(f"higher_order.{name}"))
     row = operators.row_of(node.target)
@@ -241,7 +250,7 @@ def _effects_by_name(node: Node, name: str) -> Effects:
 
 
 def _effects_of_higher(node: Node, row: Operator) -> Effects:
-    """The effects of a higher-order call: those of the operator that it runs, or the writes that its row states.
+    """Return the effects of a higher-order call: those of the operator that it runs, or the writes that its row states.
 
     A Triton kernel writes the arguments found by torch's analysis, or, without an analysis, each of its tensors.
     """
@@ -282,7 +291,11 @@ _TORCHBIND = "higher_order.call_torchbind"
 
 
 def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """Return the effects of a call that sends to or receives from single ranks."""
+    """Return the effects of a call that sends messages to single ranks or receives them from single ranks.
+
+    `found` has the call's other effects. In the result, the writes are the received tensors, and the messages are
+    added. `target` is the called operator, `args` are its arguments by position.
+    """
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     if "op_list" in given:
         rows = zip(given["op_list"], given["tensors"], given["peer_list"], given["tag_list"], strict=True)
@@ -296,7 +309,7 @@ def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) ->
 
 
 def _blocking(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """The effects of a collective, given its effects `found` as a launch.
+    """Return the effects of a collective. `found` has its effects if it launches work in the background.
 
     A collective with async_op=False launches nothing on GPUs, since the current stream waits for it. On other devices
     only the wait of its `Work` does, so there it stays a launch.

@@ -1,8 +1,8 @@
 """The order in which ranks launch collectives, and possible deadlocks.
 
-If all ranks run the same graph, they launch the same collectives in the same order. Take the first collective that some
-rank has not reached. It is the next collective for each such rank, so all ranks of its group reach it. So no order in a
-single graph leads to a deadlock, even if groups share ranks, a stream or a process group. This holds if
+If all ranks run the same graph, they launch the same collectives in the same order. Consider the first collective that
+some rank has not reached. It is the next collective for each such rank, so all ranks of its group reach it. So no order
+in a single graph leads to a deadlock, even if groups share ranks, a stream or a process group. This holds if
 
 1. every collective names an existing group, and each rank belongs to a single instance of it,
 2. the call counts as many ranks as the group has,
@@ -46,10 +46,9 @@ def name_of_call(call: At) -> str:
 
 
 def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> list[Deadlock]:
-    """Return the possible deadlocks of ranks that all run the same graph.
+    """Return the possible deadlocks of ranks that all run the same graph: collectives that a rank may not reach.
 
-    In each, a rank may not reach a collective that others launch. The three conditions at the top of this file are
-    checked; `groups` is None if the groups are unknown.
+    The three conditions at the top of this file are checked. If `groups` is None, only those that need no groups are.
     """
     found = []
     for turn in turns:
@@ -76,7 +75,7 @@ def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> 
 
 
 def _misfits(call: At, group: str, groups: Mapping[str, Partition]) -> list[str]:
-    """Contradictions between a call and its group, in words: `counts 4 ranks in the group ep, which has 2`."""
+    """Return a call's contradictions to its group, in words: `counts 4 ranks in the group ep, which has 2`."""
     found, partition = [], groups[group]
     ranks = [rank for part in partition for rank in part]
     if len(set(ranks)) != len(ranks):
@@ -111,8 +110,9 @@ RanksIn = Callable[[str], tuple[int, ...] | None]
 def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None) -> list[RankTurn]:
     """Convert a rank's launches and waits to data that can be compared with other ranks'.
 
-    `ranks_in` returns the ranks of this rank's instance of a group. Calls in unknown groups are left out; so are
-    messages between single ranks if `rank`, this rank's number, is unknown.
+    `ranks_in` returns the ranks in the instance of a group that the rank belongs to; None for an unknown group, whose
+    calls are left out. `rank` is the rank's own number. Messages between single ranks are left out if `rank` is None,
+    or if the graph does not state the other rank.
     """
     found: list[RankTurn] = []
     # By launch, its index in the result: a wait refers to it.
@@ -146,9 +146,10 @@ def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None
 
 
 def _ends(call: At, message: PeerMessage, rank: int, ranks: tuple[int, ...]) -> tuple[int, int] | None:
-    """The sender and the receiver of a message; None if the call's peer is not a number.
+    """Return (rank that sends a message, rank that receives it).
 
-    torch's own operators number the ranks within the group, functional operators within the whole run.
+    None if the graph does not state the other rank as a number, or states a number beyond the group. torch's own
+    operators number ranks within the group, functional operators within the whole run. `ranks` are the group's ranks.
     """
     peer, is_own = message.peer, _counts_in_group(call)
     if not isinstance(peer, int) or (is_own and not 0 <= peer < len(ranks)):
@@ -162,7 +163,10 @@ def _counts_in_group(call: At) -> bool:
 
 
 def _takes(call: At) -> str:
-    """The dtype of a collective's input, and its sizes unless ranks may have different numbers of rows."""
+    """Return the dtype and sizes of a collective's input, such as `float32[8, 4]`, to compare them between ranks.
+
+    Without the sizes if ranks may have different numbers of rows; "" if the input is unknown.
+    """
     values = [x.meta.get("val") for x in call.node.all_input_nodes]
     value = next((x for x in values if isinstance(x, Tensor)), None)
     if value is None:

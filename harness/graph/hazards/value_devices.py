@@ -1,4 +1,4 @@
-"""The devices of a graph's values, and the calls that block the host."""
+"""Finds the devices of a graph's values, and the calls that block the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ ON_CUDA, ON_HOST, ELSEWHERE = 1, 2, 4
 
 
 def places_of(value: Any) -> int:
-    """Return the devices of a value as bits; for a tuple or a list, those of all its parts."""
+    """Return the devices of a value as bits: ON_CUDA, ON_HOST, ELSEWHERE.
+
+    A tuple or a list has the bits of all its items.
+    """
     if isinstance(value, Tensor):
         return {"cuda": ON_CUDA, "cpu": ON_HOST}.get(value.device.type, ELSEWHERE)
     if isinstance(value, (tuple, list)) and value:

@@ -3,7 +3,7 @@
 1. Values get memory: a key for each piece; a value may use several pieces. Nested graphs are followed, too, if their
    inputs can be matched with operands.
 2. A call runs on a stream: the current stream, unless the graph names another. In a graph for CUDA, calls without
-   device tensors run on the host, and copies between the two block the host unless they are non-blocking.
+   device tensors run on the host, and copies between host and device block the host unless they are non-blocking.
 3. Launches of collectives, and waits for them, are recorded in order, as the rank's turns.
 """
 
@@ -37,10 +37,10 @@ CHOOSES = ("cond", "while_loop")
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A call at a place in the graph.
+    """A call at a place in the graph, or one of the messages that the call launches.
 
-    `where` describes the nested graph that contains the call, if any. `message` is set for a call that launches
-    messages: each message of the call has its own `At`.
+    `where` describes the nested graph that contains the call; "" for the whole graph. `message` is the message, or
+    None.
     """
 
     node: Node
@@ -53,9 +53,10 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A launch of a collective, or a wait for it: `call` is the launch, `waits` the wait, None for a launch.
+    """A launch of a collective or a message, or a wait for it.
 
-    `choice` is the data-dependent call (e.g. `cond`) whose branch contains the launch or wait.
+    `call` is the launch. `waits` is the wait, or None if this is the launch. `choice` is the data-dependent call (such
+    as `cond`) whose branch contains the launch or wait, or None.
     """
 
     call: At
@@ -64,11 +65,11 @@ class Turn:
 
 
 class GraphWalk:
-    """Follows a graph on creation, and has the races and turns that it found.
+    """Follows a graph when it is created; afterwards it has the races and turns of the graph.
 
-    Each of `races` has the time of its second call (the call's number), that call, and the race. `last_use` has the
-    time of the last use of each piece of memory. With `last_use` from an earlier walk of the same graph, memory is
-    freed after that time.
+    `races` has (time, second call, race) for each race, where the time is the second call's number. `turns` has the
+    launches of collectives and the waits, in order. `last_use` has the time at which each piece of memory is last used.
+    If these times are passed to a second walk of the same graph, it assumes that memory is freed at that time.
     """
 
     def __init__(self, module: GraphModule, last_use: Mapping[Key, float] | None = None) -> None:
@@ -99,7 +100,8 @@ class GraphWalk:
     def _take(self, module: GraphModule, operands: Sequence[Held] | None, where: str) -> Held:
         """Follow a graph, and return the memory of its results.
 
-        `operands` has the memory of a nested graph's inputs, which its caller passes; it is None for the whole graph.
+        `operands` has the memory of the inputs, if the graph is nested in another graph; None for the whole graph.
+        `where` describes the nested graph.
         """
         given = iter(operands or ())
         held: dict[Node, Held] = {}
@@ -196,7 +198,8 @@ class GraphWalk:
     def _follow_graphs_of(self, node: Node, held: Mapping[Node, Held], where: str) -> None:
         """Follow the branches of a data-dependent call, or nested graphs whose inputs are not the call's operands.
 
-        A wait in a single branch does not count after the call, since the branch may not run.
+        After a call of several branches, a launch only counts as waited for if each branch waits for it, since only one
+        branch runs.
         """
         bodies = [(x, body) for x in node.all_input_nodes if (body := operators.graph_of(x)) is not None]
         if not bodies:
@@ -225,7 +228,10 @@ class GraphWalk:
             self.turns.append(Turn(call, choice=self._choice))
 
     def _send(self, call: At, effects: Effects, held: Mapping[Node, Held], result: Held, stream: Stream) -> None:
-        """Follow messages between single ranks: each is in flight until its own wait."""
+        """Follow a call that sends or receives messages between single ranks.
+
+        Each message is in flight until its own wait.
+        """
         assert effects.row.launch is not None
         sent = [each for each in effects.messages if each.is_sent]
         reads = _flat([held[each.tensor] for each in sent])
@@ -269,7 +275,11 @@ class GraphWalk:
         return {place: self._new(At(node, where)) for place in dict.fromkeys([*places, None])}
 
     def _behind_token(self, node: Node, effects: Effects, held: Mapping[Node, Held], where: str) -> Held:
-        """The memory of the results of a call with effects: a token without memory, then its operator's results."""
+        """Return the memory of the results of a call with a token.
+
+        The token is the first result, and has no memory. The other results are those of the operator that the call
+        runs.
+        """
         taken = [x.args[1] for x in node.users if x.target is operator.getitem and isinstance(x.args[1], int)]
         places = [place for place in dict.fromkeys(taken) if place > 0]
         if effects.shares:
@@ -290,7 +300,7 @@ class GraphWalk:
         return memory
 
     def _hand(self, values: Sequence[Node], held: Mapping[Node, Held]) -> None:
-        """Record that this call is the last so far that uses the memory of these values."""
+        """Record the present time as the time of the last use of these values' memory."""
         for x in values:
             memory = held[x]
             for key in memory if isinstance(memory, tuple) else _flat([memory]):
@@ -302,7 +312,11 @@ class GraphWalk:
     # -- streams ----------------------------------------------------------------------------------------
 
     def _stream_of(self, node: Node, effects: Effects, places: int) -> Stream:
-        """The stream of a call; launches and waits are on the current stream, whatever the devices of their values."""
+        """Return the stream on which a call runs.
+
+        Launches of collectives, and waits for them, run on the current stream, whatever the devices of their values.
+        `places` has these devices as bits.
+        """
         current = (node.meta.get("custom") or {}).get("stream", self._stream) if self.names_streams else self._stream
         if not self._has_cuda or effects.row.launch is not None or effects.row.wait is not None:
             return current
@@ -317,7 +331,10 @@ class GraphWalk:
         return found
 
     def _sync(self, node: Node, sync: Sync, held: Mapping[Node, Held]) -> None:
-        """Follow a call about streams and events, whose arguments are their numbers: a switch, a record, or a wait."""
+        """Follow a call about streams and events: a switch to another stream, a recorded event, or a wait.
+
+        The call's arguments are the numbers of streams and events.
+        """
         schema = schema_of(node.target)
         given = dict(zip([argument.name for argument in schema.arguments], node.args, strict=False)) | node.kwargs
         first, *others = given.values()
@@ -361,7 +378,7 @@ def _parts(value: Held) -> list[Memory]:
 
 
 def _structure(argument: Any, held: Mapping[Node, Held]) -> Held:
-    """The memory of an argument; for a list or tuple, the memory of each item by its index."""
+    """Return the memory of an argument; for a list or a tuple, a dict with the memory of each item by its index."""
     if isinstance(argument, Node):
         return held[argument]
     if isinstance(argument, (list, tuple)):
@@ -374,7 +391,10 @@ def _structure(argument: Any, held: Mapping[Node, Held]) -> Held:
 
 
 def _body(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
-    """The graph that a call runs, and an operand for each input of that graph; None if there is no such graph."""
+    """Return the graph that a call runs, and an operand for each input of that graph.
+
+    None if the call runs no graph or chooses between several graphs, or if the operands are not known.
+    """
     if node.op == "call_module":
         module = submodule_of(node)
         if not isinstance(module, GraphModule):
@@ -391,7 +411,10 @@ def _body(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
 
 
 def _operands(node: Node, body: GraphModule) -> list[Any] | None:
-    """The operands for the inputs of `body`: the arguments of `node` after its graphs; None if their numbers differ."""
+    """Return the operands for the inputs of the nested graph `body`: the arguments of `node` after its graphs.
+
+    None if their number is not that of the inputs.
+    """
     places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and operators.graph_of(x) is not None]
     if not places:
         return None

@@ -13,7 +13,7 @@ from bitproof.harness.graph.analysis.halves import Half
 
 
 class Action(NamedTuple):
-    """The forward or the backward of a stage, for a micro-batch."""
+    """A step of a rank's work: the forward or the backward of a stage, for a micro-batch."""
 
     half: Half
     stage: int
@@ -24,7 +24,7 @@ class Action(NamedTuple):
 
 
 def actions_of(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
-    """Return the actions of the pipeline rank `rank` out of `num_ranks`, in order.
+    """Return the actions of the pipeline rank `rank`, in order; the pipeline has `num_ranks` ranks.
 
     A rank with several stages runs `num_ranks` micro-batches through a stage before it turns to its next stage. Under
     1f1b (https://arxiv.org/abs/2104.04473) the rank's first backward comes as soon as the first micro-batch can have
@@ -34,7 +34,7 @@ def actions_of(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
     total = count * several
 
     def at(turn: int, half: Half) -> Action:
-        """Return the action with the number `turn` among the rank's forwards or among its backwards."""
+        """Return the rank's forward or backward number `turn`, counted from 0."""
         # In a lap, `num_ranks` micro-batches pass through all stages of the rank; backwards take the last stage first.
         lap, place = divmod(turn, num_ranks * several)
         own, micro_batch = divmod(place, num_ranks) if several > 1 else (0, place)

@@ -27,10 +27,10 @@ from bitproof.harness.graph.tracing.trace import ChunkSymbol
 
 @dataclass(frozen=True)
 class Part:
-    """A half of a stage: its graph, and its inputs and outputs in order. Names are those of the whole graph's nodes.
+    """The forward or the backward of a stage, as a graph of its own. All names are those of nodes in the whole graph.
 
-    `received` are the values from another stage, `sent` the outputs for another stage. `results` are those outputs that
-    are results of the step: the loss and gradients.
+    `inputs` and `outputs` are in the graph's order. `received` are the inputs from another stage, `sent` the outputs
+    for another stage. `results` are the outputs that are results of the step: the loss and gradients.
     """
 
     module: GraphModule
@@ -45,8 +45,8 @@ class Part:
 class CutGraph:
     """All parts of a graph, and the names of the whole graph's inputs, loss and gradients.
 
-    `by_place` has the parts by stage and half. `gradients` has a dict for each parameter: the name of its gradient in
-    each stage that computes one.
+    `by_place` has the parts by (stage, half). `gradients` has a dict for each parameter: by stage, the name of the
+    gradient that the stage computes. `open_dim` has the size of the chunk symbol, if it remains.
     """
 
     by_place: dict[tuple[int, Half], Part]
@@ -57,14 +57,14 @@ class CutGraph:
     open_dim: ChunkSymbol
 
     def of_other(self, module: GraphModule) -> CutGraph:
-        """Cut another graph of the same step into the same stages."""
+        """Cut another graph of the same step into the same stages. Raises PassError as `cut` does."""
         return cut(module, self.cuts, self.open_dim)
 
 
 def cut(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> CutGraph:
-    """Cut a graph into parts, without changes to `module`. `open_dim` has the size of the chunk symbol, if it remains.
+    """Return the parts of a graph, without changing `module`. Raises PassError if placed_calls.py refuses it.
 
-    Raises PassError for a graph that placed_calls.py refuses.
+    `open_dim` has the size of the chunk symbol, if it remains.
     """
     placed = PlacedCalls(module, cuts, open_dim)
     halves: tuple[Half, ...] = ("forward", "backward")
@@ -75,7 +75,10 @@ def cut(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> CutGraph:
 
 
 def _part(placed: PlacedCalls, stage: int, half: Half) -> Part:
-    """Write the part of a half of a stage: steps 2 and 3 of this module."""
+    """Write the graph of a stage's forward or backward, with the values that it exchanges.
+
+    These are steps 2 and 3 of this module.
+    """
     own = placed.own(stage, half)
     given = placed.given(own)
     received, sent = placed.received(stage, half, given), placed.sent(own)

@@ -18,13 +18,13 @@ STAGE_KEY = "stage"
 
 @dataclass(frozen=True)
 class Cuts:
-    """The division of layers into stages."""
+    """The division of a model's layers into pipeline stages: the numbers of stages and of layers."""
 
     num_stages: int = 1
     num_layers: int = 1
 
     def stage_of(self, node: Node) -> int | None:
-        """Return the number of a call's stage, from its metadata or by its module's layer; None without either."""
+        """Return the number of a call's stage, from its metadata or by its module's layer; None if it has neither."""
         stage: int | None = node.meta.get(STAGE_KEY)
         return self.stage_of_module(origin_of(node).module or "") if stage is None else stage
 

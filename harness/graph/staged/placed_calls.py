@@ -35,7 +35,7 @@ MOST_CROSSINGS = 16
 
 @dataclass(frozen=True)
 class Crossing:
-    """A tensor that a stage sends its neighbour: the name of the node that computes it, its shape and its dtype."""
+    """A tensor that a stage sends to a neighbour: its shape, its dtype, and the name of the node that computes it."""
 
     name: str
     shape: tuple[int, ...]
@@ -43,11 +43,12 @@ class Crossing:
 
 
 class PlacedCalls:
-    """A graph's calls with their stages and halves.
+    """A graph's calls, each placed in a stage and in a half of the stage.
 
-    `inputs` are the graph's inputs; `results` are its outputs, the loss and the gradients. `open_dim` has the size of
-    the chunk symbol, if that remains in the graph. `gradients` has, for each parameter, the gradient in each stage that
-    reads the parameter; `joins` has the additions of two stages' gradients.
+    `inputs` are the graph's inputs; `results` are its outputs, the loss and the gradients. `stages` has the stage of
+    each call that belongs to one. `open_dim` has the size of the chunk symbol, if it remains in the graph. `gradients`
+    has a dict for each parameter: by stage, the gradient that the stage computes. `joins` has the additions of the
+    gradients of two stages.
     """
 
     def __init__(self, module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> None:
@@ -78,22 +79,25 @@ class PlacedCalls:
         return "backward" if node in self._backward else "forward"
 
     def own(self, stage: int, half: Half) -> list[Node]:
-        """Return the calls of a stage in a half, in the graph's order."""
+        """Return the calls of a stage's forward or backward, in the graph's order."""
         return self._own.get((stage, half), [])
 
     def given(self, own: Iterable[Node]) -> list[Node]:
-        """Return the values that the calls `own` read from elsewhere: graph inputs, or results in any stage."""
+        """Return the values that the calls `own` need and do not compute: graph inputs, and results of other calls.
+
+        Each stage computes numbers and views of the graph's inputs itself, so these are not in the list.
+        """
         return [node for node in self._needed(own) if node.op == "placeholder" or node in self.stages]
 
     def with_numbers(self, own: Iterable[Node]) -> list[Node]:
-        """Return the calls `own` and the calls for numbers and views of inputs that they need, in the graph's order."""
+        """Return `own`, and the calls for numbers and views of inputs that these calls need, in the graph's order."""
         return self._in_order({*own, *(node for node in self._needed(own) if node in self._free)})
 
     def received(self, stage: int, half: Half, given: Iterable[Node]) -> list[Node]:
-        """Return the values that a half of a stage receives from other stages, in the order in which they are computed.
+        """Return the values that a stage's forward or backward receives from other stages, in the graph's order.
 
-        `given` are the half's inputs. A stage's forward also receives activations that only its backward reads. Raises
-        PassError if there are more values than message tags.
+        `given` are the inputs of this half. A stage's forward also receives the activations that only its backward
+        reads. Raises PassError if there are more values than message tags.
         """
         arriving = {node for node in given if node in self.stages and self._arrives(node, stage, half)}
         if half == "forward":
@@ -115,7 +119,7 @@ class PlacedCalls:
         ]
 
     def kept(self, own: Iterable[Node]) -> list[Node]:
-        """Return the calls among `own` whose results backward reads; `own` are calls of a stage's forward."""
+        """Return the calls among `own` whose results backward reads. `own` must be calls of a stage's forward."""
         return [node for node in own if any(user in self._backward for user in node.users)]
 
     def results_of(self, own: Iterable[Node]) -> list[Node]:
@@ -124,7 +128,7 @@ class PlacedCalls:
         return [node for node in own if node in results]
 
     def _by_stage(self, parameter: Node, gradient: Node) -> dict[int, Node]:
-        """A parameter's gradient in each stage that computes one.
+        """Return a parameter's gradient in each stage that computes one, by stage.
 
         `gradient` is the parameter's whole gradient. Raises PassError unless a single stage computes it, or it is the
         sum of two stages' gradients.
@@ -153,7 +157,7 @@ class PlacedCalls:
         return dict(sorted(found.items()))
 
     def _readers(self, node: Node) -> set[int]:
-        """The stages that read a graph input, or a number or view computed from it."""
+        """Return the stages that read a graph input, or a number or a view that is computed from it."""
         found = set[int]()
         for user in node.users:
             found |= (
@@ -162,7 +166,7 @@ class PlacedCalls:
         return found
 
     def crossing(self, node: Node) -> Crossing:
-        """Return the crossing of a value that is sent between stages. Raises PassError if its shape depends on data."""
+        """Return a value that is sent between stages as a Crossing. Raises PassError if its shape depends on data."""
         value, symbol = node.meta.get("val"), self._open_dim
         if not isinstance(value, Tensor):
             raise _unfit(node, f"a {type(value).__name__}")
@@ -198,21 +202,23 @@ class PlacedCalls:
             elif node not in self._backward and read:
                 stages[node] = max(stages[x] for x in read)
             elif read:
+                # Not by its activations: the input of a stage's first layer is an activation of the stage before.
                 gradients = [x for x in read if x in self._backward]
                 stages[node] = min(stages[x] for x in gradients or read)
         # Calls without inputs from a stage, e.g. constants: computed by their first reader.
         for node in reversed(self.calls):
             if node not in stages and node not in self._free:
+                # Reversed, so that the readers of a call have their stages first.
                 readers = [stages[user] for user in node.users if user in stages]
                 choose = max if node in self._backward else min
                 stages[node] = choose(readers, default=0)
         return stages
 
     def _needed(self, own: Iterable[Node]) -> Iterator[Node]:
-        """Yield each value from outside `own` that these calls need, once.
+        """Yield each value outside `own` that the calls `own` need, once.
 
-        Every stage computes numbers and views of inputs itself, so the values from which they are computed are needed
-        as well.
+        Every stage computes numbers and views of the graph's inputs itself. So if a call reads such a number or view,
+        the values from which it is computed are needed as well.
         """
         inside, seen = set(own), set[Node]()
 
@@ -231,7 +237,7 @@ class PlacedCalls:
         return needed(own)
 
     def _arrives(self, value: Node, stage: int, half: Half) -> bool:
-        """Whether a half of a stage receives a value from another stage; False if it is from the stage's own forward.
+        """Whether a stage receives `value` from another stage in this half. False if its own forward computes it.
 
         Raises PassError for a value that skips a stage or flows against its direction.
         """

@@ -4,8 +4,8 @@ Needs:    a graph whose calls state their origin, with forward's calls before ba
           layers.N.
 Promises: a stage's graph is a joint graph: its parameters come first among its inputs, in the order of their gradients,
           and each of its calls states its half. Received values are inputs. Each stage computes the numbers and views
-          of the graph's inputs that it reads. Joined without a pass in between, the stages compute the same as the
-          graph.
+          of the graph's inputs that it reads. If they are joined without a pass in between, the stages compute the same
+          as the graph.
 Refuses:  graphs that placed_calls.py refuses, and a module that runs in two stages.
 
 A stage's outputs are the loss (None except in the last stage), its gradients, and a tuple of the values that it sends:
@@ -37,10 +37,10 @@ from bitproof.harness.torch_compat import LazyGraphModule
 
 @dataclass
 class StageGraph:
-    """The graph of a stage.
+    """The graph of a stage. Passes replace `module`, the graph in its current state.
 
-    `module` is the current graph; passes replace it. `modules` are the names of the modules that run in the stage.
-    `received`, `sent` and `parameters` have names of the traced graph's nodes.
+    `modules` are the names of the modules that run in the stage. `received`, `sent` and `parameters` have the names of
+    these values' nodes in the traced graph.
     """
 
     module: GraphModule
@@ -52,7 +52,10 @@ class StageGraph:
 
 @dataclass(frozen=True)
 class StageGraphs:
-    """All stages' graphs of a traced step, in order."""
+    """The graphs of all stages of a traced step, in the stages' order.
+
+    `traced` is the graph of the whole step. `placed` has its calls by stage; None if there is a single stage.
+    """
 
     traced: GraphModule
     graphs: Sequence[StageGraph]
@@ -60,9 +63,10 @@ class StageGraphs:
 
     @staticmethod
     def of(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> StageGraphs:
-        """Divide a graph into stages; each call of `module` is marked with its half. Raises PassError for a refusal.
+        """Divide a graph into stages, and mark each of its calls with its half. Raises PassError for a refused graph.
 
-        `open_dim` has the size of the chunk symbol.
+        `open_dim` has the size of the chunk symbol. If there is a single stage, its graph is `module` itself, without
+        marks.
         """
         if cuts.num_stages == 1:
             return StageGraphs(module, [StageGraph(module)])
@@ -78,7 +82,7 @@ class StageGraphs:
         return StageGraphs(module, graphs, placed)
 
     def context_of(self, graph: StageGraph, context: PassContext) -> PassContext:
-        """Return the context for the passes of a stage: the case's, without modules that run only in other stages."""
+        """Return the context for the passes of a stage: `context` without the modules that only run in other stages."""
         if len(self.graphs) == 1:
             return context
         # A pass may refuse a chosen module that never runs, so modules of other stages are left out.
@@ -90,12 +94,12 @@ class StageGraphs:
         return replace(context, module_calls=own, chunking=chunking, facts={})
 
     def joined(self) -> GraphModule:
-        """Step 3: join the current graphs of all stages in a single graph."""
+        """Join the current graphs of all stages in a single graph (step 3 of this module)."""
         return self.graphs[0].module if self.placed is None else _Joined(self, self.placed).module()
 
 
 def _stage_graph(placed: PlacedCalls, stage: int, also_read: list[Node]) -> StageGraph:
-    """Write the graph of a stage: step 2. `also_read` are graph inputs that it gets although it does not read them."""
+    """Write the graph of a stage (step 2 of this module). `also_read` are further graph inputs that it gets."""
     own: dict[Half, list[Node]] = {"forward": placed.own(stage, "forward"), "backward": placed.own(stage, "backward")}
     received: list[Node] = []
     for half, calls in own.items():
@@ -123,7 +127,7 @@ def _stage_graph(placed: PlacedCalls, stage: int, also_read: list[Node]) -> Stag
 
 
 def _modules(calls: Sequence[Node]) -> frozenset[str]:
-    """The names of the modules to which calls belong, and of the modules around them."""
+    """Return the names of the modules to which calls belong, and of all modules around these."""
     found = set[str]()
     for name in {origin_of(node).module or "" for node in calls}:
         parts = name.split(".")
@@ -217,7 +221,10 @@ class _Joined:
         return self._read(len(self._stages.graphs) - 1, outputs[0])
 
     def _results(self) -> list[Node]:
-        """The gradients of all parameters; the gradients of two stages are added as in the traced graph."""
+        """Return the gradients of all parameters.
+
+        If two stages have a gradient of a parameter, a copy of the traced graph's addition adds the two.
+        """
         env = {x: self._gradients[p.name, i] for p, each in self._placed.gradients.items() for i, x in each.items()}
         for node in self._placed.joins:
             env[node] = self._graph.node_copy(node, env.__getitem__)

@@ -20,7 +20,10 @@ from bitproof.harness.graph.staged.actions import Action
 
 
 class Message(NamedTuple):
-    """A message on a rank that sends or receives it. `sender` is the action that sends it; `peer` is the other rank."""
+    """A message, as one of its two ranks sees it: `is_sent` states whether this rank sends or receives it.
+
+    `sender` is the action that sends it; `peer` is the other rank.
+    """
 
     sender: Action
     is_sent: bool
@@ -36,15 +39,16 @@ A key is a rank and whether messages go up.
 
 
 def goes_up(sender: int, receiver: int) -> bool:
-    """Return whether a message uses the group for messages to higher ranks; `sender` and `receiver` are ranks."""
+    """Return whether a message between these ranks uses the group for messages to higher ranks."""
     return sender < receiver
 
 
 def refuse_waiting(actions: Sequence[Sequence[Action]], num_stages: int) -> None:
-    """Raise PassError if ranks with these actions could deadlock, or read another message than intended.
+    """Raise PassError if ranks with these actions could deadlock, or could receive messages in another order than sent.
 
     `actions` has each rank's actions in order. An action runs once the message that it reads has arrived. A message
-    arrives if it is the next message of its group on both of its ranks, and the action that sends it has run.
+    arrives if the action that sends it has run, and if it is the next message of its group both on the sending and on
+    the receiving rank.
     """
     queues = _queues(actions, num_stages)
     waiting = [deque(own) for own in actions]
@@ -81,6 +85,7 @@ def _queues(actions: Sequence[Sequence[Action]], num_stages: int) -> Queues:
 
 def _messages_of(action: Action, num_stages: int, ranks: int) -> Iterator[Message]:
     if (sender := _read_by(action, num_stages, ranks)) is not None:
+        # An action receives before it runs, and sends afterwards.
         yield Message(sender, False, sender.stage % ranks)
     to = action.stage + (1 if action.half == "forward" else -1)
     if ranks > 1 and 0 <= to < num_stages:
@@ -88,13 +93,16 @@ def _messages_of(action: Action, num_stages: int, ranks: int) -> Iterator[Messag
 
 
 def _read_by(action: Action, num_stages: int, ranks: int) -> Action | None:
-    """The action of the neighbouring stage whose message an action reads; None if it reads no message."""
+    """Return the action whose message `action` reads: that of the neighbouring stage. None if it reads no message."""
     stage = action.stage + (-1 if action.half == "forward" else 1)
     return action._replace(stage=stage) if ranks > 1 and 0 <= stage < num_stages else None
 
 
 def _passing(queues: Queues, rank: int, up: bool, ran: set[Action]) -> Message | None:
-    """Remove and return a group's next message, if the rank receives it and it can arrive now; otherwise None."""
+    """Remove the next message of a group from both ranks' queues, and return it, if `rank` can receive it now.
+
+    Otherwise returns None. `up` chooses the group for messages to higher ranks; `ran` has the actions that have run.
+    """
     own = queues[rank, up]
     if not own or own[0].is_sent or own[0].sender not in ran:
         return None

@@ -4,8 +4,8 @@ Needs:    the parts of the rank's stages, the rank's actions (actions.py), and t
           ranks and one for messages to lower ranks (stage_messages.py explains why). A group has one rank from each
           stage: the rank whose other coordinates equal those of this rank.
 Promises: gradients and losses are added in the order of micro-batches. A rank waits for each receive at once. It waits
-          for a send only after the answer has arrived, or at the end of the step. So ranks cannot deadlock if
-          `refuse_waiting` accepts their actions.
+          for the send of an activation after the backward that read the activation's gradient, and for other sends at
+          the end of the step. So ranks cannot deadlock if `refuse_waiting` accepts their actions.
 
 Every message has a unique tag, for backends with tags. A stage's forward values are kept until its backward has run.
 """
@@ -32,11 +32,11 @@ Values = Mapping[str, Any]
 
 
 class StagedStep:
-    """A rank's step. `running` is the current action, None outside the step.
+    """Runs a rank's part of a step. `running` is the current action, None outside the step.
 
-    `groups` are two groups, for messages to higher and to lower ranks; without a pipeline there are none. The trainer
-    calls `join` once per step with the gradients by parameter name: it adds the gradients of parameters that two stages
-    share.
+    `groups` are the groups for messages to higher and to lower ranks; without a pipeline there are none. The trainer
+    calls `join` once per step with the gradients by parameter name; `join` adds the gradients of parameters that two
+    stages share.
     """
 
     def __init__(
@@ -53,9 +53,10 @@ class StagedStep:
         self._kept: dict[tuple[int, int], Values] = {}
 
     def __call__(self, state: Values, micro_batches: Sequence[Values]) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Run the step. Returns the losses of micro-batches and the gradients of this rank's parameters.
+        """Run the rank's part of a step. Returns the losses of micro-batches, and the rank's gradients by parameter.
 
-        There are losses only on a rank with the last stage. `state` has the values of parameters and buffers.
+        There are only losses on a rank with the last stage. `state` has the values of parameters and buffers by name,
+        and `micro_batches` has the inputs of each micro-batch by name.
         """
         losses: list[Tensor] = []
         gradients: dict[str, Tensor] = {}
@@ -88,7 +89,7 @@ class StagedStep:
 
     @contextmanager
     def run_by(self, runner: Callable[[GraphModule], Run]) -> Iterator[None]:
-        """Context in which each part is run by the function that `runner` returns for the part's graph."""
+        """Context in which `runner` decides how parts run: for a part's graph, it returns the function that runs it."""
         own, self._run = self._run, runner
         try:
             yield
@@ -96,20 +97,26 @@ class StagedStep:
             self._run = own
 
     def inputs(self, action: Action, micro_batches: Sequence[Values]) -> Values:
-        """Return the inputs of the step for an action: those of its micro-batch."""
+        """Return the step's inputs for an action, by name: those of its micro-batch."""
         return micro_batches[action.micro_batch]
 
     def taken(self, action: Action) -> Values:
-        """Return, and forget, the values that a stage's forward kept for the backward `action`; none for a forward."""
+        """Remove and return the values, by name, that a stage's forward kept for the backward `action`.
+
+        Returns {} for a forward.
+        """
         return self._kept.pop((action.stage, action.micro_batch), {})
 
     def received(self, action: Action, part: Part) -> dict[str, Tensor]:
-        """Receive the values from the neighbouring stage that an action reads, and return them by name."""
+        """Receive the values that an action reads from the neighbouring stage, and return them by name."""
         neighbour = action._replace(stage=action.stage + (-1 if action.half == "forward" else 1))
         return {x.name: self.receive(neighbour, index, x) for index, x in enumerate(part.received)}
 
     def receive(self, sender: Action, index: int, crossing: Crossing) -> Tensor:
-        """Wait for a message of another stage's action, and return its value. `index` is the message's number."""
+        """Wait for a message that the action `sender` sends, and return its value.
+
+        `index` is the message's number among the messages of `sender`.
+        """
         # The layout is known from the trace, so no message describes it.
         value = torch.empty(crossing.shape, dtype=crossing.dtype, device=self._device)
         source = self._rank_of(sender.stage)
@@ -119,7 +126,10 @@ class StagedStep:
         return value
 
     def send(self, action: Action, index: int, value: Tensor) -> None:
-        """Start to send a value to the next stage, or for a backward to the previous one; does not wait."""
+        """Start to send a value to the next stage, or to the previous stage if `action` is a backward. Does not wait.
+
+        `index` is the value's number among those that the action sends.
+        """
         to = self._rank_of(action.stage + (1 if action.half == "forward" else -1))
         # `_sending` keeps the tensor until the send is awaited: its memory must not be reused before.
         value = value.contiguous()
@@ -132,7 +142,7 @@ class StagedStep:
             work.wait()
 
     def add(self, total: Tensor, gradient: Tensor) -> Tensor:
-        """Return the sum of `total`, a parameter's gradient over previous micro-batches, and that of the next one."""
+        """Return the sum of `total`, a parameter's gradient over earlier micro-batches, and its next gradient."""
         return total + gradient
 
     def finish(self, losses: list[Tensor], gradients: dict[str, Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -148,8 +158,8 @@ class StagedStep:
 
 
 def tag_of(sender: Action, index: int) -> int:
-    """Return a unique tag for a message of the action `sender`; `index` is its number among the action's messages.
+    """Return a unique tag for a message of the action `sender`; `index` is its number among that action's messages.
 
-    The number is below MOST_CROSSINGS, and a stage's number is below 512.
+    `index` must be below MOST_CROSSINGS, and the number of a stage below 512.
     """
     return ((sender.micro_batch * 512 + sender.stage) * 2 + (sender.half == "backward")) * MOST_CROSSINGS + index

@@ -51,9 +51,9 @@ NO_CHUNKS = sympy.Symbol("no_chunks")
 
 
 class _Step(nn.Module):
-    """A model and its loss function as a module. It calls `recording` when torch begins to trace the graph.
+    """A model and its loss function as a module, which calls `recording` when torch begins to trace the graph.
 
-    Torch gets only the first name of a tied parameter or buffer: otherwise each name would be a separate input with a
+    Torch only gets the first name of a tied parameter or buffer: otherwise each name would be a separate input with a
     separate gradient. During the step, the model finds the value of the first name under the other names as well.
     """
 
@@ -66,7 +66,7 @@ class _Step(nn.Module):
         self.before_backward: Callable[[Tensor], None] = lambda loss: None
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         now = _state_of(self.model)
         with swapped_state(self.model, {name: now[first] for name, first in self._first_names.items()}):
             # Torch first runs a module to find its writes and results.
@@ -81,13 +81,13 @@ class _Step(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Each parameter once, even if it is tied."""
+        """Yield (name, parameter) for each parameter once, even if it is tied and so has several names."""
         return super().named_parameters(prefix, recurse)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Each buffer once, even if it is tied."""
+        """Yield (name, buffer) for each buffer once, even if it is tied and so has several names."""
         return super().named_buffers(prefix, recurse)
 
 
@@ -96,7 +96,7 @@ def _state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _tied(model: nn.Module) -> dict[str, str]:
-    """A dict from each further name of a tied parameter or buffer to its first name."""
+    """Return a dict from each further name of a tied parameter or buffer to its first name."""
     first: dict[Tensor, str] = {}
     every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     found = {name: first.setdefault(tensor, name) for name, tensor in every}
@@ -111,11 +111,11 @@ def export_joint_step(
     gradient_seed: float,
     device: torch.device,
 ) -> JointGraph:
-    """Export `loss_function(*inputs)`, which calls `model`, and the gradients of the model's parameters.
+    """Export a step: the loss `loss_function(*inputs)`, and the gradients of the parameters of `model`.
 
-    Only shapes and dtypes are read, and values are faked on `device`. Backward starts from the gradient `gradient_seed`
-    of the loss. Raises TraceError for steps that torch cannot export, and for inputs or outputs with an unknown
-    descriptor.
+    `loss_function` calls `model`. Only shapes and dtypes of inputs are read, and values are faked on `device`. Backward
+    starts from `gradient_seed` as the gradient of the loss. Raises TraceError for steps that torch cannot export, and
+    for inputs or outputs with an unknown descriptor.
     """
     shape_env = ShapeEnv()
     fake_mode = step_fake_mode(shape_env=shape_env)
@@ -133,6 +133,7 @@ def export_joint_step(
 
         step = _Step(model, loss_function, record)
         step.before_backward = recorder.before_backward
+        # On a single thread, since the recorder follows backward from autograd node to autograd node.
         one_thread = torch.autograd.set_multithreading_enabled(False)
         with _refusing(), one_thread, lazily_compiled(), swapped_state(model, fakes):
             exported = joint_graph(step, fake_inputs)
@@ -154,7 +155,10 @@ def export_joint_step(
 
 
 class _Ends:
-    """The inputs and outputs of a joint graph by role. The names of parameters and buffers are those in the model."""
+    """The inputs and outputs of a joint graph, by their role in the step.
+
+    A role is a kind and a name, such as the parameter `layers.0.w`. The names are those in the model.
+    """
 
     def __init__(self, inputs: dict[Role, Node], outputs: dict[Role, Node | None]) -> None:
         self.inputs = inputs
@@ -162,7 +166,7 @@ class _Ends:
 
     @staticmethod
     def of(module: GraphModule) -> _Ends:
-        """Read the descriptors of a graph. Raises TraceError for an unknown descriptor."""
+        """Read the roles from torch's descriptors in a graph. Raises TraceError for an unknown descriptor."""
         output = module.graph.output_node()
         values: Any = output.args[0]
         inputs = {_role(node.meta["desc"]): node for node in module.graph.find_nodes(op="placeholder")}
@@ -174,11 +178,11 @@ class _Ends:
         return _Ends(inputs, outputs)
 
     def input(self, role: Role) -> Node | None:
-        """Return the input with a role; None if the step does not read it."""
+        """Return the input with a role, such as a buffer's; None if the step does not read it."""
         return self.inputs.get(role)
 
     def output(self, role: Role) -> Node:
-        """Return the output with a role. Raises TraceError if there is none."""
+        """Return the output with a role, such as a parameter's gradient. Raises TraceError if there is none."""
         found = self.outputs.get(role)
         if found is None:
             raise TraceError(
@@ -210,7 +214,7 @@ def _as_step(
     num_inputs: int,
     gradient_seed: float,
 ) -> GraphModule:
-    """Write the exported graph with the inputs and outputs of a traced graph; their roles identify them."""
+    """Write the exported graph again, with the inputs and outputs of a traced graph. Roles identify them."""
     graph = Graph()
     env: dict[Node, Node] = {}
     for role in _signature(parameter_names, buffer_names, num_inputs):
@@ -274,7 +278,11 @@ def _signature(parameter_names: list[str], buffer_names: list[str], num_inputs: 
 
 
 def _seed(graph: Graph, loss: Node, tangent: Node, gradient_seed: float) -> Node:
-    """Write the call that makes backward's initial gradient, with the same operator as in eager."""
+    """Write the call that makes backward's initial gradient, with the operator that eager uses, and return the call.
+
+    `tangent` is the input that has this gradient in the exported graph.
+    """
+    # Eager writes `torch.full_like(loss, gradient_seed)`; torch adds `pin_memory=False` to its call in a trace.
     seed = graph.call_function(torch.ops.aten.full_like.default, (loss, gradient_seed), {"pin_memory": False})
     seed.meta = {"val": tangent.meta["val"], META_KEY: Origin(None, "backward"), SEED_KEY: True}
     return seed

@@ -23,7 +23,7 @@ def _is_grouped_mm(operator: OpOverload) -> bool:
 # Registered with a predicate, so that a release with its own registration takes precedence without a conflict.
 @register_op_impl(_is_grouped_mm)
 def grouped_mm(mode: FakeTensorMode, operator: Any, a: Tensor, b: Tensor, *others: Any, **options: Any) -> Any:
-    """Return the fake result of a float32 product; NotImplemented for other dtypes, so that torch handles these."""
+    """Return the fake result of a grouped product in float32; NotImplemented for other dtypes, which torch handles."""
     if a.dtype != torch.float32 or b.dtype != torch.float32:
         return NotImplemented
     return operator(a.bfloat16(), b.bfloat16(), *others, **options).float()

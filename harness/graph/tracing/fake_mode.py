@@ -24,14 +24,14 @@ from bitproof.harness.torch_tracing import device_asked
 
 
 def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True, repeats: bool = False) -> FakeTensorMode:
-    """Return a FakeTensorMode with short sums for uneven all-to-alls.
+    """Return a FakeTensorMode in which uneven all-to-alls have short sums as sizes.
 
-    The mode is no subclass, as higher-order operators look up their rules by exact class.
+    The mode's class is FakeTensorMode itself, as higher-order operators look up their rules by exact class.
 
     - `remembers`: use torch's cache of calls by arguments. The cache costs more than it saves if no call repeats.
-    - `repeats`: compute layers that differ only in their symbols once (torch_fakes.py). A trace with an open dim does
-      not use it: sizes in repeated results would be new objects, and that would change the numbers of the tracer's
-      nodes. It would also be slower: 61 layers took 109 s instead of 64 s.
+    - `repeats`: of several layers that differ only in their symbols, compute one (torch_fakes.py). A trace with an open
+      dim does not use it: sizes in repeated results would be new objects, and that would change the numbers of the
+      tracer's nodes. It would also be slower: 61 layers took 109 s instead of 64 s.
     """
     mode = FakeTensorMode(shape_env=shape_env)
     remember_arithmetic(shape_env)
@@ -42,7 +42,7 @@ def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True, repeats: bool
 
 
 class _Dispatch:
-    """Runs an operator like torch's own dispatch, except for uneven all-to-alls."""
+    """Runs an operator on fake tensors as torch does, except that an uneven all-to-all gets a short sum as its size."""
 
     def __init__(self, mode: FakeTensorMode, shape_env: ShapeEnv, compute: Callable[..., Any]) -> None:
         self._mode = mode
@@ -57,6 +57,7 @@ class _Dispatch:
             return device
         if func is torch.ops._c10d_functional.all_to_all_single.default:
             splits = tuple(map(symbols.expression, args[1]))
+            # A sum of at most two splits is as short as it can be, and a sum of numbers is a number.
             if len(splits) > 2 and not all(isinstance(split, int) for split in splits):
                 return self._deliver(args[0], args[1][0], splits)
         return self._plain(func, types, args, kwargs or {})
@@ -65,6 +66,7 @@ class _Dispatch:
         if splits not in self._num_rows:
             with self._shape_env.ignore_fresh_unbacked_symbols():
                 rest = self._shape_env.create_unbacked_symint()
+            # Both are numbers of rows, which torch cannot know of a symbol without a number.
             promise(first >= 0)
             promise(rest >= 0)
             self._num_rows[splits] = first + rest

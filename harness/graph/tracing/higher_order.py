@@ -1,4 +1,4 @@
-"""Refuse a chunked module that calls a higher-order operator such as `cond`: its nested graphs are not split in two.
+"""Refuses a chunked module that calls a higher-order operator such as `cond`, as its nested graphs are not divided.
 
 An operator is chunked only if its rows can be followed. FlexAttention and its backward have rules. An operator that
 calls a single nested graph with its own operands (`wrap`) is followed through that graph. `cond`, `while_loop`, `map`,
@@ -26,9 +26,9 @@ _FOLLOWED = frozenset({"flex_attention"})
 
 
 def refuse_calls(calls: Iterable[tuple[Node, str]], symbol: sympy.Symbol) -> None:
-    """Raise ChunkError for the first call that passes chunked rows to nested graphs that cannot be followed.
+    """Raise ChunkError for the first call that passes rows of the chunked dim to nested graphs that cannot be followed.
 
-    `calls` has calls with their chunked modules; `symbol` is the size of the chunked dim.
+    `calls` has pairs of a call and the chunked module that makes it; `symbol` is the size of the chunked dim.
     """
     for node, module in calls:
         graphs = [x.name for x in node.all_input_nodes if operators.graph_of(x) is not None]
@@ -42,7 +42,7 @@ def refuse_calls(calls: Iterable[tuple[Node, str]], symbol: sympy.Symbol) -> Non
 def refuse_failed(module: str, error: Exception, where: str | None) -> None:
     """Raise ChunkError if a higher-order operator raised `error` during the trace of a chunked module.
 
-    `module` is the module's name, `where` the user's line. FlexAttention is no reason to refuse.
+    Otherwise, and for FlexAttention, does nothing. `module` is the module's name, `where` the user's line.
     """
     # The file of an operator's rule has the operator's name: torch/_higher_order_ops/cond.py.
     homes = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))

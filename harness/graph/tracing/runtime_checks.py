@@ -4,7 +4,7 @@ Three kinds of conditions reach a trace:
 
 1. On tensors (`torch._assert_async`): ordinary calls, which `operators.has_effects` keeps.
 2. On sizes and numbers read from data (`torch._check` of an `.item()`), even if the chunked dim is involved as well:
-   torch resolves them during the trace without a node. So this module records each as a call of `aten._assert_scalar`,
+   torch evaluates them during the trace without a node. So this module records each as a call of `aten._assert_scalar`,
    at its place among the calls. In a chunked module, each chunk checks its own half.
 3. On the chunked dim only: there is no call; `concretize_symbols` checks them with numbers.
 
@@ -37,10 +37,10 @@ _NO_MESSAGE = "expected the condition to be true, but it is false"
 
 @contextmanager
 def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[None]:
-    """Context in which a trace records each `torch._check` of data in the user's code.
+    """Context in which a trace records each `torch._check` of data in the user's code as a call.
 
     Raises TraceError if a number from data is asserted to equal an expression of the chunked dim: the number could no
-    longer be distinguished from that dim, and would be halved.
+    longer be distinguished from that dim, and would be halved in each chunk.
     """
 
     def written(
@@ -69,7 +69,10 @@ def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[
 
 
 def _asking_line(frame: FrameType | None) -> str | None:
-    """The user's line that called `torch._check`, whose innermost wrapper is `frame`; None if torch called it."""
+    """Return the user's line that called `torch._check`; None if torch itself called it.
+
+    `frame` is the innermost frame of the call, in one of torch's wrappers of `torch._check`.
+    """
     while frame is not None and frame.f_code.co_filename in _WRAPPERS:
         frame = frame.f_back
     return user_line(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None

@@ -1,8 +1,8 @@
 """Traces a training step (forward, loss, backward) into a joint graph.
 
 Parameters, buffers and inputs become graph inputs, in that order; the loss and a gradient for each parameter become the
-graph's outputs. The size of the dim to be chunked is a hinted unbacked symbol. No code can branch on its value, so
-exactly the values that depend on a chunk carry the symbol.
+graph's outputs. The size of the dim to be chunked is an unbacked symbol with a hint. No code can branch on its value,
+so exactly the values that depend on a chunk carry the symbol.
 
 1. Make fake tensors; the chunked dim of every input becomes the same unbacked symbol in [n / 2, n].
 2. Run forward and backward under make_fx, and record every node's origin.
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ChunkSymbol:
-    """The symbol of the chunked dim, and its size in the case."""
+    """The symbol that is the size of the chunked dim, and `hint`, that size in the case."""
 
     symbol: sympy.Symbol
     hint: int
@@ -64,7 +64,7 @@ class ChunkSymbol:
 class Guard:
     """A condition on the chunk symbol that tracing assumed.
 
-    `source` is the line of user code that needed it, None if no such line did.
+    `source` is the line of user code that needed the condition; None if no such line did.
     """
 
     condition: sympy.Basic
@@ -73,7 +73,10 @@ class Guard:
 
 @dataclass
 class StepGraph:
-    """A step as a graph. Its graph inputs are parameters, then buffers, in the order of these names, then inputs."""
+    """A step as a graph. The graph's inputs are parameters and buffers, in the order of their names here, then others.
+
+    `num_inputs` counts the others, which are the step's own inputs.
+    """
 
     module: GraphModule
     parameter_names: list[str]
@@ -83,10 +86,10 @@ class StepGraph:
 
 @dataclass
 class JointGraph(StepGraph):
-    """A traced step with the chunked dim left open.
+    """A traced step in which the size of the chunked dim is a symbol.
 
-    `module_calls` has, by the name of each of the model's modules, the number of its calls: 0 for a module that did not
-    run.
+    `guards` are the conditions on this symbol that tracing assumed. `module_calls` has the number of calls of each of
+    the model's modules, by name: 0 for a module that did not run.
     """
 
     chunk_symbol: ChunkSymbol
@@ -102,7 +105,7 @@ R = TypeVar("R")
 
 
 def _tells_untested_release(trace: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function so that its TraceError begins with torch's version, if that version is untested."""
+    """Wrap a function that traces: if torch's version is untested, its TraceError begins with this version."""
 
     @functools.wraps(trace)
     def told(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -131,12 +134,12 @@ def trace_joint_step(
     is_cut: bool = True,
     chunking: Chunking | None = None,
 ) -> JointGraph:
-    """Trace `loss_function(*inputs)`, which calls `model`, and the gradients of the model's parameters.
+    """Trace a step: the loss `loss_function(*inputs)`, and the gradients of the parameters of `model`.
 
-    `inputs` are tensors that all have the size n along `chunk_dim`; with `is_cut`, n must be even. The model may be on
-    the meta device: only shapes and dtypes are read, and values are faked on `device`. Backward starts from the
-    gradient `gradient_seed` of the loss. `observe` has patterns of modules: their outputs, and the gradients of these
-    outputs, are marked (observation.py).
+    `loss_function` calls `model`. `inputs` are tensors that all have the size n along `chunk_dim`; with `is_cut`, n
+    must be even. The model may be on the meta device: only shapes and dtypes are read, and values are faked on
+    `device`. Backward starts from `gradient_seed` as the gradient of the loss. `observe` has patterns of modules: their
+    outputs, and the gradients of these outputs, are marked (observation.py).
 
     Raises TraceError for code that cannot be traced (the error names the line), CaseError for a pattern that matches no
     module, and ChunkError for a higher-order operator in a module that `chunking` chooses.
@@ -199,7 +202,7 @@ def trace_joint_step(
 
 
 def _complete(module: GraphModule) -> None:
-    """Convert a traced graph to the form that passes need: each input is an argument, and every node has a value."""
+    """Convert a traced graph to the form that passes need: each input is an argument, and every node has a `val`."""
     module.graph.set_codegen(CodeGen())  # make_fx's graph takes two lists
     module.recompile()
     for reference in module.graph.find_nodes(op="get_attr"):
@@ -208,7 +211,7 @@ def _complete(module: GraphModule) -> None:
 
 
 def complete_checks(module: GraphModule) -> None:
-    """Set the value of every assertion to None, also in nested graphs: tracing leaves it out."""
+    """Set the `val` of every assertion in a graph and its nested graphs to None, as tracing does not set it."""
     for graph in (part.graph for part in module.modules() if isinstance(part, GraphModule)):
         for check in filter(operators.is_check, graph.nodes):
             check.meta.setdefault("val", None)
@@ -224,8 +227,8 @@ def trace_fixed_step(
 ) -> StepGraph:
     """Trace a step like `trace_joint_step`, but with every size fixed, so that code may branch on sizes.
 
-    The graph is for inspection, not for passes. It has the operators of eager code, also of code that splits its
-    tensors in chunks itself.
+    The graph is for inspection, not for passes. The graph has the operators of eager code, even of code that splits its
+    tensors into chunks itself.
     """
     fake_mode = step_fake_mode(shape_env=ShapeEnv(), repeats=True)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -257,9 +260,9 @@ def trace_forward(
     """Trace a module's `forward` on the tensors among `arguments`, with a symbolic size of the dim `chunk_dim`.
 
     `name` is the module's name. The first argument is chunked, and so is every tensor with the same size along
-    `chunk_dim`. An argument that is no tensor (a mask) is replaced by None. Returns the graph and the symbol. Nothing
-    is computed and no state changes. Raises TraceError, and ChunkError for a higher-order operator that cannot be
-    traced.
+    `chunk_dim`. An argument that is not a tensor (a mask) is replaced by None. Returns the graph and the symbol.
+    Nothing is computed and no state changes. Raises TraceError, and ChunkError for a higher-order operator that cannot
+    be traced.
     """
     extent = next(iter(arguments.values())).shape[chunk_dim]
     # A single forward has few repeated calls, so torch's cache would cost more than it saves.
@@ -277,6 +280,7 @@ def trace_forward(
     recorder = OriginRecorder(module, name)
 
     def run(state_tensors: list[Tensor], input_tensors: list[Tensor]) -> Any:
+        # The arguments in their order, with None for those that are no tensors.
         given = dict.fromkeys(arguments) | dict(zip(tensors, input_tensors, strict=True))
         with (
             recorder.recording(cast(Any, get_proxy_mode()).tracer),
@@ -318,7 +322,7 @@ def _common_extent(inputs: Sequence[Tensor], dim: int, is_cut: bool) -> int:
 
 @contextmanager
 def keeping_state(model: nn.Module) -> Iterator[None]:
-    """Raise TraceError at the end of this context if the step has replaced a buffer by another tensor.
+    """Context for a step. At its end, raises TraceError if the step has replaced a buffer by another tensor.
 
     A graph only reads its inputs and writes into them, so it would not replace the buffer.
     """
@@ -346,6 +350,7 @@ def _fake_input(
     # This tensor is real: on `device` it could need a GPU.
     placeholder = torch.empty(x.shape, dtype=x.dtype, device="cpu")
     # With a single size the dim would not be symbolic.
+    # From the rows of a chunk to all rows.
     bounds = max(extent // 2, 1), max(extent, 2)
     fake = open_dim(fake_mode, placeholder, dim, bounds, f"input_{index}", shared="chunk")
     if device.type == "cpu":
@@ -355,7 +360,10 @@ def _fake_input(
 
 
 def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: int, guards: list[Guard]) -> None:
-    """Raise TraceError if the trace fixed the size of the symbolic dim; `guards` may name the line that did."""
+    """Raise TraceError if the trace fixed the size `symbol` of the dim `dim`, which must stay open.
+
+    The error names the user's line that fixed it, if `guards` has the line.
+    """
     assert shape_env is not None
     fixed = shape_env.replacements.get(symbol)
     if fixed is None:
@@ -373,10 +381,11 @@ def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: 
 def refuse_opaque_nested_graphs(module: GraphModule) -> None:
     """Raise TraceError for a nested graph with effects that passes would not see.
 
-    Passes see only the operands of a higher-order operator, so its nested graphs may only compute from the operands.
+    Passes only see the operands of a higher-order operator, so its nested graphs may only compute from the operands.
     """
     for path, nested in module.named_modules():
         for node in nested.graph.nodes if path and isinstance(nested, GraphModule) else ():
+            # The top graph has the path "": its effects are visible.
             if hidden := operators.hidden_effect(node):
                 name = path.split(".")[0]
                 [reader, *_] = (x for ref in module.graph.find_nodes(op="get_attr", target=name) for x in ref.users)
@@ -390,7 +399,10 @@ def refuse_opaque_nested_graphs(module: GraphModule) -> None:
 
 
 def _deferred_guards(shape_env: ShapeEnv | None, symbol: sympy.Symbol) -> list[Guard]:
-    """The conditions on the chunk symbol alone that torch deferred; conditions on data are calls in the graph."""
+    """Return the conditions that torch deferred until run time, and that contain no symbol but the chunk symbol.
+
+    Conditions on data are not among them: they are calls in the graph.
+    """
     assert shape_env is not None
     return [
         Guard(check.expr, _innermost((frame.filename, frame.lineno) for frame in check.stack.summary()))
@@ -405,7 +417,7 @@ def _innermost_user_line(error: BaseException) -> str | None:
 
 
 def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
-    """The innermost line of user code among frames, which are given outermost first; None if there is none.
+    """Return the innermost line of user code among frames (path, line), outermost first; None if there is none.
 
     Only frames after the last frame of this module count: earlier frames are of the code that called the trace.
     """

@@ -93,10 +93,11 @@ def _check(
 
 
 def _signer_of(main: Path, signers: Path) -> str:
-    """The name of the signer of a certificate's main file, from a file of allowed signers.
+    """Return the name of the person who signed a certificate's main file, as the file `signers` spells it.
 
-    Raises RejectedError unless the signature is of this content, for NAMESPACE, by an allowed signer; MachineError if
-    there is no ssh-keygen.
+    `signers` is a file of allowed signers in ssh-keygen's format. Raises RejectedError if there is no signature, or if
+    it is not an allowed signer's signature of exactly this content in the signature namespace NAMESPACE. Raises
+    MachineError if ssh-keygen is not installed.
     """
     signature = main.with_name(f"{main.name}.sig")
     hold(signature.is_file(), f"it is not signed: there is no {signature.name}")
@@ -172,7 +173,10 @@ def _about(main: Any, graphs: Sequence[Any], case: Case, retraced: bool) -> list
 
 
 def _changes(told: object, own: object, name: str = "") -> list[str]:
-    """The fields in which two cases, given as JSON, differ, with the certificate's value: `model.layers 4`."""
+    """Return each field that differs between a certificate's case and this machine's case (both as JSON).
+
+    A field is listed with the certificate's value, such as `model.layers 4`.
+    """
     if isinstance(told, dict) and isinstance(own, dict):
         names = sorted({*told, *own})
         return [x for key in names for x in _changes(told.get(key), own.get(key), f"{name}.{key}".lstrip("."))]

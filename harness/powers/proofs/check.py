@@ -26,27 +26,27 @@ class ProofOptions:
 
 
 class ProofCheck(Check):
-    """Prove each case before any runs, and compare the proof with the run's verdict."""
+    """A check that proves each case before any runs, and compares the proof with the run's verdict."""
 
     name = "proof"
     Options = ProofOptions
 
     def __init__(self, options: ProofOptions) -> None:
-        """Start without any proof: `prepare` fills `_found`."""
+        """Create the check without any proof; `prepare` adds the proofs."""
         super().__init__(options)
         self._found: dict[str, ProofOutcome] = {}
 
     @classmethod
     def of(cls, options: ProofOptions) -> Self | None:
-        """Return the check, or None without `--prove-first`."""
+        """Return a ProofCheck, or None if the user did not give `--prove-first`."""
         return cls(options) if options.prove_first else None
 
     def refuse(self, options: RunOptions) -> None:
-        """Raise UsageError under torchrun."""
+        """Raise UsageError if ranks were started by torchrun: one process proves all cases."""
         refuse_many_ranks()
 
     def prepare(self, cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
-        """Prove the cases, and yield which outputs are equal for every input and which may differ."""
+        """Prove the cases. Yields lines for the terminal about each proof, such as the outputs that may differ."""
         from bitproof.harness.powers.proofs.report import describe
 
         for name, found in prove_cases(cases, options, folder):
@@ -54,11 +54,14 @@ class ProofCheck(Check):
             yield from describe(name, found)
 
     def judges(self, verdict: Verdict) -> bool:
-        """A case's proof is reported even if its run failed."""
+        """Return True: a case's proof is reported even if its run failed."""
         return True
 
     def judge(self, evidence: Evidence) -> Finding | None:
-        """Report the case's proof, and whether the run contradicts it."""
+        """Return the case's proof as a finding, with a headline if the run contradicts the proof.
+
+        None if there is no proof.
+        """
         from bitproof.harness.powers.proofs.report import contradicted, finding_of
 
         found = self._found.get(evidence.case.name)
@@ -73,14 +76,17 @@ class ProofCheck(Check):
 
     @staticmethod
     def finding(data: dict[str, Any]) -> Finding:
-        """Rebuild the finding of a proof from its data in a report of schema 1."""
+        """Rebuild a proof's finding from its data in a report of schema version 1."""
         from bitproof.harness.powers.proofs.report import finding_of, read_data
 
         return finding_of("", read_data(data), None)
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """Return (path, expected, found) of a contradiction: a proof that is PROVED with unproved outputs; or None."""
+        """Return (field, expectation, value found) if the data state PROVED, but also unproved outputs.
+
+        None otherwise.
+        """
         from bitproof.harness.powers.proofs.report import read_data
 
         found = read_data(data)

@@ -86,7 +86,7 @@ def prove(
 
 
 def _whole_proof(result: CaseProof) -> Proof:
-    """The proof of any number of steps, if there is one; otherwise the proof of one step."""
+    """The proof that holds for any number of steps, if there is one; otherwise the proof of a single step."""
     assert result.proof is not None
     update = result.update
     return update.proof if update is not None and update.proof is not None and update.induction.holds else result.proof
@@ -114,7 +114,7 @@ def _expected(case: Case) -> str:
 
 
 def assumptions_of(result: CaseProof) -> list[str]:
-    """Return the assumptions of a case's proof, except those on tracing, which every proof has."""
+    """Return the assumptions of a case's proof, except those on tracing, which are the same for every proof."""
     proof = _whole_proof(result)
     return [*assumed([side.graph for side in proof.sides], proof.table.used())]
 
@@ -172,8 +172,11 @@ def _row(result: CaseProof) -> str:
 
 
 def _reasons(results: Sequence[CaseProof]) -> list[str]:
-    """The lines below the table: each reason of a refusal or of an untried case, with the cases that have it; then the
-    cases whose PROVED outputs have different strides on the two sides."""
+    """Return the lines below the Markdown table: an empty line, and a line per reason with the names of its cases.
+
+    Reasons are those of refusals, those of cases that could not be tried, and PROVED outputs whose strides differ
+    between the two sides. Returns [] without any.
+    """
     cases: dict[str, dict[str, None]] = {}
     for result in results:
         answers = result.proof.answers if result.proof else ()
@@ -211,7 +214,10 @@ def _data(result: CaseProof) -> dict[str, object]:
 
 
 def _update_data(update: UpdateProof | None) -> dict[str, object] | None:
-    """The JSON about the update after a proved step, and about any number of steps; None if the step is not proved."""
+    """Return the proof of the optimizer's update as JSON, including whether it holds for any number of steps.
+
+    None if there is no proof of the update.
+    """
     if update is None:
         return None
     return {

@@ -1,8 +1,9 @@
 """Proofs before a run: a separate process proves every case before any rank starts.
 
-A separate process is needed because the command line's process does not import torch, and the host never traces. It
-receives all cases at once, and sends an outcome per case (`processes/apart`). If it dies or exceeds the time limit, the
-remaining cases are NOT TRIED, and still run. The time limit per proof is that of a run, as a user's pass may hang.
+The process is separate because the command line's process must not import torch, and the host must not trace. It
+receives all cases in one message and returns an outcome per case (`processes/apart`). If it dies or exceeds the time
+limit, the remaining cases are NOT TRIED, and still run. Each proof has the time limit of a run, because a user's pass
+may hang.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MOST_NAMED = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The request to the process: the cases, and the user's passes to add to each candidate's graph."""
+    """The message to the proving process: the cases, and the user's passes that are added to each candidate's graph."""
 
     cases: tuple[Case, ...]
     extra_passes: tuple[str, ...] = ()
@@ -49,7 +50,10 @@ def main() -> None:
 
 
 def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
-    """Prove a case. Proved outputs are not computed on values here: the run that follows compares bits."""
+    """Prove a case, and return its outcome.
+
+    To save time, outputs are not computed on random values here: the run that follows compares real ones.
+    """
     # Imported here, since the parent imports this module and must not import torch.
     from bitproof.harness.errors import BitproofError
     from bitproof.harness.graph.graph_options import GraphOptions

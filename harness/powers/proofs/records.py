@@ -10,7 +10,7 @@ from bitproof.harness.validate import GROWING
 
 
 class ProofVerdict(enum.StrEnum):
-    """The outcome of a proof (`prover.answers`); NOT TRIED if no proof was requested or possible."""
+    """The outcome of a proof (see `prover.answers`). NOT TRIED: no proof was requested, or none was possible."""
 
     PROVED = "PROVED"
     NOT_PROVED = "NOT PROVED"
@@ -22,9 +22,9 @@ class ProofVerdict(enum.StrEnum):
 class ProofOutcome:
     """A case's proof: how many of the step's outputs (loss, gradients) are proved, not proved and refused, and why.
 
-    `unproved` names the first outputs that are not proved; `first` describes where the two sides of the first of them
-    differ. `otherwise` counts outputs that are PROVED, but with different strides on the two sides: code after the step
-    may depend on strides. `laid_out_otherwise` names the first of these.
+    `unproved` names the first outputs that are not proved. `first` shows the calls at which the two sides differ, for
+    the first of these outputs. `otherwise` counts the outputs that are PROVED, but with different strides on the two
+    sides: code after the step may depend on strides. `laid_out_otherwise` names the first of these outputs.
     """
 
     __pydantic_config__ = GROWING

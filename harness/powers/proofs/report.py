@@ -22,7 +22,10 @@ PROVED_KINDS = ("loss", "grad", "buffer")
 
 
 def clause(found: ProofOutcome) -> str:
-    """Return a proof's outcome in a few words: `PROVED (28 laid out otherwise)`, `NOT PROVED (38 of 44)`, `REFUSED`."""
+    """Return a proof's outcome in a few words: `PROVED (28 laid out otherwise)`, `NOT PROVED (38 of 44)`, `REFUSED`.
+
+    "Laid out otherwise" are outputs with different strides on the two sides.
+    """
     if found.verdict == ProofVerdict.PROVED and found.otherwise:
         return f"{found.verdict} ({found.otherwise} laid out otherwise)"
     less = {ProofVerdict.NOT_PROVED: found.not_proved, ProofVerdict.REFUSED: found.refused}.get(found.verdict, 0)
@@ -30,10 +33,10 @@ def clause(found: ProofOutcome) -> str:
 
 
 def describe(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
-    """Return a proof's result as lines, printed before the case runs.
+    """Return a proof's outcome as lines, which are printed before the case runs.
 
-    The first line has the counts. The others name at most `most` outputs that may differ, and at most `most` with other
-    strides.
+    The first line has the counts. The others name the first `most` outputs that may differ, with the calls at which the
+    first of them differs, and the first `most` PROVED outputs whose strides differ between the two sides.
     """
     counts = f"{found.proved} of {found.outputs} outputs" if found.outputs else found.reason or "nothing to prove"
     seconds = "" if found.seconds is None else f", {found.seconds:.1f} s"
@@ -51,10 +54,10 @@ def describe(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
 
 
 def contradicted(result: CaseResult, found: ProofOutcome, *, injects: bool = False) -> str | None:
-    """Return the headline about a PROVED case whose run differs: the false assumption, and the blamed call.
+    """Return the headline about a PROVED case whose run differs: the assumption that was false, and the blamed call.
 
-    None if the case is not PROVED, if the run confirms the proof, or if it differs in something that the proof does not
-    cover, such as an optimizer's update. `injects`: the run injected a fault (`--inject`).
+    None if the case is not PROVED, if the run confirms the proof, or if the run differs in something that the proof
+    does not cover, such as an optimizer's update. `injects` states whether the run injected a fault (`--inject`).
     """
     first = result.first_divergence
     if found.verdict != ProofVerdict.PROVED:
@@ -100,7 +103,7 @@ def _blamed(first: Divergence) -> str:
 
 
 def _false_assumption(call: BlamedCall | None) -> str:
-    """The assumption that a blamed call refutes, in the words of docs/explanation/proving.md."""
+    """Return the assumption that must be false if this call is blamed, in the words of docs/explanation/proving.md."""
     if call is None:
         return "both sides run what was traced (no call explains the difference)"
     # Only "same inputs, different output" is about a kernel. Extra, missing or reconnected calls are not in the graphs.

@@ -1,4 +1,4 @@
-"""The prover: two steps' graphs as terms, rewritten until equal values are one term.
+"""The prover: writes two steps' graphs as terms, and rewrites them until equal values are the same term.
 
 systems' steps as graphs ─► graphs/export   every call with its layout, recomputed from fake values
                         ─► canonical        equal values become one term, by the rewrites in `rules`

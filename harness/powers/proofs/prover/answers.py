@@ -1,10 +1,10 @@
-"""The answer for each output of two graphs as data.
+"""Compares two graphs as data, and answers for each output whether it is proved equal.
 
 1. Both graphs' calls become terms in one table.
 2. Outputs are the step's return values, and every input that either graph writes.
-3. An output is PROVED if both sides have the same term, and the term reads a parameter and an input of the step.
-   A constant is REFUSED, as its equality shows nothing, and so is an output with an unsupported call on either side.
-4. Any other output is NOT PROVED: these rules do not make its terms equal, but its bits may still be.
+3. An output is PROVED if both sides have the same term, and the term reads a parameter and an input of the step. A
+   constant is REFUSED, as its equality shows nothing, and so is an output with an unsupported call on either side.
+4. Any other output is NOT PROVED: the rules do not make its two terms equal, but its bits may still be equal.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ MUST_READ = (PARAMETER, INPUT)
 
 @dataclass(frozen=True)
 class OutputAnswer:
-    """An output's answer: its verdict, its term on each side, the reason of a refusal, the sides' first difference.
+    """The answer for one output: PROVED, NOT PROVED or REFUSED, with the reasons.
 
-    For a PROVED output, `layouts` has both memory layouts if these differ. For a NOT PROVED output, `witness` describes
-    how the two sides differed on equal inputs, and `agreed` counts the sets of inputs on which they agreed.
+    `terms` are the indices of the output's terms (reference, candidate). `reason` is that of a refusal. `finding` shows
+    the calls at which the two sides first differ. For a PROVED output, `layouts` has both memory layouts if these
+    differ. For a NOT PROVED output, `witness` describes how the two sides differed when both were computed on the same
+    inputs, and `agreed` is the number of input sets on which they agreed.
     """
 
     output: str
@@ -54,7 +56,7 @@ class OutputAnswer:
 
     @property
     def meaning(self) -> str | None:
-        """Whether a NOT PROVED output was seen to differ, in words; None for other verdicts."""
+        """For a NOT PROVED output, a phrase: that it differs, or that no rule proves it equal. None for others."""
         if self.verdict != NOT_PROVED:
             return None
         if self.witness:
@@ -65,10 +67,10 @@ class OutputAnswer:
 
 @dataclass(frozen=True)
 class Proof:
-    """All outputs' answers, and their evidence. `sides` are the two graphs' terms, reference first.
+    """The answers for all outputs of two graphs. `sides` has each graph's terms, the reference's first.
 
-    `row_splits` names operators that one side runs on all rows and the other on halves. `reads_something` is False if
-    all outputs are PROVED and none reads an input.
+    `row_splits` names the opaque operators that one graph calls once on all rows, and the other twice on half of the
+    rows. `reads_something` is False if all outputs are PROVED and none depends on an input.
     """
 
     answers: tuple[OutputAnswer, ...]
@@ -83,12 +85,15 @@ class Proof:
 
     @property
     def laid_out_otherwise(self) -> list[str]:
-        """The PROVED outputs that have different strides on the two sides. Later code may depend on strides."""
+        """The names of the PROVED outputs whose strides differ between the two sides.
+
+        Later code may depend on the strides.
+        """
         return [answer.output for answer in self.answers if answer.verdict == PROVED and answer.layouts]
 
     @property
     def verdict(self) -> str:
-        """REFUSED if any output is, or if there is none; otherwise NOT PROVED if any output is; otherwise PROVED."""
+        """REFUSED if any output is REFUSED or there is none; else NOT PROVED if any output is; otherwise PROVED."""
         if not self.answers or self.count(REFUSED):
             return REFUSED
         return NOT_PROVED if self.count(NOT_PROVED) else PROVED
@@ -103,8 +108,9 @@ def prove_graphs(
 ) -> Proof:
     """Prove two graphs of the same step, output by output. `rules` are RULES unless a test passes others.
 
-    `must_read` lists prefixes of input names: a proved output must depend on an input of each. The terms are added to
-    `table`, whose own rules then apply; terms of other graphs that it already has are not rewritten again.
+    `must_read` lists prefixes of input names: a proved output must depend on an input of each prefix. If a `table` is
+    passed, the graphs' terms are added to it and its own rules apply instead of `rules`; terms that the table already
+    has, from other graphs, are not rewritten again.
     """
     table = Table(RULES if rules is None else rules) if table is None else table
     sides = Canonicalizer(table, reference, 0), Canonicalizer(table, candidate, 1)
@@ -123,8 +129,10 @@ def prove_graphs(
 
 
 def _reads_of(table: Table, kinds: Sequence[str]) -> list[int]:
-    """For each term of a table, a bit mask: bit i is set if the term depends on an input of `kinds[i]`. The mask of a
-    rewritten term is not meaningful."""
+    """Return a bit mask for each term of a table: bit i states whether it depends on an input of the i-th kind.
+
+    `kinds` has prefixes of input names. The mask of a rewritten term has no meaning.
+    """
     found: list[int] = []
     for step in table.steps:
         bits = 0
@@ -142,10 +150,10 @@ Pair = tuple[int | None, int | None]
 
 
 def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, Pair]]:
-    """Yield every output's name, and the calls that compute it.
+    """Yield each output's name, and the index of the call that computes it in each graph (None if there is none).
 
-    A graph without in-place writes may return an input's final value instead: such an output has the same name as the
-    written input.
+    A step that writes an input in place has the output `written NAME`, where NAME is the input. A graph without
+    in-place writes may return the input's final value under that name instead.
     """
     returned = [dict(side.graph.outputs) for side in sides]
     inputs = [
@@ -218,10 +226,10 @@ def _layout(x: Any) -> str:
 
 
 def answer_lines(proof: Proof, *, all_in: str) -> list[str]:
-    """Return lines about the outputs that are not simply PROVED.
+    """Return lines about the outputs that are not PROVED, and about those that are PROVED with different strides.
 
-    Outputs that first differ at the same calls share a line. If there are too many to print, a line says that `all_in`
-    has the complete list.
+    Outputs that first differ at the same calls share a line. If there are too many to print, a line states that
+    `all_in`, such as the certificate's folder, has the complete list.
     """
     lines = []
     if otherwise := [answer for answer in proof.answers if answer.output in proof.laid_out_otherwise]:

@@ -31,10 +31,10 @@ Arguments = Mapping[str, Any]
 
 
 class Canonicalizer:
-    """The terms of a graph. `side` is 0 for the reference, 1 for the candidate.
+    """Computes the terms of a graph. `side` is 0 for the reference's graph, 1 for the candidate's.
 
-    `values` has, for each call so far, the index of its value's current term, or a list of indices for several results.
-    A later in-place write replaces it.
+    `values[i]` is the index of the term for call i's result: a list of indices if the call has several results, None if
+    it was refused. If a later call writes the result's memory in place, `values[i]` becomes the term of the new value.
     """
 
     def __init__(self, table: Table, graph: Graph, side: int) -> None:
@@ -53,7 +53,10 @@ class Canonicalizer:
         )
 
     def run(self) -> None:
-        """Compute every call's term, in order. A refusal is kept; calls that read the result are refused, too."""
+        """Compute every call's term, in order. Refused calls do not raise.
+
+        A call that reads the result of a refused call is refused, too.
+        """
         # A refused call does not end the proof: outputs that do not depend on it can still be proved.
         for index, call in enumerate(self.graph.calls):
             self.values.append(None)
@@ -65,14 +68,18 @@ class Canonicalizer:
             self.memory.hold(index)
 
     def output(self, index: int) -> int:
-        """Return the term of an output, or of an input's final value, at call `index`. Raises RefusedError."""
+        """Return the term for an output of the graph: the value of call `index` at the end of the step.
+
+        If that call is an input, this is the value that the step wrote into it. Raises RefusedError if the term is not
+        known.
+        """
         self._refuse_unreadable(index, self.graph.calls[index])
         if self.memory.is_flying(index):
             raise refuse(self.graph.calls[index], "an output that is never waited for")
         return int(self.values[index])
 
     def written_inputs(self) -> list[int]:
-        """Return the indices of the graph's inputs and constants whose value has changed at the end."""
+        """Return the indices of the inputs and constants whose value at the end differs from that at the start."""
         inputs = [index for index, call in enumerate(self.graph.calls) if call.op in ("input", "constant")]
         return [i for i in inputs if self.memory.is_stale(i) or self.values[i] != self._input(self.graph.calls[i])]
 
@@ -83,7 +90,10 @@ class Canonicalizer:
         return self.table.make((call.op, told, call.value.dtype, _told(call.value.shape)))
 
     def _taken(self, call: Call) -> int:
-        """The term of an input or a constant. It defines the new symbols in its sizes, and the symbol of a number."""
+        """Return the term of an input or a constant, and store terms for the symbols that it introduces.
+
+        A tensor introduces the new symbols in its sizes, and a symbolic number introduces its own symbol.
+        """
         term = self._input(call)
         if isinstance(call.value, Tensor):
             self.symbols.name_extents(call, term, call.value.shape)
@@ -93,13 +103,17 @@ class Canonicalizer:
 
     @functools.cached_property
     def computed(self) -> set[int]:
-        """All terms that the graph computes, and the terms inside them."""
+        """All terms that the graph computes, with all terms inside them."""
         values = (value if isinstance(value, list) else [value] for value in self.values)
         return self.table.reachable(place for places in values for place in places if place is not None)
 
     @functools.cached_property
     def reads(self) -> list[list[int]]:
-        """For each call, the calls that it reads: its arguments, and those that defined the symbols in their sizes."""
+        """For each call, the indices of the calls that it depends on.
+
+        A call depends on the calls that computed its arguments. It also depends on each call that first returned a
+        symbol in the arguments' sizes, such as `u0`.
+        """
         brought: dict[str, int] = {}
         found = []
         for index, call in enumerate(self.graph.calls):
@@ -205,7 +219,7 @@ class Canonicalizer:
     def _refuse_open_pairs(self, call: Call) -> None:
         """Refuse a view of real numbers as complex ones, or the reverse, if a size depends on data.
 
-        With closed sizes such a call computes, and is an opaque term.
+        If no size depends on data, such a call is supported, as an opaque term.
         """
         read = [x for i in call.reads[:1] for x in self.graph.calls[i].results]
         shared = read and call.results and all(read[0].storage == x.storage for x in call.results)
@@ -232,10 +246,10 @@ class Canonicalizer:
     # -- calls that compute -----------------------------------------------------------------------------
 
     def _exact(self, call: Call, args: Arguments) -> int | None:
-        """The term of a call of EXACT, DIVISIONS or POWER; None if its operands do not allow an exact result.
+        """Return the term of a call of EXACT, DIVISIONS or POWER; None if its operands do not allow an exact result.
 
-        A number operand becomes a tensor filled with it. A division by a power of 2 becomes a product, `x / 4` becomes
-        `x * 0.25`; so does a square of real numbers.
+        A number among the operands becomes a tensor filled with it. Division by a power of 2 becomes multiplication: `x
+        / 4` becomes `x * 0.25`. The square of real numbers becomes a product: `x ** 2` becomes `x * x`.
         """
         own, tensors = call.value, [self.graph.calls[read].value for read in call.reads]
         name = known_operators.EXACT.get(call.op, "cast")
@@ -263,7 +277,10 @@ class Canonicalizer:
         return self._filled(value, dtype, shape) if is_kept else None
 
     def _filled(self, value: Any, dtype: str, shape: tuple[Size, ...]) -> int | None:
-        """The term of a tensor filled with a number; None for no number, for a rounded one and for open sizes."""
+        """Return the term of a tensor filled with a number.
+
+        None if `value` is no number, if `dtype` cannot represent it exactly, or if a size depends on data.
+        """
         number = known_operators.number_in(value, dtype)
         return None if number is None or not _is_closed(shape) else self.table.filled(shape, dtype, number)
 
@@ -271,8 +288,10 @@ class Canonicalizer:
         return self._filled(known_operators.number_filled(call), call.value.dtype, call.value.shape)
 
     def _padded(self, call: Call, args: Arguments) -> int | None:
-        """The term of a padded tensor: concatenations, the last dim first; None for negative or data-dependent
-        padding.
+        """Return the term of a padded tensor: a concatenation with filled tensors along each padded dim.
+
+        The last dim is padded first. None if a padding is negative, if a padding or a size depends on data, or if the
+        dtype cannot represent the fill value.
         """
         read, pads = args["self"][1], args["pad"][1:]
         source, place = self.graph.calls[read].value, self.values[read]
@@ -326,7 +345,10 @@ class Canonicalizer:
         return found
 
     def _results(self, call: Call, kind: str, op: str, arguments: Any) -> Any:
-        """The term of a call's result, or a list of terms. They define the new symbols in their sizes."""
+        """Return the term of an opaque call's result, or a list of terms if it returns several tensors.
+
+        Also stores terms for the new symbols in the results' sizes. `kind` is "op" or "move".
+        """
         # The rows that an all-to-all delivers follow from its split sizes, so these name its symbol, not the call.
         if call.op == "_c10d_functional.all_to_all_single.default":
             self.symbols.name_rows(call)
@@ -384,7 +406,10 @@ class Canonicalizer:
         return value
 
     def _left(self, call: Call, args: Arguments, read: list[Tensor]) -> Any:
-        """The term of the value that an in-place call writes. `read` are the tensors that it reads, `self` included."""
+        """Return the term of the new value that an in-place call writes.
+
+        `read` are the tensors that the call reads, including the tensor that it writes.
+        """
         # A `copy_` from another dtype or shape casts or broadcasts: that is an opaque term, below.
         if call.op == known_operators.COPY_INTO and len({(x.dtype, x.shape) for x in read}) == 1:
             return self.values[dict(call.args)["src"][1]]
@@ -407,7 +432,8 @@ class Canonicalizer:
     def _distrust(self, index: int, call: Call) -> None:
         """Record that a refused call may have written its arguments, and drawn any random numbers.
 
-        A call without a result counts as one that writes, whatever its schema states: it was made for some effect.
+        A call that returns nothing is assumed to write its arguments, even if its schema states otherwise: it must have
+        some effect.
         """
         if call.writes or call.value is None or call.op.startswith("higher_order."):
             self.memory.distrust(index)
@@ -424,7 +450,10 @@ def _is_closed(sizes: tuple[Any, ...]) -> bool:
 
 
 def _told(shape: tuple[Size, ...]) -> tuple[int | None, ...]:
-    """A shape, with None for each data-dependent size: a term's operator and arguments determine those already."""
+    """Return a shape with None in place of each data-dependent size.
+
+    A term needs no such sizes, because its operator and arguments determine them.
+    """
     return tuple(size if isinstance(size, int) else None for size in shape)
 
 

@@ -31,7 +31,10 @@ from bitproof.harness.torch_versions import torch_version
 
 
 def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, precompiled: bool = False) -> Subject:
-    """Return a proof's subject: the case, and the versions and options with which this process made the graphs."""
+    """Return the subject of a proof, for its certificate: the case, the code's digest, versions and options.
+
+    With them, another process can trace the same graphs again.
+    """
     return Subject(
         case=case_text(case),
         code=own_digest(),
@@ -44,7 +47,10 @@ def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, 
 
 
 def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> Certificate:
-    """Return a case's proof as a certificate of the needed steps. Raises RejectedError if the checker rejects it."""
+    """Return a case's proof as a certificate, without the steps that the checker does not need.
+
+    Raises RejectedError if the checker does not accept the certificate.
+    """
     graphs = proof.sides[0].graph, proof.sides[1].graph
     whole = Certificate(
         case=case,
@@ -55,6 +61,7 @@ def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> C
         assumptions=assumed(graphs, proof.table.used()),
         subject=subject,
     )
+    # The kept steps are numbered without gaps, so all references to steps change.
     needed = _needed(whole)
     places = {old: new for new, old in enumerate(needed)}
     return replace(whole, steps=tuple(_moved(whole.steps[place], places) for place in needed))
@@ -66,24 +73,24 @@ def assumed(graphs: Iterable[Graph], rules: Iterable[str]) -> tuple[str, ...]:
 
 
 class _LookUps(dict[str, int]):
-    """The checker's dictionary of terms, which records each look-up."""
+    """The checker's dictionary from terms to indices, which also records each index that is looked up."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: set[int] = set()
 
     def get(self, line: str, default: Any = None) -> Any:
-        """Return a term's index, and record it."""
+        """Return the index of a term, given as its text, and record it."""
         place = super().get(line, default)
         self.found.add(place)
         return place
 
 
 def _needed(certificate: Certificate) -> list[int]:
-    """The indices of the steps without which the checker could not derive some call's term, or check such a step.
+    """Return the indices of the steps that the checker needs to derive the terms of all calls and outputs, in order.
 
     A step needs the terms inside its term, the term that it equals, and each term that its rule looks up. Other steps
-    are left out, such as a join that a rule tried and gave up.
+    are left out, such as a concatenation that a rule built and did not use.
     """
     # The checker itself runs here, with a dictionary of terms that records look-ups: no second list of what rules need.
     contents = contents_of(certificate)
@@ -109,7 +116,7 @@ def _needed(certificate: Certificate) -> list[int]:
 
 
 def _moved(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
-    """A step with its terms renumbered; `places` maps old indices to new ones."""
+    """Return a step with the indices of its terms replaced; `places` maps old indices to new ones."""
     hint = step.hint
     if step.rule == cat_of_neighbours.__name__:
         hint = (hint[0], places[hint[1]])
@@ -117,7 +124,7 @@ def _moved(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
 
 
 def _map(value: Any, place: Callable[[int], int]) -> Any:
-    """A term, argument or size with each reference to a term replaced by `place(reference)`."""
+    """Return a term, argument or size in which each index `i` of another term is replaced by `place(i)`."""
     match value:
         case ("view" | "out" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" as kind, term, *rest):
             return (kind, place(term), *(_map_sizes(x, place) for x in rest))
@@ -194,12 +201,12 @@ def graph_text(graph: Graph) -> str:
 
 
 def step_data(step: ProofStep) -> list[Any]:
-    """Return a step as its JSON in the file."""
+    """Return a step of the proof as JSON, as the certificate's file of steps has it."""
     return [step.term, step.rule, step.equals, *([step.hint] if step.hint else [])]
 
 
 def call_data(call: Call) -> list[Any]:
-    """Return a call as its JSON in the file."""
+    """Return a call as JSON, as the certificate's file of its graph has it."""
     return [call.name, call.op, call.args, _value_data(call.value), call.writes, int(call.random), call.place]
 
 
@@ -207,6 +214,7 @@ def _value_data(value: Any) -> Any:
     if isinstance(value, Tensor):
         layout = [value.shape, value.strides, value.offset, value.storage]
         return {"tensor": [value.dtype, value.device, *layout]}
+    # A size is a tuple, too, but not several results.
     if isinstance(value, tuple) and value[:1] != ("size",):
         return {"several": [_value_data(item) for item in value]}
     return value

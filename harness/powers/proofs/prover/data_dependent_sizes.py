@@ -1,8 +1,8 @@
 """Replaces data-dependent sizes by the terms that define them.
 
 Two graphs may use different symbols for the same number (`u0` and `u3` for one `x.item()`), or the same symbol for
-different numbers. So a symbol stands for its source: a number read from a tensor, a size of a call's result, or the
-number of rows that an all-to-all receives.
+different numbers. So each symbol is replaced by the term of its source: a number read from a tensor, a size of a call's
+result, or the number of rows that an all-to-all receives.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ from bitproof.harness.powers.proofs.prover.terms import Table
 
 
 class Symbols:
-    """The term of each symbol in a graph, stored at the first call whose result contains the symbol."""
+    """The term that defines each symbol of a graph.
+
+    A term is stored at the first call whose result contains the symbol.
+    """
 
     def __init__(self, table: Table) -> None:
         self.table = table
         self._terms: dict[str, int] = {}
 
     def size(self, size: Size) -> Size:
-        """Return a size with each symbol replaced by its term. Raises RefusedError for a symbol without a source."""
+        """Return a size with each symbol replaced by its term. Raises RefusedError if a symbol has no term."""
         if isinstance(size, int):
             return size
         if unknown := [name for product in size[1:] for name in product[1:] if name not in self._terms]:
             raise RefusedError(f"a size of a symbol that is not understood: {unknown[0]}", where="a call's arguments")
+        # Sorted again, since terms are in another order than the symbols' names.
         products = [(product[0], *sorted(self._terms[name] for name in product[1:])) for product in size[1:]]
         return ("size", *sorted(products, key=lambda product: (product[1:], product[0])))
 
@@ -39,16 +43,17 @@ class Symbols:
         return [name for name in dict.fromkeys(symbols_in(value)) if name not in self._terms]
 
     def name_item(self, call: Call, term: int) -> None:
-        """Store the term of a number that a call reads from a tensor (`x.item()`)."""
+        """Store a term for the symbol of a number that a call reads from a tensor, such as `u0` for `x.item()`."""
         for symbol in self.unknown(call.value):
             if call.value != ("size", (1, symbol)):
                 raise refuse(call, "a number that is not understood")
             self._terms[symbol] = term
 
     def name_extents(self, call: Call, term: int, shape: tuple[Size, ...]) -> None:
-        """Store a term for each new symbol in a result's sizes: the size at its position.
+        """Store a term for each new symbol in the sizes of a call's result: "the i-th size of `term`".
 
-        A new symbol that is only a part of a size, as in `2 * u0`, is refused.
+        `shape` has the sizes of all the call's results in one tuple. A new symbol must be a whole size: if it only
+        occurs within a size, as in `2 * u0`, the call is refused.
         """
         for name in self.unknown(call.value):
             if ("size", (1, name)) not in shape:
@@ -56,9 +61,9 @@ class Symbols:
             self._terms[name] = self.table.make(("extent", term, shape.index(("size", (1, name)))))
 
     def name_rows(self, call: Call) -> None:
-        """Store the term of the new symbol in the number of rows that an all-to-all among three or more ranks receives.
+        """Store a term for the symbol in the number of rows that an all-to-all among three or more ranks receives.
 
-        The rows are the first split plus this symbol, which is the sum of all other splits.
+        The number of rows is the first output split plus the symbol, so the symbol is the sum of all other splits.
         """
         first, *others = dict(call.args)["output_split_sizes"][1:]
         for name in self.unknown(call.value):
@@ -80,5 +85,6 @@ def symbols_in(value: Any) -> list[str]:
 
 
 def _sum_of(size: Size, symbol: str) -> Size:
+    # Sorted as `expressions.size_of` sorts, so that equal sizes are equal tuples.
     products = size[1:] if isinstance(size, tuple) else ((size,),) if size else ()
     return ("size", *sorted((*products, (1, symbol)), key=lambda product: (product[1:], product[0])))

@@ -50,8 +50,8 @@ def run_graph(
     FailsError, which names the node, if a call fails on these values; NotEvaluatedError if a call cannot be computed in
     one process.
 
-    A real collective may read and write memory at any time between its launch and its wait. Here it does so at the
-    launch, and with `late` again at the wait: then a write in between changes the result.
+    A real collective may read and write memory at any time between its launch and its wait. Here it runs at the launch.
+    With `late` it runs a second time at the wait, so the result changes if an input was written in between.
     """
     ranks = range(len(inputs))
     held = [[_own(x) for x in own] for own in inputs]
@@ -110,7 +110,10 @@ def _given(node: Node, env: Mapping[Node, list[Any]], rank: int) -> Any:
 
 
 class Evaluator:
-    """Computes terms of a table on every rank, each term once. `inputs` has, for each rank, the values by name."""
+    """Computes terms of a table on every rank, each term once.
+
+    `inputs` has, for each rank, the inputs' values by name. `constants` are the tensors that are part of the graphs.
+    """
 
     def __init__(self, table: Table, inputs: Sequence[Mapping[str, Any]], constants: Iterable[Tensor] = ()) -> None:
         self.table = table
@@ -119,7 +122,7 @@ class Evaluator:
         self._known: dict[int, list[Any]] = {}
 
     def __call__(self, place: int) -> list[Any]:
-        """A term's value on each rank. Raises NotEvaluatedError."""
+        """Return the value of term `place` on each rank. Raises NotEvaluatedError if one process cannot compute it."""
         missing, stack = set(), [place]
         while stack:
             top = stack.pop()
@@ -241,7 +244,10 @@ class Evaluator:
 
 
 def laid_out(values: Tensor, shape: Sequence[int], strides: Sequence[int], alignment: int) -> Tensor:
-    """Return a copy of `values` with these strides, starting `alignment` bytes past the start of a cache line."""
+    """Return a copy of `values` with this shape and these strides.
+
+    The copy's first element is `alignment` bytes after the start of a newly allocated block of memory.
+    """
     reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
     lead = alignment // values.element_size()
     memory = torch.zeros(lead + reach, dtype=values.dtype)

@@ -1,8 +1,8 @@
 """Finds where the two sides of an output first differ: module, direction, chunk, operator, source line.
 
-A call has a partner if the other graph computes the same term, by whatever calls. The sides first differ at the calls
-without a partner whose inputs all have one. If both sides have equally many additions without partners, additions were
-moved: before a reduction on one side, after it on the other.
+A call's partner is a call of the other graph with the same term, even if other calls compute it. The sides first differ
+at calls that have no partner, but whose inputs all have one. If both sides have equally many additions without
+partners, it is assumed that additions were moved: before a reduction on one side, after it on the other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _ADD = "aten.add.Tensor"
 class Shown:
     """A call as shown to a reader. `changed` lists its arguments that differ from those of the other side's call.
 
-    For a call without a module and a source line, as a pass inserts it, `beside` describes its neighbours instead.
+    A call that a pass inserts has no module and no source line. For such a call, `beside` describes its neighbours
+    instead.
     """
 
     operator: str
@@ -52,11 +53,12 @@ class Shown:
 
 @dataclass(frozen=True)
 class FirstDifferences:
-    """Where the two sides of an output first differ. Each pair has the reference first.
+    """The calls at which the two sides of an output first differ. Each pair has the reference first.
 
-    `first`: the first calls without a partner. `moved`: additions that one side makes before a reduction and the other
-    after it. `reshaped`: a call per side of the same opaque operator on different shapes, such as a matrix product of
-    all rows, and one of half of them: the rounding of its kernel may depend on the shape.
+    A call's partner is a call of the other graph with the same term. `first`: the first calls without a partner.
+    `moved`: additions that one side makes before a reduction and the other after it. `reshaped`: a call per side of the
+    same opaque operator on different shapes, such as a matrix product of all rows on one side and of half the rows on
+    the other. A kernel's rounding may depend on the shape.
     """
 
     first: tuple[tuple[Shown, ...], tuple[Shown, ...]]
@@ -78,7 +80,7 @@ class FirstDifferences:
 
 
 def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, other: int) -> FirstDifferences:
-    """Return the first difference of an output: call `wanted` of the reference, call `other` of the candidate."""
+    """Return the first differences of an output: call `wanted` of the reference, call `other` of the candidate."""
     sides = reference, candidate
     known = [side.computed for side in sides]
     # For each side, the calls behind the output that have no partner on the other side.
@@ -98,11 +100,15 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
     moved: list[tuple[Shown, ...]] = [(), ()]
     if was_moved:
         moved = [tuple(_shown(side, i) for i in calls) for side, calls in zip(sides, added, strict=True)]
+    # An opaque operator on other shapes may come after the few starts that are shown.
     return FirstDifferences((first[0], first[1]), (moved[0], moved[1]), _reshaped(sides, every))
 
 
 def _reshaped(sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]) -> tuple[Shown, Shown] | None:
-    """The first opaque operator that both sides run, on different shapes: its first call on each side."""
+    """Return two calls of the first opaque operator that both sides run, but on different shapes; None without one.
+
+    `starts` has, per side, the indices of the calls at which the side begins to differ.
+    """
     found: list[dict[str, int]] = []
     for side, own in zip(sides, starts, strict=True):
         calls = side.graph.calls
@@ -117,12 +123,16 @@ def _reshaped(sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]
 
 
 def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]:
-    """The first calls without a partner, and earlier calls at which elements begin to be moved differently.
+    """Return the indices of the calls at which a graph begins to differ from the other graph.
 
-    `alone` are the calls without a partner, `known` the terms of the other side. A concatenation in another order has a
-    partner, because its parts have partners; but the first opaque operator that reads it, several casts and sums later,
-    has none. So the search goes back from such an operator, through all calls whose terms the other side lacks.
-    In-place writes are skipped: their value becomes that of every alias, so the input would look different as well.
+    `alone` are the calls whose term the other graph lacks, `known` the other graph's terms. The result has the calls of
+    `alone` that read no other call of `alone`. It also has earlier calls that arrange the same elements differently.
+    For example, a concatenation of the same parts in another order is not in `alone`, since its parts are known. Only
+    an opaque operator that reads it, several casts and sums later, is in `alone`. So the search goes from that operator
+    back through all calls whose own terms the other graph lacks.
+
+    In-place writes are skipped: an input's value after the write is shared by its aliases, so the input itself would
+    look different.
     """
     calls = side.graph.calls
     lonely = {i for i in alone if calls[i].op != "input" and not calls[i].writes}
@@ -148,8 +158,8 @@ def _is_moved(side: Canonicalizer, index: int, known: set[int]) -> bool:
 def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str, ...]:
     """Return the names of opaque operators that one side runs on a whole tensor and the other on its two halves.
 
-    No rule states that a kernel computes a row's bits independently of the other rows, so a chunked step is never
-    proved equal to an unchunked step.
+    A step that splits its rows into chunks is never proved equal to a step that does not: no rule states that a kernel
+    computes a row's bits independently of the other rows.
     """
     found: dict[str, None] = {}
     groups: list[dict[Any, list[tuple[Any, ...]]]] = [{}, {}]
@@ -195,7 +205,10 @@ def _has_partner(table: Table, value: Any, known: set[int]) -> bool:
 
 
 def _is_known(table: Table, place: int, known: set[int]) -> bool:
-    """Whether the other side has a term, or else all parts of a concatenation, or the base of a view."""
+    """Whether a term is known to the other side, whose terms are `known`.
+
+    A concatenation is also known if all its parts are, and a view if its base is.
+    """
     match table[place]:
         case _ if place in known:
             return True
@@ -207,7 +220,10 @@ def _is_known(table: Table, place: int, known: set[int]) -> bool:
 
 
 def _behind(side: Canonicalizer, root: int) -> list[int]:
-    """The calls on which the value of call `root` depends, in graph order, including those that wrote its memory."""
+    """Return the indices of the calls on which the value of call `root` depends, in graph order.
+
+    Calls that wrote the memory of this value in place are among them.
+    """
     seen, stack = set(), [root]
     while stack:
         index = stack.pop()
@@ -222,10 +238,10 @@ def _behind(side: Canonicalizer, root: int) -> list[int]:
 def _changed(
     sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]
 ) -> dict[tuple[int, int], tuple[str, ...]]:
-    """The arguments that differ between the two sides, in words, by (side, call).
+    """Return, by (side, call index), the arguments in which a call differs from its counterpart, in words.
 
-    Only calls that correspond without doubt are compared: each side starts with exactly one call of the operator in
-    that module and direction.
+    Two calls are only counterparts if each side's `starts` have exactly one call of that operator in that module and
+    direction. Other calls are left out.
     """
     by_place: tuple[dict[Any, list[int]], dict[Any, list[int]]] = ({}, {})
     for found, side, own in zip(by_place, sides, starts, strict=True):
@@ -293,7 +309,10 @@ def _shown(side: Canonicalizer, index: int, changed: tuple[str, ...] = ()) -> Sh
 
 
 def _beside(side: Canonicalizer, index: int) -> str | None:
-    """The neighbours of a call that a pass inserted: "of `cat_3`, read by `mm_7` in layers.1 (forward)", or None."""
+    """Describe the neighbours of a call that a pass inserted: "of `cat_3`, read by `mm_7` in layers.1 (forward)".
+
+    None if it reads no call and no call reads it.
+    """
     calls = side.graph.calls
     behind = [f"`{calls[read].name}`" for read in calls[index].reads]
     readers = (f"`{call.name}`{_within(call)}" for call in calls[index + 1 :] if index in call.reads)

@@ -11,7 +11,10 @@ from bitproof.harness.powers.proofs.prover.proof_data import Call, Graph
 
 
 class InFlight:
-    """One graph's collectives in flight while its calls run in order. Calls are identified by their index."""
+    """The collectives of one graph that are in flight at the present call, while its calls run in order.
+
+    Calls are identified by their index.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._calls = graph.calls
@@ -20,8 +23,8 @@ class InFlight:
     def races(self, call: Call) -> list[Race]:
         """Return the races of a call's reads with collectives in flight.
 
-        For example, `mm` reads the result of an all-gather before its wait. Waits, views, fills and uninitialized
-        allocations read no elements, so they have none.
+        For example, `mm` reads the result of an all-gather, and nothing has waited for the all-gather. Waits, views,
+        fills and uninitialized allocations read no elements, so they have no races.
         """
         read = set(self._storages(call.reads))
         is_shown = not call.writes and bool(read) and {x.storage for x in call.results} == read
@@ -33,9 +36,9 @@ class InFlight:
         return self._order.races((), [storage])
 
     def run(self, index: int, call: Call, awaited: int | None) -> list[Race]:
-        """Record a call that launches a collective, or waits for the call with index `awaited`.
+        """Record the call with this `index` if it launches a collective, or waits for the launch with index `awaited`.
 
-        Returns the races with memory that was freed before this wait.
+        Returns the races with memory that the launch still used, but that was freed before this wait.
         """
         row = _row(call)
         found = self._order.wait(row.wait, self._storages([awaited]), index) if row.wait and awaited is not None else []
@@ -45,7 +48,7 @@ class InFlight:
         return found
 
     def is_filling(self, index: int) -> bool:
-        """Return whether a collective that has not been waited for writes the memory of a call's value."""
+        """Return whether a collective that has not been waited for writes the memory of a call's result."""
         return self._order.is_filling(self._storages([index]))
 
     def touching(self, storage: int) -> list[int]:
@@ -61,7 +64,7 @@ def _row(call: Call) -> Operator:
 
 
 def _last_uses(graph: Graph) -> dict[Hashable, float]:
-    """The index of the last call that reads each storage; NEVER_FREED for inputs, constants and outputs."""
+    """Map each storage to the index of the last call that reads it; NEVER_FREED for inputs, constants and outputs."""
     calls, found = graph.calls, dict[Hashable, float]()
     for index, call in enumerate(calls):
         for read in call.reads:

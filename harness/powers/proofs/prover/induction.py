@@ -1,4 +1,4 @@
-"""Extends a proof of one step to any number of steps, if equal state leads to equal state.
+"""Extends a proof of one step to any number of steps, if equal state before a step leads to equal state after it.
 
 1. State is everything that successive steps read: parameters, buffers, an optimizer's tensors, written inputs, the
    random generator's state. Both sides start with the same state.
@@ -24,9 +24,9 @@ GENERATOR = "the random generator's state"
 
 @dataclass(frozen=True)
 class Induction:
-    """Whether equal bits in one step imply equal bits in any number of steps.
+    """Whether equal bits in one step imply equal bits in any number of steps (`holds`).
 
-    `state` names the inputs that a step changes; `reason` is set if the induction fails.
+    `state` names the inputs that a step changes. `reason` is why the proof does not extend to further steps, or None.
     """
 
     holds: bool
@@ -37,8 +37,8 @@ class Induction:
 def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_less: Sequence[str | None]) -> Induction:
     """Return whether a proof of one step, with this verdict, extends to any number of steps.
 
-    `keeps_less` has for each side the reason why its next call would depend on changes other than values of inputs, or
-    None.
+    `keeps_less` has an entry per side: why the side's next step would read changes other than those of its inputs, such
+    as a changed optimizer setting; None if it would not.
     """
     state = tuple(x.output.removeprefix(WRITTEN) for x in proof.answers if x.output.startswith(WRITTEN))
     # ("seed",) is the generator's state at the start: no call drew random numbers.
@@ -54,7 +54,10 @@ def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_les
 
 
 def _moved(graph: Graph) -> str | None:
-    """The reason if a graph replaces an input by a tensor of another layout: the next step would be another program."""
+    """Return a reason if a graph replaces an input by a tensor of another layout; None if it does not.
+
+    The next step would then be another program.
+    """
     # In-place writes change no layout, so only outputs that replace an input are checked.
     inputs = {f"{WRITTEN}{call.name}": call.value for call in graph.calls if call.op == "input"}
     for name, index in graph.outputs:

@@ -1,4 +1,7 @@
-"""Operators whose semantics the prover knows. All others are opaque: equal results need equal operands and layouts."""
+"""Operators whose semantics the prover knows.
+
+All other operators are opaque: their results are only proved equal if the operands and their layouts are equal.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ _RANGES |= {"int64": (53, 0, 54), "int32": (31, 0, 31), "bool": (1, 0, 1)}
 def holds(dtype: str, number: float) -> bool:
     """Return whether a dtype represents a number exactly.
 
-    It is False for 0.1 and 2**24 + 1 in float32, and for -0.0 in int64. False for all numbers of more than 53 bits.
+    False for 0.1 and 2**24 + 1 in float32, and for -0.0 in int64. False for all numbers of more than 53 bits.
     """
     is_negative = math.copysign(1.0, number) < 0 and (dtype == "bool" or (number == 0 and dtype not in FLOATS))
     if dtype not in _RANGES or not math.isfinite(number) or is_negative:
@@ -89,10 +92,10 @@ def holds(dtype: str, number: float) -> bool:
 
 
 def number_in(argument: Any, dtype: str) -> float | None:
-    """Return the number that a kernel on tensors of `dtype` computes with for an argument.
+    """Return the number that a kernel uses for an argument, if it computes on tensors of `dtype`.
 
-    None if the argument is no number, or if the dtype cannot represent it. Kernels keep a real number in at least 32
-    bits; for a float32 tensor they round it once, to float32.
+    None if the argument is no number or an integer beyond 2**53, or if the dtype cannot represent it. Kernels keep a
+    real number in at least 32 bits; for a float32 tensor they round it once, to float32.
     """
     match argument:
         case int():
@@ -112,8 +115,8 @@ def number_in(argument: Any, dtype: str) -> float | None:
 def number_filled(call: Call) -> float | None:
     """Return the number that fills the result of a call of FILLS, such as 0 for `zeros`.
 
-    None if the dtype cannot represent it, or if a size depends on data: the call must then keep its arguments, as the
-    size is one of them.
+    None if the dtype cannot represent the number. None also if a size of the result depends on data, because the call's
+    arguments then determine that size and cannot be replaced by the number.
     """
     if not call.value.is_closed:
         return None
@@ -122,7 +125,7 @@ def number_filled(call: Call) -> float | None:
 
 
 def inverse(argument: Any, dtype: str) -> float | None:
-    """Return the factor that replaces a division by a power of 2: 0.25 for 4.
+    """Return the factor that replaces a division by a power of 2, such as 0.25 for a division by 4.
 
     None for any other divisor, and if the dtype cannot represent the divisor.
     """

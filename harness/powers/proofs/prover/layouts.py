@@ -14,11 +14,11 @@ from bitproof.harness.powers.proofs.prover.windows import Window, row_major, who
 
 
 def line_of(device: str) -> int:
-    """Return the alignment in bytes of memory that torch allocates; no kernel depends on a larger one.
+    """Return the alignment in bytes of memory that torch allocates; no kernel depends on a larger alignment.
 
-    cuBLASLt may choose a kernel by the alignment of its operands: torch passes it each one up to 256 bytes
-    (`aten/src/ATen/cuda/CUDABlas.cpp`). So in memory of CUDA a bfloat16 matrix 64 elements into a bucket is another
-    operand than one at its begin.
+    cuBLASLt may choose a kernel by the alignment of its operands, which torch passes to it, up to 256 bytes
+    (`aten/src/ATen/cuda/CUDABlas.cpp`). So a bfloat16 matrix that starts 64 elements into a bucket in GPU memory may
+    get another kernel than one at the bucket's start.
     """
     return 256 if device.startswith("cuda") else 64
 
@@ -28,16 +28,19 @@ _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2
 
 
 def alignment_of(dtype: str, offset: int, device: str) -> int:
-    """Return the alignment of a tensor that starts `offset` elements into its storage: bytes past a line."""
+    """Return how far a tensor's first element is past a multiple of `line_of(device)`, in bytes.
+
+    `offset` is the tensor's offset in its storage, in elements.
+    """
     return offset * _ITEM_BYTES.get(dtype, 1) % line_of(device)
 
 
 def overlaps(x: Tensor) -> bool:
     """Return whether two indices of a tensor may be the same element in memory, as in `x.expand(3, 4)`.
 
-    False if, with dims sorted by stride, each stride is larger than the distance between the first and the last element
-    of all dims before. If a size or stride depends on data, False only for a contiguous tensor whose first size alone
-    depends on it.
+    With dims sorted by stride, it returns False if each stride is larger than the distance between the first and the
+    last element of all dims before. If a size or stride depends on data, it only returns False for a contiguous tensor
+    in which nothing but the first size depends on data.
     """
     if any(not isinstance(n, int) for n in (*x.shape, *x.strides)):
         return not _is_dense(x)
@@ -66,8 +69,8 @@ def expanded(shape: tuple[int, ...], to: tuple[int, ...]) -> Window:
 def shows(call: Call, calls: Sequence[Call]) -> bool:
     """Return whether a call only selects elements of its first argument: `transpose`, `split`, `reshape`.
 
-    The result may be a view or a copy. A view between complex numbers and pairs of real numbers does not count, as its
-    elements are others. A view as any other dtype counts here, and is refused later.
+    The result may be a view or a copy. False for a view of complex numbers as pairs of real numbers or the reverse,
+    whose elements are other numbers. True for a view as any other dtype, which is refused later.
     """
     if call.writes or call.op == "getitem" or not call.results or not call.reads:
         return False
@@ -78,12 +81,12 @@ def shows(call: Call, calls: Sequence[Call]) -> bool:
 
 
 def _is_paired(x: Tensor, results: Sequence[Tensor]) -> bool:
-    """Whether results are the real and imaginary parts of `x`, or the reverse."""
+    """Whether each of `results` has the real dtype of a complex `x`, or the complex dtype of a real `x`."""
     return all({x.dtype, y.dtype} in ({"complex64", "float32"}, {"complex128", "float64"}) for y in results)
 
 
 def told_once(call: Call, calls: Sequence[Call]) -> Call:
-    """Return a call without the arguments that its tensors' layouts imply, so that equal calls have equal data.
+    """Return a call without the arguments that follow from its tensors' layouts, so that equal calls have equal data.
 
     For example, `prims.split_dim(a, 0, 2)` becomes `view(self)`, as does any call that returns the same view. A dim
     counted from the end is counted from the start.
@@ -112,9 +115,10 @@ def told_once(call: Call, calls: Sequence[Call]) -> Call:
 
 
 def windows_of(call: Call, x: Tensor) -> list[Window | None]:
-    """Return, for each result of a call that `shows` elements of `x`, its window on `x`, or None if it has none.
+    """Return the elements of `x` that each result of a call selects, as windows. `shows` must be True for the call.
 
-    All sizes must be numbers.
+    A window has a shape, strides and an offset; it is None for a result that no window describes. All sizes must be
+    numbers.
     """
     if call.op == SPLIT:
         dim = dict(call.args).get("dim", 0)
@@ -128,11 +132,11 @@ def windows_of(call: Call, x: Tensor) -> list[Window | None]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _seen(shape: tuple[int, ...], strides: tuple[int, ...], memory: Window) -> Window | None:
-    """Convert a window on memory into a window on a tensor in it.
+    """Convert a window on memory into a window on a tensor in that memory.
 
-    None if it shows memory outside of the tensor's elements. `shape` and `strides` are the tensor's; `memory` counts
-    from its first element. An address in the tensor is a number in digits, a digit per dim with the stride as its
-    weight, so this works like `composed`.
+    Returns None if the window includes memory outside the tensor's elements. `shape` and `strides` are the tensor's;
+    addresses in `memory` count from its first element. An address is written in digits, one per dim with the dim's
+    stride as the weight, and converted as in `windows.composed`.
     """
     if 0 in memory.shape:
         return memory

@@ -17,7 +17,7 @@ from bitproof.harness.powers.proofs.prover.proof_data import Call, Graph, Tensor
 
 
 class GraphMemory:
-    """A graph's memory while its calls run in order. A value is stale once its memory was overwritten."""
+    """Tracks a graph's memory while its calls run in order. A value is stale once its memory was overwritten."""
 
     def __init__(self, graph: Graph) -> None:
         self.calls = graph.calls
@@ -26,20 +26,20 @@ class GraphMemory:
         self._in_flight = InFlight(graph)
 
     def hold(self, index: int) -> None:
-        """Record that a call's value is in its memory, so that later writes there affect it."""
+        """Record which memory a call's result is in, so that later writes to it affect the result."""
         for tensor in self.calls[index].results:
             self._owners.setdefault(tensor.storage, []).append(index)
 
     def is_stale(self, index: int) -> bool:
-        """Return whether a call's value was overwritten."""
+        """Return whether the result of call `index` was overwritten."""
         return index in self._stale
 
     def is_flying(self, index: int) -> bool:
-        """Return whether a collective that has not been waited for may still write the memory of a call's value."""
+        """Return whether a collective that has not been waited for may still write the memory of a call's result."""
         return self._in_flight.is_filling(index)
 
     def writers(self, index: int) -> list[int]:
-        """Return the calls that write the memory of a call's value."""
+        """Return the indices of the in-place calls so far that wrote the memory of a call's result."""
         owners = [owner for x in self.calls[index].results for owner in self._owners[x.storage]]
         return [owner for owner in owners if self.calls[owner].writes]
 
@@ -54,7 +54,10 @@ class GraphMemory:
         self._refuse(call, self._in_flight.races(call))
 
     def run(self, index: int, call: Call, awaited: int | None) -> None:
-        """Record a launch or a wait. Raises RefusedError for a wait after the launch's input may be freed."""
+        """Record a call if it launches a collective, or waits for the launch with index `awaited`.
+
+        Raises RefusedError for a wait if memory that the collective uses may have been freed since the launch.
+        """
         self._refuse(call, self._in_flight.run(index, call, awaited))
 
     def _refuse(self, call: Call, races: Sequence[Race]) -> None:
@@ -64,8 +67,9 @@ class GraphMemory:
     def written(self, call: Call, args: Mapping[str, Any]) -> Tensor:
         """Return the tensor that an in-place call such as `add_` writes: its argument `self`.
 
-        Raises RefusedError for a call that writes anything else, and if the result depends on the order in which
-        elements are written.
+        Raises RefusedError for a call that writes anything else, writes a constant, or changes a layout, and for a
+        possible race with a collective. Also raises it if the result depends on the order in which elements are read
+        and written.
         """
         if call.writes != ("self",) or not call.op.split(".")[1].endswith("_") or args["self"][:1] != ("node",):
             raise refuse(call, f"{call.op} writes in a way that is not understood")
@@ -88,8 +92,8 @@ class GraphMemory:
     def overwrite(self, index: int, target: Tensor) -> list[int]:
         """Record that call `index` writes the elements of `target`.
 
-        Returns the calls whose values are exactly these elements, and so have a new value. All other values in that
-        memory, such as a slice of `target`, become stale.
+        Returns the indices of the calls whose results are exactly these elements: the write changes their values. All
+        other results in that memory, such as a slice of `target`, become stale.
         """
         same = []
         for owner in self._owners[target.storage]:
@@ -102,7 +106,7 @@ class GraphMemory:
     def distrust(self, index: int) -> None:
         """Mark every value in the memory of a refused call's arguments as stale, as the call may have written it.
 
-        Launches in flight that use this memory become stale, too.
+        The results of launches in flight that use this memory become stale, too.
         """
         for read in self.calls[index].reads:
             for tensor in self.calls[read].results:

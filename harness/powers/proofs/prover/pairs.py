@@ -62,10 +62,11 @@ Values = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True)
 class Provable:
-    """A graph with named inputs and outputs. Only the layouts of `inputs` matter; their sizes may be open.
+    """A program for a proof: a graph with named inputs and outputs.
 
-    `others` has name and text of each output that is no tensor. `written` is the graph as data if another process wrote
-    it; then there is no `module`, and nothing can be computed.
+    Only the layouts of `inputs` matter; their sizes may be open. `others` has the name and text of each output that is
+    not a tensor. `written` is the graph as data if another process exported it; then `module` is None, and the program
+    cannot be run.
     """
 
     module: GraphModule | None
@@ -78,7 +79,7 @@ class Provable:
 
     @functools.cached_property
     def exported(self) -> tuple[Graph, SizeBounds]:
-        """The graph as data, and the bounds of its open sizes. Raises RefusedError."""
+        """The graph as data, and the bounds of its open sizes. Raises RefusedError for an unsupported call."""
         if self.written is not None:
             return self.written
         assert self.module is not None, "a graph or what was written of it"
@@ -88,18 +89,20 @@ class Provable:
 
     @property
     def graph(self) -> Graph:
-        """The graph as data. Raises RefusedError."""
+        """The graph as data. Raises RefusedError for an unsupported call."""
         return self.exported[0]
 
 
 @dataclass(frozen=True)
 class PairProof:
-    """The result of proving two programs. `proof` is None if they were refused as a whole or not tried; see `reason`.
+    """The result of proving two programs equal.
 
-    `evaluated` counts the PROVED outputs whose terms, computed on values, had the bits of both graphs; `not_evaluated`
-    is the reason if some were not computed. `bounds` are the open sizes for which the result holds, in words.
-    `induction` says whether any number of calls is proved. `not_run` is the reason why the programs themselves were not
-    run: then it is only assumed that their graphs do the same.
+    `proof` is None if the programs were refused as a whole or not tried; then `reason` is set. `evaluated` is the
+    number of PROVED outputs that were also computed on values, with the same bits in both graphs and by their term.
+    `not_evaluated` is the reason why others were not computed, or None. `seconds` has the time that each phase took.
+    `bounds` has the open sizes for which the result holds, in words. `induction` states whether the proof extends to
+    any number of calls. If the programs themselves could not be run, `not_run` is the reason: that their graphs compute
+    the same as the programs is then only assumed.
     """
 
     verdict: str
@@ -122,10 +125,12 @@ class PairProof:
         return "\n".join(self.lines(all_in="`answers`"))
 
     def lines(self, *, all_in: str) -> list[str]:
-        """Return the verdict, then the outputs that are not PROVED: their first differing calls, or why they are
-        REFUSED.
+        """Return a line with the verdict and the counts of outputs, and further lines with details.
 
-        If outputs are left out, the lines refer to `all_in`.
+        The details are, in this order: the outputs with different strides on the two sides; for each output that is not
+        PROVED, its first differing calls or why it is REFUSED; the bounds of open sizes; why the programs were not run;
+        whether any number of steps is proved. If there are too many outputs, a line states that `all_in` has the
+        complete list.
         """
         if self.proof is None:
             return [f"{self.verdict}: {self.reason}"]
@@ -146,7 +151,7 @@ class PairProof:
 
     @property
     def differs(self) -> bool:
-        """Whether some output had different bits on the two sides for equal inputs."""
+        """Whether some output was seen to have different bits on the two sides for equal inputs."""
         return any(answer.witness for answer in self.answers)
 
 
@@ -159,10 +164,12 @@ def prove_programs(
     rules: dict[str, list[Rule]] | None = None,
     lap: Callable[[str], None] = lambda name: None,
 ) -> PairProof:
-    """Prove two programs with the same inputs, and compute both on the sets of inputs that `values` returns.
+    """Prove two programs with the same inputs, and compute both on each set of inputs that `values` returns.
 
-    A proved output must read an input of each kind in `must_read`; if it is empty, some output must read an input.
-    Unsupported calls do not raise: they make outputs, or the whole result, REFUSED.
+    Without `values`, nothing is computed. `must_read` lists prefixes of input names: a PROVED output must depend on an
+    input of each prefix. If it is empty, one output must depend on some input. `lap` is called with a phase's name when
+    the phase has ended. Unsupported calls do not raise: they make outputs, or the whole result, REFUSED. The whole
+    result is also REFUSED if the programs leave the random generator in different states.
     """
     try:
         graphs = reference.graph, candidate.graph
@@ -190,7 +197,10 @@ def prove_programs(
 
 
 def _check_inputs(*graphs: Graph) -> None:
-    """Raise RefusedError unless both graphs have the same inputs with equal layouts. Names of open sizes may differ."""
+    """Raise RefusedError unless both graphs have the same inputs with equal layouts.
+
+    The symbols of open sizes may differ.
+    """
     sides = [[call for call in graph.calls if call.op == "input"] for graph in graphs]
     names = [[call.name for call in side] for side in sides]
     if sorted(names[0]) != sorted(names[1]):
@@ -220,10 +230,10 @@ def _check_others(reference: Provable, candidate: Provable) -> None:
 
 
 def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: Sequence[Values]) -> PairProof:
-    """Compute both programs on each set of inputs, and update the answers.
+    """Compute both programs on each set of inputs in `sets`, and return `found` with updated answers.
 
-    A PROVED output whose term has other bits than either graph becomes REFUSED; a NOT PROVED output gets a witness if
-    the two programs differ.
+    A PROVED output becomes REFUSED if its term has other bits than either graph. A NOT PROVED output gets a witness if
+    the two programs differ on it.
     """
     steps = reference, candidate
     for place, values in enumerate(sets):
@@ -234,10 +244,10 @@ def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: 
 
 
 def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values, *, is_further: bool) -> PairProof:
-    """Compute both programs, and the terms of PROVED outputs, on one set of inputs.
+    """Compute both programs, and the terms of PROVED outputs, on one set of inputs. Returns `found`, updated.
 
-    A further set on which both programs fail shows nothing, and is skipped. For example, a loss may only accept numbers
-    between 0 and 1.
+    `is_further` is False for the first set. Any later set is skipped if both programs fail on it, since that shows
+    nothing. For example, a loss may only accept numbers between 0 and 1.
     """
     assert found.proof is not None and found.graphs is not None
     tensors = [x for x in given[0] if isinstance(x, Tensor)]
@@ -292,7 +302,10 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
 
 
 def _checked(answer: OutputAnswer, evaluator: Evaluator, sides: Sequence[Any]) -> OutputAnswer:
-    """An output's answer, updated by both graphs' results for it on every rank. Raises NotEvaluatedError."""
+    """Return an output's answer, updated by its values. Raises NotEvaluatedError if its term cannot be computed here.
+
+    `sides` has the output's values from each graph, one per rank.
+    """
     if answer.verdict == NOT_PROVED and None not in sides:
         unlike = [(x, y) for x, y in zip(*sides, strict=True) if not same_value(x, y)]
         if unlike:
@@ -353,9 +366,9 @@ def _written_untold(
     given: Sequence[dict[str, Any]],
     held: Sequence[dict[str, list[Any]]],
 ) -> list[OutputAnswer]:
-    """A REFUSED answer for each input whose bits changed in a run although no call states that it writes the input.
+    """Return a REFUSED answer for each input that a run changed although no call in the graph states this write.
 
-    `given` are the inputs before the runs, per rank; `held` are each side's inputs after its run.
+    `given` has the inputs before the runs, per rank; `held` has the inputs after the run of each side.
     """
     answered = {answer.output for answer in answers}
     found = []
@@ -371,7 +384,11 @@ def _written_untold(
 
 
 def _by_name(graph: Graph, step: Provable, run: tuple[list[list[Any]], list[list[Any]]]) -> dict[str, list[Any]]:
-    """Each output's value on every rank, by name. Final values of inputs are named `written ...`."""
+    """Return each output's value on every rank, by name.
+
+    `run` has the returned values and the inputs' final values, both per rank. The final value of an input has the name
+    `written` and the input's name.
+    """
     returned = {name: [own[place] for own in run[0]] for place, (name, _) in enumerate(graph.outputs)}
     return {f"written {name}": [own[place] for own in run[1]] for place, name in enumerate(step.names)} | returned
 
@@ -386,7 +403,7 @@ def _one_generator_state() -> Iterator[None]:
 
 @contextmanager
 def _as_on_a_rank() -> Iterator[None]:
-    """Context with one thread per operator, and with uninitialized memory filled, as on ranks.
+    """Context with the settings of a rank: one thread per operator, and uninitialized memory is filled.
 
     The bits of large sums depend on the number of threads. Rows that an operator does not write contain arbitrary
     memory, which would look like a difference between the programs.
@@ -402,7 +419,7 @@ def _as_on_a_rank() -> Iterator[None]:
 
 @contextmanager
 def filling_memory() -> Iterator[None]:
-    """Context in which torch fills uninitialized memory."""
+    """Context in which torch fills newly allocated, uninitialized memory with fixed values."""
     mode = torch.get_deterministic_debug_mode()
     filled = getattr(deterministic, "fill_uninitialized_memory")  # noqa: B009 (a property, which mypy does not know)
     torch.set_deterministic_debug_mode("warn")  # memory is filled in no other mode; Inductor's settings stay

@@ -24,7 +24,8 @@ by the index of the term that defines it. A term is
     ("cat", terms, dim)                           terms, one after the other along a dim
     ("exact", operator, dtype, device, terms)     element by element; all terms have the result's shape
     ("gather", term, ranks)                       every rank's term, along a new first dim
-    ("reduce", term, operation, ranks)            for a term of shape (W, n), on rank i of W: row i summed over ranks
+    ("reduce", term, operation, ranks)            on rank i of W ranks, the sum over the ranks of row i of a term that
+                                                  has the shape (W, n)
     ("item", term)                                a number read from a tensor
     ("rows", sizes)                               the sum of sizes
     ("extent", term, index)                       a data-dependent size of an operator's result: the index counts the
@@ -72,7 +73,7 @@ class Tensor:
 
     @functools.cached_property
     def is_closed(self) -> bool:
-        """Whether none of its sizes, strides and its offset depends on data."""
+        """Whether no size and no stride of the tensor, nor its offset, depends on data."""
         return all(isinstance(n, int) for n in (*self.shape, *self.strides, self.offset))
 
 
@@ -80,12 +81,12 @@ class Tensor:
 class Call:
     """A call of a graph, such as `aten.mm.default` with its arguments by name.
 
-    `writes` are the names of the arguments that it writes; `random`: it draws random numbers. `value` is the layout of
-    its result, or a tuple of several; a size, if it reads a number from a tensor; or None. `place` is its origin, for
-    readers.
+    `writes` has the names of the arguments that the call writes. `random` states whether it draws random numbers.
+    `value` is the layout of its result: a tuple of layouts for several results, a size if it reads a number from a
+    tensor, None without a result. `place` is the call's origin, for readers.
 
-    The operator "view" stands for any operator whose result shares its input's memory: the layouts alone define the
-    selected elements, so its other arguments are left out. Arguments of copies that only set the result's layout are
+    The operator "view" stands for any operator whose result shares its input's memory. The layouts alone define which
+    elements it selects, so its other arguments are left out. Arguments of copies that only set the result's layout are
     left out as well.
     """
 
@@ -99,12 +100,12 @@ class Call:
 
     @functools.cached_property
     def reads(self) -> list[int]:
-        """The indices of the calls whose results it reads, in the order of its arguments."""
+        """The indices of the calls whose results this call reads, in the order of its arguments."""
         return [index for _, value in self.args for index in nodes_in(value)]
 
     @functools.cached_property
     def results(self) -> list[Tensor]:
-        """The layouts of the tensors among its results."""
+        """The layouts of the tensors among the call's results."""
         return [x for x in (self.value if isinstance(self.value, tuple) else (self.value,)) if isinstance(x, Tensor)]
 
 
@@ -117,13 +118,13 @@ class Graph:
 
     @functools.cached_property
     def is_whole_step(self) -> bool:
-        """Whether an optimizer's state is among its inputs. A constant with such a name does not count."""
+        """Whether an optimizer's state is among the graph's inputs. A constant with such a name does not count."""
         return any(call.op == "input" and call.name.startswith(STATE) for call in self.calls)
 
 
 @dataclass(frozen=True, slots=True)
 class ProofStep:
-    """A term, and the index of the term to which `rule` rewrote it (`equals`): its own index if no rule did.
+    """A term of the proof. `equals` is the index of the term to which `rule` rewrote it; without a rule, its own index.
 
     `hint` is an intermediate result of the rule, for the checker.
     """
@@ -136,9 +137,9 @@ class ProofStep:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a certificate is about: the case file's text, the command's options, and versions.
+    """The subject of a certificate: the case file's text, the command's options, and versions.
 
-    `code` is the sha256 of our packages; `outputs` are the names of the step's return values.
+    `code` is the SHA-256 of bitproof's own source files; `outputs` has the names of the step's return values.
     """
 
     case: str
@@ -152,7 +153,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Certificate:
-    """All that a checker reads. `case` is the case's name; `answers` has each output's name and verdict.
+    """All that a checker reads. `case` is the case's name, `answers` has (output, verdict) for each output.
 
     `subject` is None only in tests, for two graphs without a case.
     """
@@ -175,7 +176,7 @@ def nodes_in(argument: Any) -> list[int]:
 
 
 def terms_in(value: Any) -> list[int]:
-    """Return the indices of the terms that a term, or a part of one, refers to, in order."""
+    """Return the indices of the terms that a term, or a part of a term, refers to, in order."""
     match value:
         case ("view" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" | "out" | "tensor", place, *rest):
             return [place, *terms_in(("list", *rest))] if value[0] == "tensor" else [place]

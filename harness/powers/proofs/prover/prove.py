@@ -1,7 +1,7 @@
-"""Proves a case: that its two systems' steps, as programs with the same inputs, compute equal bits.
+"""Proves a case: its two systems' steps, as programs with the same inputs, compute equal bits.
 
-1. Trace the reference's step and the candidate's finished graph, or its graph after a prefix of its passes. This needs
-   no ranks: process groups come from the table that passes use.
+1. Trace the reference's step, and the candidate's graph after all or some of its passes. This needs no ranks: process
+   groups come from the table that passes use.
 2. Prove the two (`pairs.py`), and compute them on the case's own tokens.
 """
 
@@ -45,7 +45,11 @@ KNOWN_SYSTEMS = ("eager", "eager_chunked", *PREPARED)
 
 @dataclass(frozen=True)
 class CaseProof(PairProof):
-    """The proof of a case's two steps; `update` is the proof of the optimizer's update after them, if requested."""
+    """The proof that a case's two steps compute equal bits.
+
+    `update` is the proof of the optimizer's update after the steps; None if it was not requested, or if the steps are
+    not PROVED.
+    """
 
     case: Case = field(kw_only=True)
     update: UpdateProof | None = field(default=None, kw_only=True)
@@ -55,7 +59,7 @@ NOT_TRIED = "NOT TRIED"
 
 
 def why_not(case: Case) -> str | None:
-    """Return the reason why a case cannot be proved at all; None if it can be tried."""
+    """Return why a case cannot be proved at all, such as a compiled candidate; None if a proof can be tried."""
     for system in (case.reference, case.candidate):
         if system not in KNOWN_SYSTEMS:
             return f"system {system} is not known as a graph"
@@ -83,12 +87,13 @@ def prove_case(
     """Prove a case on tensors of `device`, by default the CPU; `options` add passes to the candidate's graph.
 
     With `precompiled`, the candidate is the step in this folder. With `evaluate`, both graphs are also computed on
-    values. With `follow`, the update after a proved step is proved as well. With `in_turn`, the reference is traced
-    first; otherwise, if it is large, a forked process traces it while this process traces the candidate. `clock`
-    measures the result's `seconds`. Afterwards this process has the determinism switches of a run, because torch
-    chooses operators by them.
+    values. With `follow`, the optimizer's update after a proved step is proved as well. `rules` are RULES unless a test
+    passes others. With `in_turn`, this process traces the reference and then the candidate. Without it, a large
+    reference is traced in a forked process, while this process traces the candidate. `clock` measures the result's
+    `seconds`. Afterwards this process has the determinism switches of a run, because torch chooses operators by them.
 
-    Raises the errors of tracing and passes, and ArtifactError. Unsupported calls do not raise: they are REFUSED.
+    A case that `why_not` excludes is NOT TRIED. Raises the errors of tracing and passes, and ArtifactError. Unsupported
+    calls do not raise: they are REFUSED.
     """
     if (reason := why_not(case)) is not None:
         return CaseProof(NOT_TRIED, reason=reason, case=case)
@@ -125,7 +130,7 @@ def prove_case(
 
 
 def forget_values(module: GraphModule | None) -> None:
-    """Free the fake values of a graph's nodes, except those of its inputs. They are half of the graph's memory."""
+    """Free the fake values of all nodes of a graph but its inputs. These values take half of the graph's memory."""
     for node in module.graph.nodes if module is not None else ():
         if node.op != "placeholder":
             node.meta.pop("val", None)
@@ -141,13 +146,16 @@ def _check_alike(reference: Reference, candidate: StepGraph) -> None:
 
 
 def _lie_alike(*sides: Sequence[Any]) -> bool:
-    """Whether two lists of parameters and buffers have equal layouts. Entries that are no tensors are skipped."""
+    """Whether two lists of parameters and buffers have equal layouts. Entries that are not tensors are skipped."""
     pairs = ((x, y) for x, y in zip(*sides, strict=False) if isinstance(x, Tensor) and isinstance(y, Tensor))
     return all((x.dtype, x.device, x.shape, x.stride()) == (y.dtype, y.device, y.shape, y.stride()) for x, y in pairs)
 
 
 def _sets_of_inputs(case: Case, reference: Reference) -> list[list[list[Tensor]]]:
-    """The sets of inputs to compute a case on: one, without values if the step or the number of ranks is too large."""
+    """Return the inputs on which a case's graphs are computed: a list with one set, which has a list for each rank.
+
+    If the step or the number of ranks is too large to compute the graphs, the set has fake tensors without values.
+    """
     world_size = case.parallelism.world_size
     if sum(x.numel() for x in reference.inputs) > MOST_ELEMENTS or world_size > MOST_RANKS:
         return [[reference.inputs] * world_size]  # `evaluated` takes the reason from their number and sizes
@@ -155,9 +163,9 @@ def _sets_of_inputs(case: Case, reference: Reference) -> list[list[list[Tensor]]
 
 
 def random_inputs(case: Case, names: Sequence[str], like: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return each rank's inputs: small normal numbers for state, the case's own tokens, zeros for counts.
+    """Return a list of inputs for each rank: small random numbers as state, the case's own tokens, zeros as counts.
 
-    Buffers are the same on all ranks, as in a model.
+    Parameters differ between ranks, like their shards. Buffers are the same on all ranks, as in a model.
     """
     read = [list(step.values()) for step in read_inputs(case, 0)]
     ranks = []

@@ -1,4 +1,4 @@
-"""A case's reference: its step, traced once for all cases that share it.
+"""Traces a case's reference step, once for all cases that share it.
 
 A large step is only needed as data, not computed on values. So another process may trace it and send the data, while
 this process traces the candidate.
@@ -59,7 +59,7 @@ class Reference:
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """The inputs' names, in order: parameters, buffers, then all others by number (`input 0`)."""
+        """The inputs' names, in order: parameters, buffers, then all other inputs by number (`input 0`)."""
         return [
             *(PARAMETER + name for name in self.parameter_names),
             *(BUFFER + name for name in self.buffer_names),
@@ -73,26 +73,26 @@ class Reference:
 
     @functools.cached_property
     def program(self) -> Provable:
-        """The reference as a provable program, converted to data once."""
+        """The reference as a program for proofs. The graph is converted to data once."""
         return Provable(self.module, self.names, self.inputs, self.outputs, self.groups, written=self.written)
 
 
 def graph_of(case: Case, system: str, device: torch.device, options: GraphOptions) -> tuple[StepGraph, GroupTable]:
-    """Return a system's traced step, and the process groups that its collectives use."""
+    """Return the graph of a system's step, and the process groups that its collectives use."""
     return (
         precompiled_step(case, system, device) if system == PRECOMPILED else step_graph(case, system, device, options)
     )
 
 
 def of_the_reference(case: Case) -> Case:
-    """Return the case reduced to settings of its reference: cases with equal references share its trace."""
+    """Return the case reduced to the settings that affect its reference: equal for cases with the same reference."""
     kept = ("reference", "chunking", "model", "parallelism", "batch", "schedule", "precision", "seed", "autoplace")
     return Case(name="reference", family="prove", **{name: getattr(case, name) for name in kept})
 
 
 @functools.lru_cache(maxsize=6)
 def traced_reference(case: Case, device: torch.device) -> Reference:
-    """Trace a case's reference in this process. The cache is small because whole steps are large."""
+    """Trace a case's reference in this process. The result is cached for few cases, because whole steps are large."""
     step, groups = graph_of(case, case.reference, device, GraphOptions())
     inputs = [node.meta["val"] for node in step.module.graph.find_nodes(op="placeholder")]
     assert len(inputs) == len(step.parameter_names) + len(step.buffer_names) + step.num_inputs
@@ -101,12 +101,12 @@ def traced_reference(case: Case, device: torch.device) -> Reference:
 
 @contextmanager
 def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator[Callable[[], Reference]]:
-    """Context that yields a function which returns a case's reference, and may wait for it.
+    """Context that yields a function, which returns a case's reference and may have to wait for it.
 
-    With `in_turn`, and for a reference that is small enough to be computed, this process traces it at the start of the
-    context. Otherwise a forked process traces it while the context runs. If that process fails or is late, the function
-    traces again in this process, which raises the errors. Nothing is forked while other threads run, because a lock
-    that one of them holds would stay locked in the fork.
+    With `in_turn`, or if the reference is small enough to be computed, this process traces it at the start of the
+    context. If not, a forked process traces it while the context runs. If that process fails or takes too long, the
+    function traces the reference in this process, and raises the errors of tracing. Nothing is forked while other
+    threads run, because a lock that one of them holds would stay locked in the fork.
     """
     if in_turn or threading.active_count() > 1 or num_parameters(case) <= MOST_ELEMENTS:
         reference = traced_reference(case, device)
@@ -134,6 +134,7 @@ def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator
         try:
             yield wait
         finally:
+            # The candidate may have failed before it needed the reference.
             child.kill()
 
 

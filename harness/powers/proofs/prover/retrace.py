@@ -32,14 +32,14 @@ def check_retraced(
     extra_passes: Sequence[str] = (),
     precompiled: Path | None = None,
 ) -> None:
-    """Raise RejectedError unless tracing the certificate's case here gives the graphs in the certificate.
+    """Trace the certificate's case here, and raise RejectedError unless this makes the graphs in the certificate.
 
     `main` and `graphs` are the contents of the certificate's files. A certificate is also rejected if it was made with
     other code of bitproof, with another torch, or on another kind of machine.
 
     `extra_passes` and `precompiled` come from the caller: code that only the certificate names must never run. Raises
-    UsageError if the certificate was made with other extra passes, or with a precompiled step where the caller gives
-    none, or the reverse.
+    UsageError if the certificate was made with other extra passes, or if only one of the certificate and the caller has
+    a precompiled step.
     """
     subject = main["subject"]
     if subject["extra_passes"] != [*extra_passes] or bool(subject["precompiled"]) != (precompiled is not None):
@@ -62,11 +62,15 @@ def check_retraced(
 
 
 def _graphs_of(case: Case, extra_passes: Sequence[str], precompiled: Path | None, *, whole: bool) -> list[str]:
-    """The texts of a case's two graphs, reference first. With `whole`, they include the optimizer's update."""
+    """Return the texts of a case's two graphs, reference first. With `whole`, they include the optimizer's update.
+
+    Raises UsageError for wrong extra passes, and RejectedError if the case cannot be traced.
+    """
     options = GraphOptions(extra_passes=tuple(extra_passes))
     check_extra_passes(options.extra_passes, case)
     try:
         found = prove_case(case, options, precompiled=precompiled, evaluate=False, follow=whole, in_turn=False)
+    # A wrong option is the caller's mistake, and no fault of the certificate.
     except UsageError:
         raise
     except BitproofError as error:

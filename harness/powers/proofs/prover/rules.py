@@ -8,9 +8,9 @@ A rule is called with a table and a term of the kind under which RULES lists it.
 or None if it does not apply. Its docstring states the equality, and why it keeps every bit.
 
 An operator is exact if it computes each element of its result only from the elements at the same index, with a single
-correctly rounded operation, so neither layout nor other elements matter (`operators.py` lists them;
-docs/explanation/proving.md states the assumptions about a machine). A NaN's sign and payload are not covered: operands
-may be exchanged.
+correctly rounded operation. So neither layout nor other elements matter. `known_operators.py` lists these operators,
+and docs/explanation/proving.md states the assumptions about a machine. A NaN's sign and payload are not covered:
+operands may be exchanged.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from bitproof.harness.powers.proofs.prover.windows import Window, coalesced, com
 
 
 def view_of_whole(table: Table, term: Term) -> int | None:
-    """A window that shows all elements in order and in the same shape equals its term."""
+    """Rule: a view of all elements, in the same order and shape, equals its base."""
     _, place, *w = term
     return place if tuple(w) == whole(table.shape(place)) else None
 
 
 def view_of_view(table: Table, term: Term) -> int | None:
-    """A view of a view is a view: nothing is computed, so dtypes do not matter."""
+    """Rule: a view of a view is a view of the inner view's base. A view computes nothing, so dtypes do not matter."""
     _, place, *w = term
     if table[place][0] != "view":
         return None
@@ -42,10 +42,10 @@ def view_of_view(table: Table, term: Term) -> int | None:
 
 
 def view_of_same_order(table: Table, term: Term) -> int | None:
-    """A view of a reshaped view is a view without the reshape: only the order of the inner view's elements matters.
+    """Rule: a view of a reshaped view is a view of the inner view without the reshape.
 
-    A window counts elements in row-major order, so the inner view's shape has no effect. It gets as few dims as
-    possible.
+    A window counts elements in row-major order, so only the order of the inner view's elements matters, not its shape.
+    The inner view gets as few dims as possible.
     """
     _, place, *w = term
     if table[place][0] != "view":
@@ -56,10 +56,10 @@ def view_of_same_order(table: Table, term: Term) -> int | None:
 
 
 def view_of_exact(table: Table, term: Term) -> int | None:
-    """A view of an exact operator equals the exact operator of views.
+    """Rule: a view of an exact operator's result equals the exact operator of views.
 
-    All operands have the result's shape, so the same window selects corresponding elements. This is false for other
-    operators, whose kernels may depend on layouts.
+    All operands have the result's shape, so the same window selects corresponding elements. Other operators have no
+    such rule, since their kernels may depend on layouts.
     """
     _, place, *w = term
     if table[place][0] != "exact" or table.open_shape(place) is None:
@@ -69,10 +69,10 @@ def view_of_exact(table: Table, term: Term) -> int | None:
 
 
 def view_of_cat(table: Table, term: Term) -> int | None:
-    """A view of a concatenation consists of views of its parts.
+    """Rule: a view of a concatenation is a concatenation of views of its parts, or a view of a single part.
 
     If a window crosses several parts along one of its dims, the views of the parts are concatenated along that dim. Any
-    other window is left unchanged.
+    other window that crosses several parts is left unchanged.
     """
     _, place, *w = term
     if table[place][0] != "cat":
@@ -94,7 +94,7 @@ def view_of_cat(table: Table, term: Term) -> int | None:
 
 
 def cat_of_nothing(table: Table, term: Term) -> int | None:
-    """A part without elements adds nothing to a concatenation; a single part is the whole, even if it is empty."""
+    """Rule: parts without elements are left out of a concatenation. A single part is the whole, even if it is empty."""
     _, parts, dim = term
     kept = tuple(part for part in parts if table.shape(part)[dim]) or parts[:1]
     if len(kept) == 1:
@@ -103,7 +103,7 @@ def cat_of_nothing(table: Table, term: Term) -> int | None:
 
 
 def cat_of_cat(table: Table, term: Term) -> int | None:
-    """A concatenation of concatenations along the same dim is a concatenation of all parts, in order."""
+    """Rule: a concatenation of concatenations along the same dim is a concatenation of all parts, in order."""
     _, parts, dim = term
     flat: list[int] = []
     for part in parts:
@@ -113,11 +113,12 @@ def cat_of_cat(table: Table, term: Term) -> int | None:
 
 
 def cat_of_neighbours(table: Table, term: Term) -> int | None:
-    """Two consecutive windows of the same term are a single window; likewise for results of an exact operator.
+    """Rule: in a concatenation, two consecutive windows of the same term become a single window.
 
     For example, `cat(x[:2], x[2:4])` is `x[:4]`. The windows' strides must agree, and the second must start at the end
-    of the first. For an exact operator the same holds for its operands. A checker only checks that the joined term
-    starts with the first window and continues with the second.
+    of the first. Two results of an exact operator become a single result in the same way, if their operands do. The
+    checker need not search: it only checks that the new term starts with the first window and continues with the
+    second.
     """
     _, parts, dim = term
     for index in range(len(parts) - 1):
@@ -131,7 +132,7 @@ def cat_of_neighbours(table: Table, term: Term) -> int | None:
 
 
 def _shown(table: Table, place: int, dim: int, sizes: list[int]) -> tuple[int, ...]:
-    """The terms of consecutive parts of a term along a dim, with these sizes."""
+    """Return the terms of consecutive parts of the term `place` along a dim; `sizes` are the parts' sizes."""
     shape, begin, found = table.shape(place), 0, []
     for size in sizes:
         here = Window((*shape[:dim], size, *shape[dim + 1 :]), row_major(shape), begin * row_major(shape)[dim])
@@ -171,7 +172,7 @@ def _joined(table: Table, first: int, second: int, dim: int) -> int | None:
 
 
 def exact_of_number(table: Table, term: Term) -> int | None:
-    """The negative of a number is a number. A cast of a number is that number, if the dtype represents it exactly."""
+    """Rule: the negative of a number is a number, and so is a cast of a number, if the dtype represents it exactly."""
     _, name, dtype, _, operands = term
     number = table.number(operands[0])
     if number is None or name not in ("neg", "cast"):
@@ -182,7 +183,7 @@ def exact_of_number(table: Table, term: Term) -> int | None:
 
 
 def exact_of_neutral(table: Table, term: Term) -> int | None:
-    """x * 1 is x, and x + -0.0 is x: nothing is rounded; for integers, so is x + 0.
+    """Rule: x * 1 is x, and x + -0.0 is x, since nothing is rounded. For integers, x + 0 is x as well.
 
     x + 0.0 has no rule: it turns -0.0 into +0.0.
     """
@@ -197,7 +198,7 @@ def exact_of_neutral(table: Table, term: Term) -> int | None:
 
 
 def exact_difference(table: Table, term: Term) -> int | None:
-    """a - b is a + -b, including the sign of zeros, by IEEE 754.
+    """Rule: a - b is a + -b, including the sign of zeros, by IEEE 754.
 
     -(b - a) would differ: if a equals b, it is -0.0, but a - b is +0.0.
     """
@@ -209,7 +210,7 @@ def exact_difference(table: Table, term: Term) -> int | None:
 
 
 def exact_twice(table: Table, term: Term) -> int | None:
-    """x + x is x * 2: both round the same exact number. x + x + x is not x * 3: each sum rounds."""
+    """Rule: x + x is x * 2, since both round the same exact number. x + x + x is not x * 3: each sum rounds."""
     _, name, dtype, device, operands = term
     if name != "add" or operands != operands[:1] * 2 or table.open_shape(operands[0]) is None:
         return None
@@ -218,10 +219,11 @@ def exact_twice(table: Table, term: Term) -> int | None:
 
 
 def exact_of_neg(table: Table, term: Term) -> int | None:
-    """-(-x) is x; a negation moves out of a product or a cast, and the negation of a number is a number.
+    """Rule: -(-x) is x, and a negation of an operand of a product or a cast becomes a negation of the result.
 
-    A product's sign depends only on its factors' signs, and rounding to nearest is symmetric around 0. A negation does
-    not move out of a sum: -a + a is +0.0, but -(a + -a) is -0.0.
+    For example, -a * b becomes -(a * b), and a factor -2 counts as the negation of 2. A product's sign depends only on
+    its factors' signs, and rounding to nearest is symmetric around 0. A negation does not move out of a sum: -a + a is
+    +0.0, but -(a + -a) is -0.0.
     """
     _, name, dtype, device, operands = term
     if name not in ("neg", "mul", "cast"):
@@ -237,7 +239,7 @@ def exact_of_neg(table: Table, term: Term) -> int | None:
 
 
 def _without_sign(table: Table, place: int) -> int | None:
-    """The operand of a negation, or the opposite of a negative number; None for any other term."""
+    """Return the term whose negation is term `place`: the operand of a negation, or 2 for -2. None for other terms."""
     if table[place][:2] == ("exact", "neg"):
         return int(table[place][4][0])
     number = table.number(place)
@@ -247,7 +249,7 @@ def _without_sign(table: Table, place: int) -> int | None:
 
 
 def exact_through_wider(table: Table, term: Term) -> int | None:
-    """A cast to a wider dtype, which has every number of the narrower dtype, can be skipped before another cast.
+    """Rule: in two consecutive casts, the first can be skipped if its dtype is wider, so that it changes no number.
 
     For example, bfloat16 -> float32 -> float16 is bfloat16 -> float16, and bfloat16 -> float32 -> bfloat16 is no cast.
     Neither of bfloat16 and float16 is wider than the other.
@@ -268,7 +270,10 @@ _WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"),
 
 
 def exact_of_one_choice(table: Table, term: Term) -> int | None:
-    """A choice between x and x is x. A choice by a constant condition is one of its values: the first if it is true."""
+    """Rule: a choice between x and x is x. A choice by a constant condition is the value that it chooses.
+
+    A true condition chooses the first value.
+    """
     if term[1] != "where":
         return None
     condition, yes, no = term[4]
@@ -279,7 +284,7 @@ def exact_of_one_choice(table: Table, term: Term) -> int | None:
 
 
 def exact_in_order(table: Table, term: Term) -> int | None:
-    """a + b is b + a, and a * b is b * a, including the sign of zeros; only NaNs may differ.
+    """Rule: a + b is b + a, and a * b is b * a, including the sign of zeros; only NaNs may differ.
 
     (a + b) + c is not a + (b + c), and a - b is not b - a: those have no rule.
     """
@@ -290,9 +295,9 @@ def exact_in_order(table: Table, term: Term) -> int | None:
 
 
 def exact_of_cat(table: Table, term: Term) -> int | None:
-    """An exact operator of a concatenation is a concatenation of the operator on each part.
+    """Rule: an exact operator of a concatenation is a concatenation of the operator's results on each part.
 
-    Its other operands are cut at the same indices.
+    The operator's other operands are cut into parts of the same sizes.
     """
     *operator, operands = term
     cats = [x for x in operands if table[x][0] == "cat"]
@@ -308,7 +313,10 @@ def exact_of_cat(table: Table, term: Term) -> int | None:
 
 
 def gather_of_view(table: Table, term: Term) -> int | None:
-    """A gather of views is a view of the gather: all ranks run the same program, and gathering only moves elements."""
+    """Rule: a gather of views is a view of the gather.
+
+    All ranks run the same program, and gathering only moves elements.
+    """
     _, place, ranks = term
     if table[place][0] != "view" or table.open_shape(table[place][1]) is None:
         return None
@@ -320,7 +328,7 @@ def gather_of_view(table: Table, term: Term) -> int | None:
 
 
 def gather_of_exact(table: Table, term: Term) -> int | None:
-    """A gather of an exact operator is the exact operator of gathered operands."""
+    """Rule: a gather of an exact operator's result is the exact operator of gathered operands."""
     _, place, ranks = term
     if table[place][0] != "exact":
         return None
@@ -329,7 +337,10 @@ def gather_of_exact(table: Table, term: Term) -> int | None:
 
 
 def gather_of_cat(table: Table, term: Term) -> int | None:
-    """A gather of a concatenation is a concatenation of gathers, along the next dim: ranks are the new first dim."""
+    """Rule: a gather of a concatenation along dim d is a concatenation of gathers along dim d + 1.
+
+    The gathers' new first dim counts the ranks.
+    """
     _, place, ranks = term
     if table[place][0] != "cat":
         return None
@@ -338,9 +349,9 @@ def gather_of_cat(table: Table, term: Term) -> int | None:
 
 
 def reduce_of_cat(table: Table, term: Term) -> int | None:
-    """A reduction of terms concatenated along the columns of (W, n) is a concatenation of reductions.
+    """Rule: a reduction of terms concatenated along the columns of (W, n) is a concatenation of reductions.
 
-    This requires that the order in which a column is summed depends neither on the number of columns nor on the
+    The rule requires that the order in which a column is summed depends neither on the number of columns nor on the
     column's position; the certificate lists this as an assumption. gloo's sums in rank order, as this project makes
     them, satisfy it. NCCL does not promise it.
     """
@@ -355,7 +366,7 @@ def reduce_of_cat(table: Table, term: Term) -> int | None:
 
 
 def move_of_flip(table: Table, term: Term) -> int | None:
-    """Reversing twice along the same dims restores the order."""
+    """Rule: reversing twice along the same dims restores the order."""
     _, operator, arguments, _, shape = term
     if operator != FLIP:
         return None

@@ -19,10 +19,11 @@ Rule = Callable[["Table", Term], int | None]
 
 
 class Table:
-    """The terms, in the order in which they were added. `rules` has the rules for each kind of term, in order.
+    """The terms of a proof, in the order in which they were added. `rules` lists the rules for each kind of term.
 
-    `joins` and `hint` are for the rules. `joins` caches, by two terms and a dim, the term of their concatenation, or
-    None if they do not join. A rule may set `hint` to an intermediate result; its step records it for the checker.
+    `joins` and `hint` are for the rules. `joins` maps two terms and a dim to the term of their concatenation, or to
+    None if they do not form a single window. A rule may set `hint` to an intermediate result, which is recorded for the
+    checker.
     """
 
     def __init__(self, rules: dict[str, list[Rule]]) -> None:
@@ -59,7 +60,7 @@ class Table:
         return {step.rule for step in self.steps if step.rule}
 
     def shape(self, place: int) -> tuple[int, ...]:
-        """Return a term's shape, none of whose sizes may depend on data."""
+        """Return a term's shape. No size may depend on data."""
         found = self.open_shape(place)
         assert found is not None
         return found
@@ -92,10 +93,11 @@ class Table:
 
     def view(self, place: int, w: Window) -> int:
         """Return the term of a window on the term `place`."""
+        # In canonical form, so that equal windows are equal terms.
         return self.make(("view", place, *window(*w)))
 
     def as_window(self, place: int) -> tuple[int, Window]:
-        """Return a term as a base and a window on it: a view's own, and for any other term itself, seen whole."""
+        """Return a term as a base and a window on the base. A term that is no view is its own base, all of it."""
         match self[place]:
             case ("view", base, shape, strides, offset):
                 return base, Window(shape, strides, offset)
@@ -113,7 +115,7 @@ class Table:
         raise AssertionError(f"{self[place]} has no dtype")
 
     def number(self, place: int) -> float | None:
-        """Return the number that all elements of a term have; None if the term is not a number or a view of one."""
+        """Return the number that all elements of a term equal; None if it is neither a number nor a view of one."""
         term = self[self[place][1]] if self[place][0] == "view" else self[place]
         return float.fromhex(term[2]) if term[0] == "number" else None
 
@@ -123,7 +125,7 @@ class Table:
         return self.view(place, Window(shape, (0,) * len(shape), 0)) if shape else place
 
     def reachable(self, roots: Iterable[int]) -> set[int]:
-        """Return every term that these terms depend on, including themselves."""
+        """Return the terms `roots` and every term that they depend on."""
         seen, stack = set(), list(roots)
         while stack:
             place = stack.pop()

@@ -1,5 +1,6 @@
-"""Trace the update of every built-in system as a graph: after the gradients it balances experts and runs the
-optimizer.
+"""Traces the update as a graph, which is the same for every built-in system.
+
+After the gradients, the update balances the experts' load and runs the optimizer.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from bitproof.reference.step import Trainer, build_sharded_model
 
 
 class UpdateGraph(NamedTuple):
-    """A graph, `module`, that writes its inputs and returns nothing.
+    """The traced update: `module` is a graph that writes its inputs and returns nothing.
 
-    The other fields are its inputs, in this order: fake tensors by name, with the layouts of the real tensors.
+    The other fields are the graph's inputs, in its order: fake tensors by name, with the layouts of the real tensors.
     """
 
     module: GraphModule
@@ -38,10 +39,10 @@ class UpdateGraph(NamedTuple):
 
 
 def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.device) -> UpdateGraph:
-    """Trace `Trainer.update`. `gradients` has, by parameter, a tensor with the layout of its gradient.
+    """Trace `Trainer.update`. `gradients` maps each parameter's name to a tensor with the layout of its gradient.
 
-    The optimizer is traced with existing state, as after a first step. Before that, its state is zeros, which a trace
-    would record as constants. Raises the errors of the update.
+    The optimizer is traced as in a second step, when its state exists. In the first step its state is zeros, which a
+    trace would record as constants. Raises the errors of the update.
     """
     model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"))
     mode = step_fake_mode(ShapeEnv())
@@ -71,9 +72,9 @@ def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.devi
 def _state(
     case: Case, mode: FakeTensorMode, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Fake tensors with the layouts that the optimizer's state has after a step, by name.
+    """Return fake tensors with the layouts that the optimizer's state has after a step, by name.
 
-    They are new, so torch knows no value of them. A known step count would become a constant of the graph.
+    torch knows no values of these tensors. If a step count were known, it would become a constant of the graph.
     """
     with mode:
         optimizer = ShardedAdamW(parameters, case.optimizer)  # type: ignore[arg-type]

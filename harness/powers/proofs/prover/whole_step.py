@@ -2,7 +2,7 @@
 
 1. For each side, trace `Trainer.update`, which all of our systems run. Gradients have that side's layouts. Optimizer
    state exists, as after the first step; before the first step it is zeros on both sides.
-2. Join the update to that side's step: it reads the step's outputs, in their memory.
+2. Append the update to that side's step. The joined graph's update reads the step's outputs, in their memory.
 3. Prove the two sides' joined graphs: outputs are the final parameters, buffers and optimizer state.
 4. If these and the step are PROVED, so is any number of steps from equal state (`induction`).
 
@@ -44,9 +44,11 @@ NOT_FOLLOWED = Induction(False, reason="what follows the step is not proved")
 
 @dataclass(frozen=True)
 class UpdateProof:
-    """The proof of the update after a step: an answer for each input that a step changes, and the induction over steps.
+    """The proof of the optimizer's update after a step.
 
-    `proof` is the proof of the joined graphs, or None if they were refused as a whole.
+    `answers` has an answer for each input of the step that the update changes. `induction` states whether any number of
+    steps is proved. `proof` is the proof of both sides' graphs of step and update, or None if they were refused as a
+    whole.
     """
 
     verdict: str
@@ -56,14 +58,15 @@ class UpdateProof:
     proof: Proof | None = None
 
     def count(self, verdict: str) -> int:
-        """Return the number of outputs with a verdict."""
+        """Return the number of answers with this verdict."""
         return sum(answer.verdict == verdict for answer in self.answers)
 
 
 def prove_update(case: Case, step: PairProof, groups: Sequence[GroupTable], device: torch.device) -> UpdateProof:
-    """Prove the update after a case's proved step, `step`; `groups` are the process groups of its two graphs.
+    """Prove the update that follows a case's proved step.
 
-    A refusal does not raise: the result has its reason.
+    `step` is the proof of the step, and `groups` are the process groups of its two graphs. A refusal does not raise:
+    the result has its reason.
     """
     assert step.graphs is not None and step.proof is not None
     if case.schedule is not None:
@@ -81,7 +84,7 @@ def prove_update(case: Case, step: PairProof, groups: Sequence[GroupTable], devi
 
 
 class _Updates:
-    """A case's update as data. It is traced once for all graphs whose gradients have the same layouts."""
+    """Traces a case's update and returns it as data. Steps whose gradients have the same layouts share a trace."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self._case = case
@@ -90,7 +93,10 @@ class _Updates:
         self._written: dict[Any, Graph] = {}
 
     def of(self, step: Graph, groups: GroupTable) -> Graph:
-        """Return the graph of the update after a step, for the layouts of the step's gradients. Raises RefusedError."""
+        """Return the graph of the update after a step, for the layouts of the step's gradients.
+
+        Raises RefusedError if the update cannot be traced, or if a gradient's layout or memory does not allow it.
+        """
         lie = {name: step.calls[index].value for name, index in step.outputs if name.startswith(GRADIENT)}
         if not all(isinstance(x, data.Tensor) and x.is_closed for x in lie.values()):
             raise RefusedError("a gradient whose layout depends on data", where="the step's outputs")
@@ -114,7 +120,10 @@ class _Updates:
         return self._written[place]
 
     def _trace(self, like: dict[str, Tensor]) -> tuple[GraphModule, dict[str, Tensor]]:
-        """The traced update and its inputs by name, as fake values. `like` are the gradients by name."""
+        """Return the traced update, and its inputs as fake values by name.
+
+        `like` maps each parameter's name to a tensor with the layout of its gradient.
+        """
         try:
             module, *inputs = update_graph(self._case, like, self._device)
         except Exception as error:
@@ -132,8 +141,9 @@ def _on_meta(x: data.Tensor) -> Tensor:
 def join(step: Graph, update: Graph) -> Graph:
     """Return the graph of a step followed by its update.
 
-    If an input of the update has the name of an input or output of the step (`gradient of layers.0.w`), it becomes that
-    value, in its memory. Otherwise it becomes an input of the joined graph.
+    If an input of the update has the name of an input or output of the step (`gradient of layers.0.w`), the update
+    reads that value of the step, in its memory. Any other input of the update becomes an input of the joined graph.
+    Raises RefusedError if the step leaves a value in another layout than the update reads.
     """
     known = {call.name: index for index, call in enumerate(step.calls) if call.op == "input"} | dict(step.outputs)
     calls = [*step.calls]

@@ -25,7 +25,7 @@ class Window(NamedTuple):
 
 
 def window(shape: Sequence[int], strides: Sequence[int], offset: int) -> Window:
-    """Return a window in canonical form."""
+    """Return a window in canonical form: a dim of size 1 has stride 0, and a window without elements only has zeros."""
     if 0 in shape:
         return Window(tuple(shape), (0,) * len(shape), 0)
     return Window(tuple(shape), tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True)), offset)
@@ -48,7 +48,7 @@ def whole(shape: tuple[int, ...]) -> Window:
 
 @functools.lru_cache(maxsize=1 << 16)
 def coalesced(inner: Window) -> Window:
-    """Return the window on the same elements in order with the fewest dims: row-major (2, 3) becomes (6,)."""
+    """Return the window with the fewest dims on the same elements in the same order: row-major (2, 3) becomes (6,)."""
     if 0 in inner.shape:
         return window((0,), (0,), 0)
     dims: list[tuple[int, int]] = []
@@ -64,7 +64,7 @@ def coalesced(inner: Window) -> Window:
 
 @functools.lru_cache(maxsize=1 << 16)
 def composed(inner: Window, outer: Window) -> Window | None:
-    """Return the single window that selects the same as `outer` on top of `inner`; None if there is none.
+    """Return the single window that selects the same elements as `outer`, a window on `inner`; None if there is none.
 
     The number of an element of `inner` is written in digits, one per dim, like hours, minutes and seconds. A step along
     a dim of `outer` adds to each digit. As long as no digit overflows into the next, the element's offset is linear in
@@ -97,9 +97,9 @@ def composed(inner: Window, outer: Window) -> Window | None:
 
 
 def joined(first: Window, second: Window, dim: int) -> Window | None:
-    """Return the window on the elements of two windows of one tensor, the second after the first along `dim`, or None.
+    """Return the window on the elements of two windows on the same tensor, the second's after the first's along `dim`.
 
-    For example, x[:2] and x[2:5] along dim 0 are x[:5].
+    For example, x[:2] and x[2:5] along dim 0 are x[:5]. None if no window selects these elements in this order.
     """
     sizes = first.shape[dim], second.shape[dim]
     others = [d for d in range(len(first.shape)) if d != dim]
@@ -124,10 +124,10 @@ class Piece(NamedTuple):
 
 
 def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | None, list[Piece]] | None:
-    """Split a window on a concatenation along `dim` into windows on its parts. `parts` are the parts' shapes.
+    """Split a window on a concatenation along `dim` into windows on its parts. `parts` has the parts' shapes.
 
-    Returns the pieces, and the dim of the window along which they follow each other; that is None for a window within a
-    single part. Returns None if the window cannot be split this way.
+    Returns (along, pieces): the windows on the parts, and the dim of `outer` along which they follow each other.
+    `along` is None if the window is within a single part. Returns None if the window cannot be split this way.
 
     In row-major order, elements come in blocks, one for each index of the dims before `dim`. Within a block, part
     follows part. A dim of the window either moves from block to block or stays within a block. At most one dim of the
@@ -166,9 +166,10 @@ def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | 
 def _cut_along(
     size: int, step: int, start: int, others: int, bounds: Sequence[int]
 ) -> list[tuple[int, int, int]] | None:
-    """Divide the indices of one dim of a window among the parts: (part, first element, number of indices) for each.
+    """Divide the indices of one dim of a window among parts: (part, first element, number of indices) for each.
 
-    `start` is the dim's first element, `step` its stride, `others` the distance that the other dims span from there.
+    The dim has this `size` and the stride `step`; its index 0 is at element number `start`. From there, the window's
+    other dims reach `others` elements further. `bounds` are the element numbers at which parts begin and end. Returns
     None if the elements at one index are in several parts.
     """
     found, index = [], 0

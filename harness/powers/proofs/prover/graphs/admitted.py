@@ -1,11 +1,11 @@
-"""The operators that a proof admits: a scan called them, and every call matched its schema and fake values.
+"""The operators that a proof admits. A scan called each of them, and all its calls matched its schema and fake values.
 
 The list is in `admitted.txt`; `tests/benchmarks/scan_operators.py` checks it, and writes it with `--write`. Operators
 that the scan could not call are not on it.
 
-Many operators promote tensors of several dtypes differently from their fakes. So such a call is only admitted if its
-operator is also on the list of that mixture of dtypes. The scan tried two dtypes at a time, with all tensors row-major
-or all with the same layout; other mixtures are refused.
+Many operators promote tensors of several dtypes differently from their fakes. So a call with several dtypes is only
+admitted if its operator is also on the list of that mixture of dtypes. The scan tried two dtypes at a time, with all
+tensors row-major or all with the same layout; other mixtures are refused.
 
 In addition, `untold` compares the effects of each call on memory, as its fake values show them, with its schema.
 """
@@ -69,18 +69,23 @@ FILES = {
 
 @functools.cache
 def names(mixture: str = ALIKE) -> Mapping[str, str]:
-    """Return the loosest layout that is admitted for each operator, such as `aten.add.Tensor`.
+    """Return the admitted operators by name, such as `aten.add.Tensor`, each with the loosest layout admitted for it.
 
-    With `mixture`, only for operators that may mix dtypes this way.
+    With a `mixture`, only the operators whose tensors may have that mixture of dtypes.
     """
     rows = (line.split() for line in FILES[mixture].read_text().splitlines() if line and not line.startswith("#"))
     return {f"{packet}.{overload}": layout for layout, packet, *own in rows for overload in own}
 
 
 def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
-    """Return the mixtures of dtypes among a call's tensors: none, one or both of MIXTURES."""
+    """Return how a call mixes dtypes: [], or one or both of MIXTURES.
+
+    FLOATS: the call has several real dtypes. KINDS: it has several dtypes even if all real dtypes count as one, such as
+    float32 and int64.
+    """
     dtypes = _dtypes_of(name, given)
     floats = {dtype for dtype in dtypes if dtype.is_floating_point}
+    # For KINDS, all real dtypes together count as one.
     sizes = {FLOATS: len(floats), KINDS: len(dtypes - floats) + bool(floats)}
     return [mixture for mixture in MIXTURES if sizes[mixture] > 1]
 
@@ -88,10 +93,10 @@ def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
 def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
     """Return whether a call with tensors of several dtypes has a form that the scan tried.
 
-    It must have two dtypes, and its tensors must be all row-major or all of the same shape and strides. With other
-    layouts, torch's kernels order the result's dims by the original operands, but some fakes by the operands after the
-    cast. Tensors without dims may not occur together with others, since they are promoted differently, unless a test
-    tried the operator with them. In-place calls always count as tried, as their result is their argument.
+    The call must have two dtypes, and its tensors must be all row-major or all of the same shape and strides. With
+    other layouts, torch's kernels order the result's dims by the original operands, but some fakes by the operands
+    after the cast. Tensors without dims may not occur together with others, since they are promoted differently, unless
+    a test tried the operator with them. In-place calls always count as tried, as their result is their argument.
     """
     name, tensors = str(target), [*_tensors(given)]
     if written_names(target):
@@ -105,14 +110,17 @@ def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
 
 
 def _dtypes_of(name: str, given: Mapping[str, Any]) -> set[torch.dtype]:
-    """The dtypes of a call's tensors, without indices, offsets and masks, which take no part in promotion."""
+    """The dtypes of a call's tensors, except indices, offsets and masks, which do not affect the result's dtype."""
     chosen = known.CHOOSES.get(name, ())
     held = [(key, x) for key, value in given.items() for x in _tensors(value)]
     return {x.dtype for key, x in held if not (key in chosen and x.dtype in CHOOSING)}
 
 
 def write(found: Mapping[str, str], mixture: str = ALIKE) -> None:
-    """Write the list of a mixture from the layout of each operator. A line has a layout, a name and its overloads."""
+    """Write the list of operators for a mixture of dtypes. `found` has each operator's loosest layout.
+
+    A line has a layout, an operator and its overloads, such as `any-layout aten.add Tensor Scalar`.
+    """
     rows: dict[str, list[str]] = {}
     for name, layout in sorted(found.items(), key=lambda item: (LAYOUTS.index(item[1]), item[0])):
         packet, _, overload = name.rpartition(".")
@@ -126,10 +134,10 @@ def write(found: Mapping[str, str], mixture: str = ALIKE) -> None:
 
 
 def layout_of(given: Mapping[str, Any]) -> str:
-    """Return the strictest of LAYOUTS that all tensor arguments have.
+    """Return the strictest of LAYOUTS that covers all tensor arguments of a call.
 
-    It is `any-layout` if a size or stride depends on data, except the size of the first dim. It is also `any-layout`
-    for a backward call with an `input_dtype` that none of its tensors has.
+    The result is `any-layout` if a size or stride depends on data, except the size of the first dim. For a backward
+    call it is also `any-layout` if none of the tensors has the dtype that the argument `input_dtype` states.
     """
     tensors = [*_tensors(given)]
     if given.get("input_dtype", None) not in {None, *(x.dtype for x in tensors)}:
@@ -164,6 +172,7 @@ def is_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
     if len(shape) not in (4, 5) or strides[1] == 0:
         return False
     least = 0
+    # From the innermost dim in memory to the outermost: channels, the spatial dims from the last on, the batch.
     for dim in (1, *range(len(shape) - 1, 1, -1), 0):
         if strides[dim] < least or (dim == 0 and least == strides[1]):
             return False
@@ -172,7 +181,10 @@ def is_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
 
 
 def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str | None:
-    """Return why a proof does not admit a call with these arguments by name, as fake values; None if it does."""
+    """Return why a proof does not admit a call of operator `target`; None if it does.
+
+    `given` maps the call's arguments to their fake values by name.
+    """
     if not isinstance(target, OpOverload):
         return None
     name, namespace = str(target), target.namespace
@@ -212,9 +224,10 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
 
 
 def _is_outranked(target: OpOverload, given: Mapping[str, Any]) -> bool:
-    """Whether a number decides the result's dtype: 0.5 with integer tensors, or any number with bool tensors.
+    """Whether a Python number among a call's operands decides the result's dtype.
 
-    Some fakes promote differently from torch in this case. In-place calls do not count, as they keep their dtype.
+    For example, 0.5 does with integer tensors, and any number does with bool tensors. Some fakes then have another
+    dtype than torch's results. False for in-place calls, which keep their tensor's dtype.
     """
     if written_names(target):
         return False
@@ -239,10 +252,10 @@ def _told(name: str, given: Mapping[str, Any]) -> str:
 
 
 def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is a dropout that draws its mask: it is admitted although dropout is not on the list.
+    """Whether a call is a dropout that draws a mask. Such a call is admitted although dropout is not on the list.
 
-    In the scan, dropout differed from its fake only if it draws no mask or has no elements. Its draws follow from the
-    generator's state, like those of any random call.
+    Dropout is not on the list because in the scan it differed from its fake, but only when it drew no mask or its input
+    had no elements. The drawn mask follows from the generator's state, as for any random call.
     """
     if name != "aten.native_dropout.default" or given.get("train") is not True:
         return False
@@ -253,10 +266,12 @@ def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
 def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
     """Whether a call is a batch norm in training that is admitted although it writes its running statistics.
 
-    The scan found no other hidden effect with row-major tensors. The statistics must share no memory with other
-    arguments, and have an element per channel: the kernel reads past the end of shorter tensors. All tensors must have
-    the same dtype, since fakes are wrong otherwise: for a 16-bit input with float32 parameters, the fake's statistics
-    are 16-bit. The functional form returns float32 statistics even if all its tensors are 16-bit.
+    The scan found no other hidden effect with row-major tensors. A call is only admitted in this form:
+
+    - The running statistics share no memory with other arguments, and have an element per channel: the kernel reads
+      past the end of shorter tensors.
+    - All tensors have the same dtype, since fakes are wrong otherwise: for a 16-bit input with float32 parameters, the
+      fake's statistics are 16-bit. The functional form returns float32 statistics even if all its tensors are 16-bit.
     """
     if name not in {*known.BATCH_NORMS, *known.BATCH_NORMS.values()} or given.get("training") is not True:
         return False
@@ -271,11 +286,12 @@ def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _is_update(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is an optimizer's kernel in an admitted form.
+    """Whether a call is an optimizer's kernel, such as `_fused_adamw_`, in an admitted form.
 
-    Its lists must be equally long and have row-major CPU tensors, of the same dtype and size at each index: it walks
-    memory linearly, so other strides would pair other elements. It must not scale gradients; then it writes only
-    parameters and their state. These must share no memory with each other or with other arguments.
+    The kernel's lists must be equally long and have row-major CPU tensors. At each index, all tensors but the step
+    count must have the same dtype and size. The kernel pairs elements by their position in memory, so with other
+    strides it would pair other elements. It must not scale gradients; then it writes only parameters and their state.
+    The written tensors must share no memory with each other or with other arguments.
     """
     if name not in known.FUSED or not all(given.get(x) is None for x in ("grad_scale", "found_inf")):
         return False
@@ -284,6 +300,7 @@ def _is_update(name: str, given: Mapping[str, Any]) -> bool:
         return False
     if len({len(items) for items in lists.values()}) != 1 or layout_of(given) != ROWS:
         return False
+    # A step count is a scalar, so it has neither the size nor, maybe, the dtype of its parameter.
     steps = lists.pop("state_steps")
     one_kind = all(len({(x.dtype, tuple(x.shape)) for x in own}) == 1 for own in zip(*lists.values(), strict=True))
     updated = [storage_key(x) for key, items in lists.items() if key != "grads" for x in items]
@@ -294,13 +311,14 @@ def _is_update(name: str, given: Mapping[str, Any]) -> bool:
 def untold(target: Any, given: Mapping[str, Any], results: Any) -> str | None:
     """Return a call's effect on memory that its operator's schema does not state, in words; None if there is none.
 
-    `given` has its arguments by name and `results` its results, all as fake values.
+    `given` has the call's arguments by name, and `results` has its results, all as fake values.
     """
     if not isinstance(target, OpOverload):
         return None
     says = {x.name for x in schema_of(target).arguments if x.alias_info is not None}
     memory = {name: {storage_key(x) for x in _tensors(value)} for name, value in given.items()}
     told = set().union(*(memory.get(name, set()) for name in says))
+    # The arguments that no result may share memory with, by the schema.
     hidden = set().union(*memory.values()) - told
     if str(target) not in known.SHARES_UNTOLD and any(storage_key(x) in hidden for x in _tensors(results)):
         return f"{target} hands back memory that it was given, and does not say so"

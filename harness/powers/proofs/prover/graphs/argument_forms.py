@@ -1,8 +1,8 @@
 """Brings equivalent arguments of a call into one form: `dim=-1` of three dims becomes `dim=2`.
 
-Needs:    a call's arguments as data, by name, and the calls before it. Promises: the operator computes the same bits,
-in the same layout. Leaves:   arguments that are not in `argument_forms.txt`: no scan
-(`tests/benchmarks/scan_arguments.py`) confirmed them.
+Needs:    a call's arguments as data, by name, and the calls before it.
+Promises: with the new arguments, the operator computes the same bits in the same layout.
+Leaves:   arguments that are not in `argument_forms.txt`: no scan (`tests/benchmarks/scan_arguments.py`) confirmed them.
 
 1. Dims are counted from the start.
 2. Dims whose order does not matter, such as those of a sum, are in ascending order.
@@ -38,7 +38,10 @@ TRIED = {"float64", "float32", "bfloat16"}
 
 @functools.cache
 def listed() -> frozenset[tuple[str, str, str]]:
-    """Return the equivalences that the scan confirmed, as (form, operator, argument)."""
+    """Return the equivalences that the scan confirmed, as (form, operator, argument).
+
+    `form` names the kind of equivalence, such as `dim` for a dim that is counted from the start.
+    """
     rows = (line.split() for line in FILE.read_text().splitlines() if line and not line.startswith("#"))
     return frozenset((form, name, argument) for form, name, *arguments in rows for argument in arguments)
 
@@ -54,7 +57,11 @@ def write(found: Iterable[tuple[str, str, str]]) -> None:
 
 
 def canonical(target: Any, given: Sequence[tuple[str, Any]], calls: Sequence[Call]) -> list[tuple[str, Any]]:
-    """Return a call's arguments in canonical form. Nodes among `given`, its arguments as data, refer to `calls`."""
+    """Return a call's arguments in canonical form, without those that equal their defaults.
+
+    `target` is the operator, and `given` has the arguments as data. In these, the result of an earlier call is given by
+    its index in `calls`.
+    """
     schema = schema_of(target)
     if schema is None:
         return [*given]
@@ -74,9 +81,11 @@ def canonical(target: Any, given: Sequence[tuple[str, Any]], calls: Sequence[Cal
 
 def _one_form(op: str, tensors: Sequence[Tensor], name: str, kind: str, value: Any) -> Any:
     if (DIM, op, name) in listed() and tensors:
+        # torch accepts dims -1 and 0 for a tensor without dims.
         value = _from_start(value, max(len(tensors[0].shape), 1))
         if (ORDER, op, name) in listed() and isinstance(value, tuple) and all(isinstance(n, int) for n in value[1:]):
             value = ("list", *sorted(value[1:]))
+    # A truth value is ("bool", ...) here, so an int is a number.
     if isinstance(value, int) and abs(value) <= MOST and (kind == "float" or _is_real(op, tensors, name)):
         value = ("float", float(value).hex())
     return value

@@ -1,9 +1,9 @@
 """Writes a step's graph as data: every call with its arguments by name and its result's layout.
 
-Metadata in the graph is not trusted, since passes write it, even a user's. Instead, every call runs again on fake
-values, starting from the inputs: its result has the layout. For operators in `admitted`, fake values share memory
-exactly if real values do. So aliases follow from fake values, not from names of operators. Any other operator is
-refused.
+Metadata in the graph is not trusted, since passes write it, and a user's pass may write anything. Instead, every call
+runs again on fake values, starting from the inputs, and the layout is that of its fake result. For operators in
+`admitted`, fake values share memory exactly if real values do. So aliases follow from fake values, not from names of
+operators. Any other operator is refused.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _TRANSPOSES = torch.ops.aten.transpose_.default
 
 
 class CallOrigin(NamedTuple):
-    """The origin of a call, for readers: its module, `forward` or `backward`, its chunk, and its source line."""
+    """The origin of a call, shown to readers: module, `forward` or `backward`, number of its chunk, source line."""
 
     module: str | None = None
     direction: str | None = None
@@ -76,11 +76,11 @@ def export_graph(
     groups: GroupTable,
     bounds: SizeBounds | None = None,
 ) -> Graph:
-    """Return a module's graph as data.
+    """Return a module's graph as data: its calls, and the call that computes each output.
 
-    `names` and `inputs` are the names and values of its inputs, in order; only the layouts of the values matter.
-    `outputs` are the names of its results. If inputs have open sizes, `bounds` is filled with the bounds within which
-    the result holds. Raises RefusedError, which names the node.
+    `names` and `inputs` are the names and values of the graph's inputs, in order; only the layouts of the values
+    matter. `outputs` are the names of its outputs. If inputs have open sizes, `bounds` is filled with the bounds within
+    which the result is right. Raises RefusedError, which names the node.
     """
     if otherwise := runs_otherwise(module):
         raise RefusedError(f"a graph that is run with {otherwise}", where="the whole graph")
@@ -138,7 +138,7 @@ class _Exporter:
                 raise _refused(node, f"a node of kind {node.op}")
 
     def _like(self, node: Node, name: str, like: Any) -> Any:
-        """A new fake value with the layout of the input `like`, and with new symbols for its open sizes."""
+        """Return a new fake value with the layout of an input, `like`, and with new symbols for its open sizes."""
         try:
             if not isinstance(like, Tensor):
                 return self.open_sizes.size(like, name)
@@ -149,9 +149,10 @@ class _Exporter:
         return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
     def place_of(self, returned: Any, name: str) -> int:
-        """Return the index of the call that computes an output. Raises RefusedError unless it is a tensor or a size.
+        """Return the index of the call that computes the output `returned`.
 
-        A size has no call of its own yet, so one is added.
+        A size is not the result of a recorded call, so a call that returns it is added. Raises RefusedError if the
+        output is neither a tensor nor a size.
         """
         if isinstance(returned, Node) and isinstance(self.values[returned], torch.SymInt):
             size = self._size(returned, self.values[returned])
@@ -238,7 +239,10 @@ class _Exporter:
             self.repeats.remember(node, self.values[node])
 
     def _fake(self, node: Node, op: str) -> Any:
-        """The fake value of a node, for a call that reads it. `getitem` gets a tuple of results in its stored form."""
+        """Return the fake value of a node, as an argument of the operator `op`.
+
+        `getitem` gets the tuple or list of a call's results as it is stored, since only one of these is needed.
+        """
         value = self.values[node]
         return value if op == "getitem" and isinstance(value, list | tuple) else self.repeats.fake(value)
 
@@ -248,7 +252,10 @@ class _Exporter:
         self.values[node] = [*add_updates(self.calls, call, given, written, functools.partial(self._layout, node))]
 
     def _choose(self, node: Node, arguments: Sequence[tuple[str, Any]]) -> None:
-        """Record a masked fill as `where`; in place, followed by a copy of the result into the filled tensor."""
+        """Record a masked fill as a call of `where`.
+
+        An in-place fill is recorded as `where`, followed by a copy of the result into the filled tensor.
+        """
         given, own = dict(arguments), self._layout(node, self.values[node])
         other = given["value"]
         if not (isinstance(other, tuple) and other[0] == "node"):
@@ -262,7 +269,7 @@ class _Exporter:
             self._add(node, node.name, known.CHOICE, args, self.values[node])
 
     def _add_copied(self, node: Node, op: str, args: Sequence[tuple[str, Any]], own: data.Tensor) -> None:
-        """Record an in-place call as the functional `op`, followed by a copy of the result into its tensor."""
+        """Record an in-place call as a call of the functional operator `op`, whose result is copied into the tensor."""
         made = replace(own, offset=0, storage=self._storage(("made", len(self.calls))))
         self.calls.append(Call(f"{node.name} made", op, tuple(args), made, place=_place(node)))
         args = (("self", dict(self._arguments(node))["self"]), ("src", ("node", len(self.calls) - 1)))
@@ -286,9 +293,9 @@ class _Exporter:
         self.calls.append(told_once(call, self.calls))
 
     def _shared(self, node: Node, value: Any, layout: Any) -> Any:
-        """A result's layout, corrected for waits and `_unsafe_view`.
+        """Return the layout of a result, corrected for waits and `_unsafe_view`.
 
-        These return their argument's memory, although neither their schemas nor their fake values state it.
+        These two return their argument's memory, although neither their schemas nor their fake values state it.
         """
         if node.op != "call_function" or not (operators.is_wait(node) or node.target is _UNSAFE_VIEW):
             return layout
@@ -384,14 +391,17 @@ class _Exporter:
 
 
 def refuse(call: Call, what: str) -> RefusedError:
-    """Return the error to raise about a refused call, with its module and source line."""
+    """Return the error to raise about a refused call, with its module and source line. `what` describes the call."""
     place = CallOrigin(*call.place)
     where = f"{place.module or 'no module'} ({place.direction})" + (f", {place.source}" if place.source else "")
     return RefusedError(f"{what} (`{call.name}`)", where=where)
 
 
 def _nested(caller: Node, module: GraphModule) -> Any:
-    """A nested graph as data. Nodes are numbered, so that graphs that only differ in names have equal data."""
+    """Return a nested graph as data. Raises RefusedError for a nested graph that writes, draws or is not admitted.
+
+    Nodes have numbers in place of names, so graphs that differ only in names have equal data.
+    """
     index: dict[Node, int] = {}
 
     def argument(x: Any) -> Any:
@@ -434,11 +444,11 @@ def _by_name(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
 
 
 def _target(node: Node) -> Any:
-    """The operator as which a node is recorded: mostly the operator that it calls.
+    """Return the operator under which a node is recorded: that of its call, with two exceptions.
 
-    An unsafe split is recorded as a split, as both return views of parts of their input. A `transpose_` is recorded as
-    a view if no other call can notice the in-place change: another call created the tensor, and no later call reads it
-    from that call's node.
+    An unsafe split is recorded as a split, as both return views of parts of their input. An in-place `transpose_` is
+    recorded as a transposed view if no other call can notice the difference: its tensor was created by another call,
+    and no later call uses that call's node.
     """
     if node.target is _TRANSPOSES and isinstance(source := node.args[0], Node):
         is_new = isinstance(source.target, OpOverload) and all(

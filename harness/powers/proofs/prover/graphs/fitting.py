@@ -21,11 +21,11 @@ from bitproof.harness.powers.proofs.prover import known_operators as known
 
 
 def misfits(name: str, given: Mapping[str, Any]) -> bool:
-    """Return whether the shapes of a call's arguments do not fit together, and the operator does not check this itself.
+    """Return whether a call's arguments have mismatched shapes that its operator does not reject.
 
-    For `index` it returns whether the fake result may have a wrong layout. `given` maps the names of the call's
-    arguments to their values, with fake tensors. For example, `native_layer_norm_backward` needs a `grad_out` of the
-    shape of `input`.
+    `given` maps the names of the call's arguments to their values, with fake tensors. For example,
+    `native_layer_norm_backward` needs a `grad_out` of the shape of `input`. For `index` the result is whether the fake
+    result may have a wrong layout.
     """
     if not given:
         return False
@@ -69,10 +69,11 @@ def _dims_of(x: Tensor) -> list[tuple[Any, Any]]:
 
 
 def _is_in_order(dims: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether torch keeps these dims, as (size, stride), in their order.
+    """Whether torch keeps these dims in their order. Each is (size, stride).
 
-    It does if each dim's stride is larger than the strides of the dims after it, or equal and the later size is not
-    larger. Expanded dims, of stride 0, have no order. False if any size but the first, or a stride, depends on data.
+    torch does so if each dim's stride is larger than the strides of the dims after it, or equal and the later size is
+    not larger. Expanded dims, of stride 0, have no order. False if any size but the first, or a stride, depends on
+    data.
     """
     if len(dims) == 1:
         return True
@@ -90,7 +91,10 @@ def _sizes(x: Tensor) -> tuple[str, ...]:
 
 
 def _misfits_batch_norm(given: Mapping[str, Any]) -> bool:
-    """Statistics and weights must have an element per channel, and the gradient the input's shape."""
+    """Whether a batch norm's arguments have mismatched shapes.
+
+    Statistics and weights must have an element per channel, and the gradient must have the input's shape.
+    """
     read = ("save_mean", "save_invstd") if given["train"] else known.STATISTICS
     channels = _sizes(given["input"])[1:2]
     statistics = [given.get(x) for x in read]
@@ -105,9 +109,10 @@ def _misfits_layer_norm(given: Mapping[str, Any]) -> bool:
 
 
 def _misfits_attention(given: Mapping[str, Any]) -> bool:
-    """The query is (batch, head, row, feature). Key and value may only have another number of rows.
+    """Whether an attention's arguments have mismatched shapes.
 
-    The mask must expand to (batch, head, query row, key row).
+    The query is (batch, head, row, feature). Key and value have the same sizes, except for the number of rows. The mask
+    must expand to (batch, head, query row, key row).
     """
     query, key, mask = _sizes(given["query"]), _sizes(given["key"]), given.get("attn_mask")
     fits = (

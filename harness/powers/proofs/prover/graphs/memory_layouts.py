@@ -14,7 +14,10 @@ from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
 
 
 class Layouts:
-    """Compares each node's real results, on every rank, with the layouts in a graph. Call it for each node in order."""
+    """Compares each node's real results, on every rank, with the layouts in a graph.
+
+    An instance is called with each node in graph order.
+    """
 
     def __init__(self, graph: data.Graph) -> None:
         self._inputs = iter([call for call in graph.calls if call.op == "input"])
@@ -44,7 +47,10 @@ class Layouts:
                     )
 
     def _otherwise(self, rank: int, told: data.Tensor, real: Tensor) -> str | None:
-        """How a real tensor's layout differs from `told`, its fake's layout: `offset 4, not 0`. None if it does not."""
+        """Return how a real tensor's layout differs from the graph's, such as `offset 4, not 0`; None if it does not.
+
+        `told` is the layout in the graph.
+        """
         dtype = str(real.dtype).removeprefix("torch.")
         if dtype != told.dtype:
             return f"dtype {dtype}, not {told.dtype}"

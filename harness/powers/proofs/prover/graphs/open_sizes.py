@@ -1,8 +1,8 @@
 """Open sizes of inputs: runs a graph on sizes that have bounds but no number, so that no call can branch on them.
 
-A tracer has an example number for each of its symbols and may have branched on it. Here the graph runs again without
-example numbers. A call that branches on an open size fails, and is refused. Lower bounds are at least 2, since tensors
-with a size of 0 or 1 have other layouts, and broadcast.
+A tracer has an example number for each of its symbols, and a traced call may have branched on it. Here the graph runs
+again without example numbers. A call that branches on an open size then fails, and is refused. Lower bounds are at
+least 2, since tensors with a size of 0 or 1 have other layouts, and broadcast.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ LEAST = 2
 
 @dataclass
 class SizeBounds:
-    """The least and greatest value of each open size, by its first place in the inputs, such as `dim 0 of input 1`."""
+    """The least and greatest value of each open size of a graph's inputs; the greatest is None if there is no limit.
+
+    A size is named by its first place in the inputs, such as `dim 0 of input 1`.
+    """
 
     found: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
     def joined(self, other: SizeBounds) -> Iterator[str]:
-        """Yield the intersection of two graphs' bounds, a line per place: `dim 0 of input 1: 2 to 64`."""
+        """Yield the bounds that hold for both graphs, a line per place: `dim 0 of input 1: 2 to 64`."""
         for place in dict.fromkeys([*self.found, *other.found]):
             sides = [x.found[place] for x in (self, other) if place in x.found]
             most = min((end for _, end in sides if end is not None), default=None)
@@ -38,9 +41,9 @@ class SizeBounds:
 
 
 class OpenSizes:
-    """Replaces the tracer's symbols in the sizes of a graph's inputs by new symbols.
+    """Replaces the tracer's symbols in the sizes of a graph's inputs by new symbols, which have no example number.
 
-    `bounds` is filled with their bounds. Use it within the fake mode of `shape_env`.
+    `bounds` is filled with the bounds of the new symbols. Use it within the fake mode of `shape_env`.
     """
 
     def __init__(self, shape_env: ShapeEnv, bounds: SizeBounds) -> None:
@@ -49,7 +52,11 @@ class OpenSizes:
         self._own: dict[Any, Any] = {}
 
     def size(self, size: Any, place: str) -> Any:
-        """Return a size with new symbols. Raises ValueError unless it is a sum of products of symbols."""
+        """Return a size of an input with new symbols in place of the tracer's.
+
+        `place` is where the size occurs, such as `dim 0 of input 1`. Raises ValueError unless it is a sum of products
+        of symbols.
+        """
         if isinstance(size, int):
             return size
         if not isinstance(size, torch.SymInt):
@@ -57,6 +64,7 @@ class OpenSizes:
         expression = symbols.expression(size)
         if isinstance(expression, int) or expression.is_Integer:
             return int(expression)
+        # The symbols are a set. Sorted, they get the same new symbols in every process.
         for symbol in sorted(expression.free_symbols, key=str):
             if symbol not in self._own:
                 self._own[symbol] = self._opened(range_of(size, symbol), place)

@@ -26,7 +26,7 @@ from bitproof.harness.torch_operators import storage_key
 
 
 class Lies(NamedTuple):
-    """A tensor's dtype, device, and layout within its memory."""
+    """The dtype, the device and the memory layout of a tensor."""
 
     dtype: torch.dtype
     device: torch.device
@@ -36,12 +36,15 @@ class Lies(NamedTuple):
 
     @property
     def told(self) -> tuple[str, str, tuple[int, ...], tuple[int, ...], int]:
-        """The layout in the form of `proof_data.Tensor`, without its storage."""
+        """The layout as `proof_data.Tensor` has it, without the storage: dtype, device, shape, strides, offset."""
         return str(self.dtype).removeprefix("torch."), self.device.type, self.shape, self.strides, self.offset
 
 
 class Result(NamedTuple):
-    """A remembered result: its layout, and the index of its memory among those that the call reads; None if new."""
+    """A remembered result of a call: its layout, and the memory that it is in.
+
+    `place` is the index of this memory among the memories that the call reads; None if the result is in new memory.
+    """
 
     lies: Lies
     place: int | None
@@ -61,7 +64,10 @@ class _OpenError(Exception):
 
 
 class Repeats:
-    """A graph's values in stored form, and the remembered results of its calls. Use it within the graph's fake mode."""
+    """Stores a graph's values, and remembers the results of its calls. Use it within the graph's fake mode.
+
+    A plain tensor without open sizes is stored as a `Lying`, any other value as itself.
+    """
 
     def __init__(self) -> None:
         self._given: dict[Hashable, Any] = {}  # by a call's key, a Result for each of its results
@@ -72,7 +78,7 @@ class Repeats:
         self._of_fake: dict[int, Lying] = {}  # by id of a fake value; the Lying keeps it alive, so ids stay unique
 
     def told(self, value: Any) -> Any:
-        """Return a call's result in stored form: each plain tensor without open sizes as a `Lying`."""
+        """Return a call's result as it is stored: a `Lying` in place of each plain tensor without open sizes."""
         if type(value) in (tuple, list):
             return type(value)(map(self.told, value))
         layout = _layout(value) if isinstance(value, Tensor) else None
@@ -84,7 +90,7 @@ class Repeats:
         return known
 
     def memory_of(self, value: Any) -> int:
-        """Return the number of a tensor's memory: equal for tensors that share memory."""
+        """Return the number of the memory that a tensor is in: equal for tensors that share memory."""
         if isinstance(value, Lying):
             return value.memory
         key = storage_key(value)
@@ -93,7 +99,7 @@ class Repeats:
         return self._memories[key]
 
     def fake(self, value: Any) -> Any:
-        """Return the fake value of a stored value, created if there is none yet."""
+        """Return the fake value of a stored value. For a `Lying` without one, it is created."""
         if type(value) in (tuple, list):
             return type(value)(map(self.fake, value))
         if not isinstance(value, Lying):
@@ -134,7 +140,7 @@ class Repeats:
         return found
 
     def remember(self, node: Node, value: Any) -> None:
-        """Remember the results of a node's call, which ran without other effects, if rule 3 above allows it."""
+        """Remember the results of a node's call, which has run, if rule 3 of the module's docstring allows it."""
         if node not in self._keys:
             return
         key, memories = self._keys.pop(node)
@@ -154,7 +160,10 @@ def _layout(x: Tensor) -> Lies | None:
 
 
 def _is_known(x: Any, memories: list[int]) -> bool:
-    """Whether a result is in the memory of an argument, or else fills new memory from the start to the end."""
+    """Whether a result's memory layout is known well enough to remember it.
+
+    The result must be a plain tensor in the memory of an argument, or fill new memory from the start to the end.
+    """
     if not isinstance(x, Lying) or x.fake is None:
         return False
     _, _, shape, strides, offset = x.lies
@@ -164,10 +173,10 @@ def _is_known(x: Any, memories: list[int]) -> bool:
 
 
 def _key(x: Any, values: Mapping[Node, Any], memories: list[int]) -> Hashable:
-    """The key of an argument: equal for arguments of equal layout. Raises _OpenError.
+    """Return the key of an argument: equal for arguments of equal layout. Raises _OpenError if it has no key.
 
-    The memories of tensors are collected in `memories`. The key has the index there, and so shows which are shared:
-    `add(x, x)` has another key than `add(x, y)`.
+    Each tensor's memory is appended to `memories`, unless it is in there. A tensor's key has the index of its memory,
+    so the keys show which tensors share memory: `add(x, x)` has another key than `add(x, y)`.
     """
     match x:
         case Node():

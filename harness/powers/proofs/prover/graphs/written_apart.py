@@ -2,11 +2,11 @@
 
 `x.masked_fill_(m, 0)` becomes `y = where(m, 0, x); x.copy_(y)`. So other code need not handle these writes:
 
-- A batch norm writes its statistics, although not every schema states it.
+- A batch norm writes its running statistics, although not every schema states it.
 - An optimizer's kernel writes lists of tensors; on the CPU it processes parameters one by one, so it becomes one call
   per parameter.
-- A random fill reads none of its tensor's elements. The tensor is filled with zeros first, so that its old content,
-  such as uninitialized memory, affects no answer.
+- A random fill overwrites its tensor without reading it. A call before it fills the tensor with zeros, so that the
+  tensor's old content, such as uninitialized memory, affects no answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNCHANGED = "grads"
 
 
 def results_of(results: tuple[Any, ...], given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a batch norm's results, followed by its new statistics as fake values in new memory."""
+    """Return a batch norm's results and its new running statistics, which are fake values in new memory."""
     return (*results, *(torch.clone(given[name]) for name in known.STATISTICS))
 
 
@@ -40,15 +40,18 @@ def add_copies(calls: list[Call]) -> None:
 
 
 def add_zeros(calls: list[Call], name: str, written: Any, place: Any) -> None:
-    """Add a call that fills the tensor `written` with zeros before the call `name` overwrites it."""
+    """Add a call that fills a tensor with zeros, before the call `name` overwrites it.
+
+    `written` is the tensor as an argument in data; `place` is the origin of the call `name`.
+    """
     told = f"{name} overwrites", known.ZEROS_INTO, (("self", written),), calls[written[1]].value
     calls.append(Call(*told, writes=("self",), place=place))
 
 
 def is_choice(given: Mapping[str, Any]) -> bool:
-    """Return whether a masked fill equals `where`.
+    """Return whether a masked fill computes the same bits as `where`.
 
-    It does if the mask is bool, and the value is of the tensor's dtype or a Python number that converts to it.
+    It does if the mask is bool, and the value has the tensor's dtype or is a Python number that converts to it.
     """
     x, value = given["self"], given["value"]
     if given["mask"].dtype != torch.bool or str(x.dtype).removeprefix("torch.") not in known.FLOATS | known.WHOLE:
@@ -59,7 +62,7 @@ def is_choice(given: Mapping[str, Any]) -> bool:
 
 
 def is_apart(given: Mapping[str, Any]) -> bool:
-    """Return whether an in-place division equals a division followed by a copy.
+    """Return whether an in-place division computes the same bits as a division followed by a copy.
 
     It does for a row-major real CPU tensor divided by a number, or by a tensor of the same dtype and layout.
     """
@@ -89,7 +92,7 @@ def copied_number(node: Node, value: Tensor) -> Any:
 
 
 def of_number(op: str, args: Sequence[tuple[str, Any]]) -> tuple[str, Sequence[tuple[str, Any]]]:
-    """Return the operator and arguments as which a Python call on numbers is recorded.
+    """Return the operator and arguments under which a Python call on numbers is recorded.
 
     A product with -1 becomes a negation, which has the same bits; any other call is unchanged.
     """
@@ -101,7 +104,10 @@ def of_number(op: str, args: Sequence[tuple[str, Any]]) -> tuple[str, Sequence[t
 
 
 def number_of(name: str, number: Any, value: Any, place: Any) -> Call:
-    """Return the call that creates a scalar tensor from a number, as a trace of `torch.where` has it."""
+    """Return a call that creates a scalar tensor from a Python number.
+
+    It equals the call that a trace of `torch.where` with a number has, so that both forms are equal.
+    """
     told = (
         ("dtype", ("dtype", value.dtype)),
         ("layout", ("enum", "torch.strided")),
@@ -111,11 +117,12 @@ def number_of(name: str, number: Any, value: Any, place: Any) -> Call:
 
 
 def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> None:
-    """Add calls that copy results of the last call into tensors, and clear its `writes`.
+    """Add calls that copy results of the last call into tensors, and clear the last call's `writes`.
 
-    `written` maps the index of a result to the name of the argument and to the tensor, as data.
+    `written` maps the index of a result to the argument that it is copied into: its name, and its tensor as data.
     """
     index = len(calls) - 1
+    # As recorded, the call returns the new values, and the copies below write them.
     several = calls[index] = replace(calls[index], writes=())
     for place, (name, old) in written.items():
         args: tuple[tuple[str, Any], ...] = ("0", ("node", index)), ("1", place)
@@ -128,10 +135,10 @@ def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> No
 def add_updates(
     calls: list[Call], call: Call, given: Mapping[str, Any], names: Sequence[str], layout: Callable[[Any], Any]
 ) -> Iterator[Any]:
-    """Add an optimizer's kernel over lists as one call per parameter. Yields each parameter's new fake values.
+    """Add a call of an optimizer's kernel as one call per parameter. Yields each parameter's new fake values.
 
-    `call` is the kernel as data. `given` has its arguments by name, as fake values. `names` are the arguments that it
-    writes by its schema. `layout` returns the layout of a fake value.
+    `call` is the call of the kernel, whose arguments are lists. `given` has its arguments by name, as fake values;
+    `names` are those that the kernel writes by its schema. `layout` returns the layout of a fake value.
     """
     for place in range(len(given["self"])):
         args = tuple((name, _one_of(x, place)) for name, x in call.args)

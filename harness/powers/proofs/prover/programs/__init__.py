@@ -1,1 +1,1 @@
-"""A user's objects as programs that can be proved: functions, modules, graphs, files, and graphs within a pass."""
+"""A user's objects as programs for a proof: functions, modules, graphs, exported files, graphs around a pass."""

@@ -7,8 +7,8 @@ code, evaluates expressions, and unpickles. Instead:
 2. `json_fields` reads the model's JSON field by field: an unknown field, or a value of another type, is refused.
 3. Operators are looked up by name among torch's own, and called only if a proof admits them (`graphs/admitted`).
 4. Names must be plain identifiers, because torch writes them into code.
-5. A weight is laid out over bytes of the file, and refused if its sizes and strides leave them. `sample_inputs` reads
-   sample inputs.
+5. A weight is a tensor over bytes of the file. It is refused if its sizes and strides reach outside these bytes.
+   `sample_inputs` reads sample inputs.
 
 Parts that are not needed are never read: the structure of inputs, names of modules, guards, versions of operators.
 
@@ -137,7 +137,7 @@ def _refused(file: Path, what: str) -> UsageError:
 
 
 class _Reader:
-    """Reads a program from the files of an archive, by name."""
+    """Reads a program from an archive, whose files it gets by name."""
 
     def __init__(self, files: Mapping[str, memoryview]) -> None:
         roots = {name.partition("/")[0] for name in files}
@@ -205,9 +205,11 @@ class _Reader:
         return self.files[name]
 
     def _tensors(self, kind: str, prefix: str, model: str, known: set[str]) -> dict[str, Tensor]:
-        """The weights or the constants, by name. Tensors over the same file share memory, as when they were saved.
+        """Return the weights or the constants of the program, by name. Tensors over the same file share memory.
 
-        The names of all files that belong to them are added to `known`.
+        `kind` is "weights" or "constants", and `model` the model's name in the archive. The names of all files that are
+        read are added to `known`; that of a tensor's file begins with `prefix`. Raises FieldError, ArchiveError or
+        TensorError for an invalid archive.
         """
         config = f"data/{kind}/{model}_{kind}_config.json"
         known.add(config)
@@ -229,6 +231,7 @@ class _Reader:
             meta = facts["tensor_meta"].object(_META)
             dtype, device = _dtype(meta["dtype"]), _device(meta["device"])
             sizes, strides = ([_closed(x) for x in meta[part].list()] for part in ("sizes", "strides"))
+            # Before memory is allocated: the sizes come from the file, and may be any numbers.
             refuse_layout(sizes, strides, offset := _closed(meta["storage_offset"]), payload.path)
             tensor = laid_out(self._memory(path, dtype, device, payload), sizes, strides, offset, payload.path)
             requires_grad = meta["requires_grad"].truth()
@@ -239,6 +242,8 @@ class _Reader:
         return found
 
     def _memory(self, path: str, dtype: torch.dtype, device: torch.device, payload: Field) -> Tensor:
+        # Tensors of one file must share memory, as when they were saved: an in-place write to one then shows in the
+        # others.
         memory = self.memories.get(path)
         if memory is None:
             memory = memory_of(self._file(path, LARGEST), dtype, path)
@@ -248,7 +253,10 @@ class _Reader:
         return memory
 
     def _samples(self, file: str, signature: _Signature, inputs: Sequence[Any]) -> Any:
-        """The inputs with which the program was exported, in order; None if the file has none."""
+        """Return the inputs with which the program was exported, in order; None if the file has none.
+
+        Raises SampleError if they do not fit `inputs`, the layouts of the program's inputs.
+        """
         if not self._file(file, LARGEST):
             return None
         leaves = flattened(sample_inputs.read(self.files[file]))[0]
@@ -341,7 +349,10 @@ class _Reader:
                 self._define(_identifier(own), one, told)
 
     def _arguments(self, target: Any, field: Field) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A call's positional and named arguments. Raises FieldError unless they match the schema in name and order."""
+        """Return a call's positional and named arguments.
+
+        Raises FieldError unless they match the schema of operator `target` in name and order.
+        """
         given = []
         for argument in field.list():
             parts = argument.object(("name", "arg"), ("kind",))
@@ -425,6 +436,7 @@ class _Reader:
                 raise _unproved(f"an output of kind {kind}", own)
             facts = own.object(("arg", target) if target else ("arg",))
             found = self._argument(facts["arg"]) if kind == "user_output" else self._named(facts["arg"])
+            # Nodes are compared by identity, and constants by value.
             if found is not value and (isinstance(found, Node) or found != value):
                 raise spec.wrong("the output that the graph returns at this place")
             of = facts[target].text() if target else None
@@ -507,7 +519,7 @@ def _identifier(field: Field) -> str:
 
 
 def _target(field: Field) -> Any:
-    """The operator, or function on sizes, that a field names. The look-up runs nothing."""
+    """Return the operator, or the function on sizes, that a field names. Nothing is run to find it."""
     name = field.text()
     if name in _ON_NUMBERS:
         return _ON_NUMBERS[name]
@@ -578,7 +590,10 @@ def _closed(field: Field) -> int:
 
 
 def _check_number(field: Field) -> None:
-    """Raise unless a size, truth value or real number that a call computes has a known form. Its value is not used."""
+    """Raise an error unless a field is a number that a call may compute, in a known form: a size, bool or real number.
+
+    The number itself is not used.
+    """
     kind, told = field.one_of(("as_int", "as_bool", "as_float", "as_expr"))
     if kind == "as_expr":
         parts = told.object(("expr_str",), ("hint",))
@@ -598,6 +613,7 @@ def _fake(sizes: OpenSizesOfFile, meta: Mapping[str, Field] | None, field: Field
     shape, strides = ([sizes.size(x) for x in meta[part].list()] for part in ("sizes", "strides"))
     offset = sizes.size(meta["storage_offset"])
     refuse_layout(shape, strides, offset, field.path)
+    # Proofs assume that each input starts at a multiple of `line_of`, where torch allocates memory.
     if not isinstance(offset, int) or offset * dtype.itemsize % line_of(device.type):
         raise RefusedError(f"an input that does not begin at a line of {line_of(device.type)} bytes", where=field.path)
     return torch.empty_strided(shape, strides, dtype=dtype, device=device)
@@ -610,7 +626,7 @@ def _moved(value: Tensor, device: torch.device, payload: Field | None) -> Tensor
 
 
 def _fits(value: Tensor, like: Tensor) -> bool:
-    """Whether a sample has the dtype and sizes of an input. Open sizes of the input fit any size."""
+    """Whether a sample has the dtype and sizes of an input of the program. An open size of the input fits any size."""
     return value.dtype == like.dtype and value.dim() == like.dim() and all(map(_is_size, value.shape, like.shape))
 
 
@@ -632,7 +648,7 @@ def _check_state(found: SavedProgram, inputs: Sequence[Any]) -> None:
 
 
 def _returns(field: Field) -> str:
-    """The nesting of the outputs, as the file's text: it is in the entry of the whole program, whose name is empty."""
+    """Return how the outputs are nested in tuples and dicts, as text from the file; "" if the file has no such text."""
     for entry in field.list():
         parts = entry.object(("fqn",), ("signature",))
         if parts["fqn"].text() == "" and parts["signature"].value is not None:

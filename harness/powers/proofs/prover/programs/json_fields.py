@@ -36,7 +36,7 @@ class Field:
         return FieldError(f"{self.path} is {_shown(self.value)}: expected {expected}")
 
     def object(self, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Field]:
-        """Return the fields of an object, all with a `Field`: null if a field of `optional` is missing.
+        """Return each field of an object by name, as a `Field`. The value of a missing `optional` field is None.
 
         Raises FieldError for a missing `required` field, and for an unknown field that is not null, false or empty.
         """
@@ -67,13 +67,16 @@ class Field:
         return [Field(value, f"{self.path}[{place}]") for place, value in enumerate(self.value)]
 
     def one_of(self, kinds: Any) -> tuple[str, Field]:
-        """Return name and value of an object's single field, such as `{"as_int": 3}`. `kinds`: allowed names."""
+        """Return the name and value of an object's only field, such as `as_int` and 3 for `{"as_int": 3}`.
+
+        Raises FieldError unless the object has one field, whose name is in `kinds`.
+        """
         if not isinstance(self.value, dict) or len(self.value) != 1 or (kind := next(iter(self.value))) not in kinds:
             raise self.wrong(f"an object with one of these fields: {', '.join(kinds)}")
         return kind, Field(self.value[kind], f"{self.path}.{kind}")
 
     def text(self) -> str:
-        """Return the string. Raises FieldError for any other value, like the methods below."""
+        """Return the string. Raises FieldError for any other value; so do the methods below, for other types."""
         if not isinstance(self.value, str):
             raise self.wrong("a text")
         return self.value
@@ -86,6 +89,7 @@ class Field:
 
     def integer(self) -> int:
         """Return the integer, which must fit into 64 bits with a sign."""
+        # `isinstance` would accept true and false.
         if type(self.value) is not int or not -LARGEST_INTEGER - 1 <= self.value <= LARGEST_INTEGER:
             raise self.wrong("an integer of 64 bits")
         return self.value
@@ -100,7 +104,10 @@ class Field:
 
 
 def field_of(content: bytes | memoryview, name: str) -> Field:
-    """Parse a JSON text. Raises FieldError if it is damaged, nested too deep, or ambiguous."""
+    """Parse a JSON text. `name` is the first part of its paths in errors.
+
+    Raises FieldError if the text is damaged, nested too deep, or ambiguous, such as an object that has a key twice.
+    """
     try:
         return Field(validate.parse(bytes(content)), name)
     except (ValueError, RecursionError, OverflowError) as error:

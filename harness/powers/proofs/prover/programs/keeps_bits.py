@@ -45,7 +45,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class PassProof:
-    """The proof that a pass kept a graph's bits. `changed`: the pass changed some node."""
+    """The proof that a pass kept a graph's bits. `changed` states whether the pass changed any node."""
 
     name: str
     proof: PairProof
@@ -54,12 +54,12 @@ class PassProof:
 
 @dataclass
 class KeptPasses:
-    """The proofs of the observed passes, in the order in which the passes ended."""
+    """The proofs of all passes that ran within a `keeps_bits()` block, in the order in which the passes ended."""
 
     proofs: list[PassProof] = field(default_factory=list)
 
     def check(self) -> None:
-        """Raise PassError for the first pass that is not proved."""
+        """Raise PassError for the first pass that is not proved to keep every bit, if there is one."""
         for each in self.proofs:
             if each.proof.verdict != PROVED:
                 raise _failure(each)
@@ -88,7 +88,10 @@ def keeps_bits(
 
 
 class KeptPass:
-    """A pass that is proved each time it runs. It can be a hook for Inductor, whose cache identifies it by `uuid`."""
+    """A wrapped pass: each time it runs, its result is proved equal to its input.
+
+    A wrapped pass can be a hook for Inductor, whose cache identifies it by `uuid`.
+    """
 
     def __init__(self, a_pass: Callable[..., Any], inputs: Sequence[Any] | None = None) -> None:
         self._pass = a_pass
@@ -98,10 +101,11 @@ class KeptPass:
         self.__doc__ = a_pass.__doc__
 
     def __call__(self, graph: Graph | GraphModule, *args: Any, **kwargs: Any) -> Any:
-        """Run the pass. Raises PassError unless it is proved to keep every bit."""
+        """Run the pass on a graph and return its result. Raises PassError unless it is proved to keep every bit."""
         before = _Snapshot(graph, self._inputs)
         with keeping_switches(f"pass {self.__name__}"):
             found = self._pass(graph, *args, **kwargs)
+        # A pass may return a new graph, or change the graph in place and return something else.
         left = found if isinstance(found, Graph | GraphModule) else graph
         proof = before.proof(self.__name__, left)
         self.proofs.append(proof)
@@ -110,7 +114,7 @@ class KeptPass:
         return found
 
     def uuid(self) -> Any:
-        """Return the pass's identity for Inductor's cache: a digest of its source and of bitproof's.
+        """Return the pass's identity for Inductor's cache: a digest of its source, or `uuid`, and of bitproof's source.
 
         None if the source does not determine the pass; then Inductor caches no graph.
         """
@@ -124,12 +128,15 @@ class KeptPass:
 
 
 def _has_state(a_pass: Any) -> bool:
-    """Whether a pass may have state that its source does not show: a closure or an object, without a `uuid`."""
+    """Whether a pass without a `uuid` may have state that its source does not show: it is a closure or an object."""
     return not hasattr(a_pass, "uuid") and bool(getattr(a_pass, "__closure__", None) or not inspect.isfunction(a_pass))
 
 
 class _Snapshot:
-    """A graph and the process's switches before a pass; `_before` is its program, or a refusal."""
+    """A graph before a pass, with the process's switches, such as torch's number of threads.
+
+    `_before` is the graph as a program, or the error if it is refused.
+    """
 
     def __init__(self, graph: Graph | GraphModule, inputs: Sequence[Any] | None) -> None:
         self._inputs = list(inputs) if inputs is not None else None
@@ -140,9 +147,10 @@ class _Snapshot:
             self._switches = Switches.now()
 
     def proof(self, name: str, graph: Graph | GraphModule) -> PassProof:
-        """Prove that a pass's result, `graph`, computes the same bits as the graph before.
+        """Prove that `graph`, the result of the pass `name`, computes the same bits as the graph before the pass.
 
-        Both are computed under the switches from before the pass. A pass that changed a switch is REFUSED.
+        Both graphs are proved under the switches from before the pass. A pass that changed a switch, or values of a
+        parameter or buffer, is REFUSED.
         """
         with disable_current_modes():
             switched = self._switches.changes()
@@ -187,7 +195,10 @@ class _Snapshot:
 
 
 def _digests(found: Held | RefusedError) -> dict[str, str]:
-    """A digest of the values of each parameter and buffer, by name: it shows that a pass wrote or replaced one."""
+    """Return a digest of each parameter's and buffer's values, by name.
+
+    If digests from before and after a pass differ, the pass changed values.
+    """
     values = {} if isinstance(found, RefusedError) else found.values
     with disable_current_modes():
         kept = {name: x for name, x in values.items() if name.startswith((PARAMETER, BUFFER)) and has_values(x)}
@@ -219,6 +230,7 @@ def _inputs_of(module: GraphModule) -> list[Any]:
 @contextmanager
 def _watching(check: bool) -> Iterator[KeptPasses]:
     kept = KeptPasses()
+    # A stack, since a pass may run other passes.
     running: list[_Snapshot] = []
 
     def before(module: Any, name: str) -> None:
@@ -234,7 +246,7 @@ def _watching(check: bool) -> Iterator[KeptPasses]:
 
 
 def _failure(found: PassProof) -> PassError:
-    """The error about a pass that is not proved. It lists the first unproved outputs, with the calls that differ."""
+    """Return the error about a pass that is not proved: its first unproved outputs, with the calls that differ."""
     lines = [] if found.proof.reason is None else [found.proof.reason]
     others = [answer for answer in found.proof.answers if answer.verdict != PROVED]
     for answer in others[:SHOWN]:

@@ -50,12 +50,15 @@ class _OneByOne(TorchDispatchMode):
 
 
 def one_by_one() -> AbstractContextManager[Any]:
-    """Return a context in which operators over lists of CPU tensors run tensor by tensor."""
+    """Return a context in which operators over lists of CPU tensors run as a loop over single tensors."""
     return _OneByOne()  # type: ignore[no-untyped-call]
 
 
 def without_regions(module: GraphModule) -> GraphModule:
-    """Remove the profiler ranges of optimizers from a traced graph, as they compute nothing, and return the graph."""
+    """Remove the profiler ranges of optimizers from a traced graph, in place, and return the graph.
+
+    The ranges compute nothing.
+    """
     # The end of a range reads its start, so ends are erased first.
     for name in ("_record_function_exit", "_record_function_enter_new"):
         for node in [node for node in module.graph.nodes if getattr(node.target, "namespace", None) == "profiler"]:

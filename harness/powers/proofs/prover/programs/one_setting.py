@@ -1,4 +1,4 @@
-"""Refuses a program that changes a switch between its operators: a graph does not record switches.
+"""Refuses a program that changes a switch between its operators, since a graph does not record switches.
 
     torch.set_num_threads(1); y = x.sum(); torch.set_num_threads(4)        refused at `aten.sum`
 
@@ -46,5 +46,8 @@ def _kernels_switches() -> dict[str, Any]:
 
 
 def under_one_setting() -> AbstractContextManager[Any]:
-    """Return a context in which RefusedError is raised at an operator that runs under other switches than the first."""
+    """Return a context in which all operators must run under the switches that are set when it is created.
+
+    RefusedError is raised at the first operator that runs under other switches.
+    """
     return _OneSetting()

@@ -2,8 +2,8 @@
 
     optimizer NAME.KEY      state tensor KEY of parameter NAME; `written optimizer NAME.KEY` is its value after a step
 
-State that is no tensor, and settings such as `lr`, are part of the program. If a step changes them, the next step is
-another program, and only one step is proved.
+State that is not a tensor, and settings such as `lr`, are part of the program. If a step changes them, the next step is
+another program, so only a single step is proved.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ OPTIMIZER = "optimizer "
 
 
 class HeldOptimizers:
-    """The optimizers among a program's inputs; `names` maps the ids of the modules' parameters to their names."""
+    """The optimizers among a program's inputs. `names` maps the ids of the modules' parameters to their names.
+
+    Raises RefusedError for an optimizer of a parameter that is not in `names`.
+    """
 
     def __init__(self, optimizers: Sequence[Optimizer], names: Mapping[int, str]) -> None:
         self.optimizers = optimizers
@@ -39,12 +42,16 @@ class HeldOptimizers:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The state tensors, by name."""
+        """The state tensors of all optimizers, by name: `optimizer NAME.KEY`."""
         return {name: optimizer.state[parameter][key] for name, (optimizer, parameter, key) in self._slots.items()}
 
     @contextmanager
     def swapped(self, given: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Iterator[None]:
-        """Context in which the optimizers update `parameters` with the state tensors in `given`; both are by name."""
+        """Context in which the optimizers update the tensors in `parameters`, with the state tensors in `given`.
+
+        The keys of both are the tensors' names. At the end of the context, the optimizers have their own parameters and
+        state again.
+        """
         kept = [(x, [dict(group) for group in x.param_groups], x.state) for x in self.optimizers]
         try:
             # The original state is put back at the end, so it must stay unchanged: the new parameters get copies of its

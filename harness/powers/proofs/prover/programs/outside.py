@@ -1,10 +1,10 @@
 """Refuses a program's effects outside of the objects that it can reach: on files, processes, the environment.
 
-Programs run on copies of their objects, so a change of an object is seen by comparing copies (`reachable`). But files,
-other processes and environment variables have no copy. And a program that looks at its callers may do something else
-when it is proved. Python announces all of this to audit hooks before it happens (PEP 578). If a program that is traced
-or run here causes such an event, RefusedError is raised, so the effect never happens. Files that imports and compilers
-write for the program are exempt.
+A program runs on copies of its objects, so a change of an object is seen by comparing copies (`reachable`). But files,
+other processes and environment variables have no copy. Also, a program that inspects its callers may do something else
+when it is proved. Python announces such effects and inspections to audit hooks before they happen (PEP 578). If a
+program that is traced or run here causes such an event, RefusedError is raised, so the effect never happens. Files that
+imports and compilers write for the program are exempt.
 
 Example: a step that counts its calls in a file is refused at `open(path, "w")`.
 
@@ -80,11 +80,11 @@ _watches: list[tuple[set[int], Callable[[str], bool]]] = []
 
 @contextmanager
 def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
-    """Context in which a program runs: the program may only change objects that it can reach.
+    """Context in which a program runs. The program may only change objects that it can reach.
 
     Before any other effect, such as a write to a file or the start of a process, RefusedError is raised. If the program
-    catches this error, the end of the block raises it again. `is_users_file` decides whether a file has a user's
-    code.
+    catches this error, it is raised again when the context ends. `is_users_file` returns whether a source file, given
+    by its path, is a user's code.
     """
     _hook()
     others = {x.ident for x in threading.enumerate() if x.ident is not None} - {threading.get_ident()}
@@ -98,7 +98,10 @@ def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
 
 
 def _refuse_file(file: object) -> None:
-    """Raise RefusedError for a path that is about to be written. A file that is a Python object is compared instead."""
+    """Raise RefusedError if `file`, which is about to be written, is a path.
+
+    Writes to an open file object are noticed afterwards, by its size and position.
+    """
     if isinstance(file, str | os.PathLike):
         raise refused(RefusedError(f"it opens {str(file)!r} to write, which nothing compares", where="the program"))
 
@@ -164,9 +167,10 @@ def _concerns(event: str) -> bool:
 
 
 def _told(event: str, args: tuple[Any, ...], frame: FrameType, is_users_file: Callable[[str], bool]) -> str | None:
-    """The effect of an audit event, in words. None if the event only reads, or if an import or a compiler causes it.
+    """Return the effect of an audit event, in words. None if it only reads, or if an import or a compiler causes it.
 
-    `frame` is the Python frame that caused the event.
+    An inspection of callers is only an effect if a user's code makes it. `frame` is the Python frame that caused the
+    event.
     """
     if event in _REFLECTIVE or event.startswith("ctypes."):
         caller: FrameType | None = frame
@@ -196,7 +200,10 @@ def _opens_to_write(path: Any, mode: str | None, flags: int | None) -> bool:
 
 
 def process_state() -> Mapping[str, Any]:
-    """Return state of the process that a call may change without any audit event, by its description."""
+    """Return the state of the process that a call may change without any audit event.
+
+    The keys describe the state ("the environment variables"), and equal values mean unchanged state.
+    """
     # A program may keep a count in an attribute of a thread.
     threads = [(x.ident, x.name, len(vars(x))) for x in threading.enumerate()]
     own = vars(threading.current_thread()).items()
@@ -223,10 +230,11 @@ def process_state() -> Mapping[str, Any]:
 
 
 def _open_files() -> dict[int, Any]:
-    """The state of open files, by descriptor; empty if the system is not Linux.
+    """Return the state of each open file by its descriptor; {} if the system is not Linux.
 
-    For a regular file: device, inode, size and offset. For a pipe whose two ends this process has: the number of unread
-    bytes.
+    For a regular file, the state is its device, inode, size and offset. For a pipe whose two ends this process has, it
+    is the number of unread bytes. Files of the standard streams, and files that an ancestor of this process has open,
+    are left out.
     """
     found: dict[int, Any] = {}
     pipes: dict[int, tuple[int, int]] = {}
@@ -248,10 +256,10 @@ def _open_files() -> dict[int, Any]:
 
 
 def _files_of_ancestors() -> set[tuple[int, int]]:
-    """Device and inode of each file that a parent process, or one of its parents, has open.
+    """Return the device and inode of each file that an ancestor of this process has open.
 
-    Such a process may write there at any time. For example, a shell redirects the output of a test runner into a log,
-    which the runner's workers inherit.
+    An ancestor may write to such a file at any time. For example, a shell redirects the output of a test runner into a
+    log, which the runner's workers inherit.
     """
     found: set[tuple[int, int]] = set()
     process = os.getppid()
@@ -269,7 +277,7 @@ def _files_of_ancestors() -> set[tuple[int, int]]:
 
 
 def _mask_of_new_files() -> str | None:
-    """The process's umask, from Linux. None on other systems, which only return it to a call that sets it."""
+    """Return the process's umask as Linux shows it. None on other systems, where reading the umask means setting it."""
     with suppress(OSError):
         lines = Path("/proc/self/status").read_text().splitlines()
         return next((line for line in lines if line.startswith("Umask")), None)
@@ -277,9 +285,10 @@ def _mask_of_new_files() -> str | None:
 
 
 def of_file(address: int) -> tuple[object, int]:
-    """Return an identity of a memory address, equal for the two addresses of a byte in a file that is mapped twice.
+    """Return an identity for the byte at a memory address.
 
-    It is the mapped file and the byte in it, for a shared mapping; otherwise the address itself.
+    If a file is mapped into memory twice, a byte of the file has two addresses; both have the same identity: the mapped
+    file and the position in it. For other memory it is the address itself.
     """
     found = next((x for x in _shared_mappings() if x.start <= address < x.end), None)
     return (found.file, found.offset + address - found.start) if found else ("memory", address)
@@ -287,7 +296,10 @@ def of_file(address: int) -> tuple[object, int]:
 
 @dataclass(frozen=True)
 class _Mapping:
-    """A shared mapping of a file: addresses `start` to `end` are its bytes from `offset` on. `file`: device, inode."""
+    """A shared mapping of a file: the addresses from `start` up to `end` are the file's bytes from `offset` on.
+
+    `file` is the file's (device, inode).
+    """
 
     start: int
     end: int

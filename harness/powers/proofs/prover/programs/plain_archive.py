@@ -1,9 +1,9 @@
 """Reads a zip archive, and refuses it unless all readers would see the same files in it.
 
-A zip file has three lists of its contents (a header before each file, a directory, and a record at the end), and
-readers differ in the list that they trust. Here every byte of the archive must have one meaning: the files follow each
+A zip file lists its contents in three parts (a header before each file, a directory, and a record at the end), and
+readers differ in the part that they trust. Here every byte of the archive must have one meaning: the files follow each
 other from byte 0 to the directory, the directory ends where the end record begins, the end record ends the archive, and
-all three lists agree.
+all three parts agree.
 
     headers and files | directory | zip64 record and locator, if any | end record
 
@@ -33,7 +33,10 @@ class ArchiveError(ValueError):
 
 
 class _Facts(NamedTuple):
-    """The facts about a file. Its header and its entry in the directory both state them, and must agree."""
+    """The facts about a file in the archive. `stored` is its compressed size, `size` its real size, both in bytes.
+
+    The file's header and its entry in the directory both state the facts, and must agree.
+    """
 
     name: str
     flags: int
@@ -74,7 +77,7 @@ def _files_of(content: memoryview) -> Mapping[str, memoryview]:
 
 
 def _end_of(content: memoryview) -> tuple[int, int, int]:
-    """The number of files, and the positions at which the directory begins and ends."""
+    """Return (number of files, position at which the directory begins, position at which it ends)."""
     if bytes(content[-22:-18]) != _END:
         raise ArchiveError("it does not end as a zip archive does")
     at_end = len(content) - 22
@@ -99,7 +102,10 @@ def _end_of(content: memoryview) -> tuple[int, int, int]:
 
 
 def _entry(content: memoryview, at: int) -> tuple[_Facts, int, int]:
-    """A file's entry in the directory: its facts, the position of its header, and the end of the entry."""
+    """Read the entry of the directory that begins at position `at`.
+
+    Returns the file's facts, the position of its header, and the position after the entry.
+    """
     if bytes(content[at : at + 4]) != _ENTRY:
         raise ArchiveError("its directory has fewer entries than the end record says")
     _, _, flags, method, _, _, checksum, stored, size, *lengths = struct.unpack_from("<6H3I3H", content, at + 4)
@@ -115,8 +121,10 @@ def _entry(content: memoryview, at: int) -> tuple[_Facts, int, int]:
 
 
 def _file(content: memoryview, at: int, told: _Facts) -> tuple[memoryview, int]:
-    """A file's bytes, and the position of the next header. `at` is the position of its own header, `told` are the facts
-    in the directory."""
+    """Return the bytes of the file whose header is at position `at`, and the position after the file.
+
+    Raises ArchiveError unless they fit `told`, the facts about the file in the directory.
+    """
     if bytes(content[at : at + 4]) != _LOCAL:
         raise ArchiveError(f"{told.name} has no header where the directory says")
     _, flags, method, _, _, checksum, stored, size, *lengths = struct.unpack_from("<5H3I2H", content, at + 4)

@@ -45,7 +45,10 @@ class TensorError(ValueError):
 
 
 def refuse_layout(sizes: Sequence[Any], strides: Sequence[Any], offset: Any, where: str) -> None:
-    """Raise TensorError for a layout that no tensor has. A size that is no int is open: any number from 0 on."""
+    """Raise TensorError for a layout that no tensor has, such as a negative stride. `where` names the tensor in errors.
+
+    A size that is not an int is open, and may be any number from 0 on.
+    """
     numbers = [x for x in (*sizes, *strides, offset) if isinstance(x, int)]
     if len(sizes) != len(strides) or len(sizes) > MOST_DIMS or any(not 0 <= x <= LARGEST for x in numbers):
         raise TensorError(f"{where} has sizes, strides or an offset that no tensor has")
@@ -61,10 +64,12 @@ def memory_of(content: memoryview | bytes, dtype: torch.dtype, where: str) -> Te
     """Return a 1-d tensor over a copy of these bytes. Raises TensorError if they are not valid elements."""
     if len(content) % dtype.itemsize:
         raise TensorError(f"{where} has {len(content)} bytes, which are no elements of {dtype}")
+    # Kernels may assume that the byte of a truth value is 0 or 1.
     if dtype is torch.bool and bytes(content).translate(None, b"\0\1"):
         raise TensorError(f"{where} has truth values that are neither 0 nor 1")
     if not content:
         return torch.empty(0, dtype=dtype)
+    # `clone` allocates memory with torch's alignment, which a buffer of Python may lack.
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).clone().view(dtype)
 
 

@@ -1,4 +1,4 @@
-"""A user's object as a program that can be proved: a function, a module, a graph, or an exported program.
+"""A user's object as a program for a proof: a function, a module, a graph, or an exported program.
 
     function, module    traced as it runs on the given inputs, including backward and in-place writes. The program's
                         inputs are: the tensors anywhere among the arguments, by position; the parameters and buffers of
@@ -7,7 +7,7 @@
     graph module        its own nodes, if these are operators; otherwise traced, node by node
     exported program    its own nodes, run only on fake values, operator by operator
 
-Only an exported program has open sizes. A function or a module is exported first if it shall have some.
+Only an exported program has open sizes. To prove a function or a module with open sizes, it is exported first.
 """
 
 from __future__ import annotations
@@ -126,7 +126,10 @@ _READABLE = (OpOverload, HigherOrderOperator)
 
 
 def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
-    """Return a graph in its current state as a program, with its constant tensors, unaffected by later changes."""
+    """Return a graph as a program with these inputs. Later changes of the graph do not affect the program.
+
+    Raises RefusedError if the graph takes another number of inputs.
+    """
     placeholders = module.graph.find_nodes(op="placeholder")
     leaves = flattened(tuple(inputs))[0]
     if len(leaves) != len(placeholders):
@@ -247,9 +250,11 @@ def _kept(signature: Any) -> Iterator[str]:
 
 
 def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
-    """The name of an output, without its number if it is a user's.
+    """Return the name of a graph's output. `spec` is its output spec in torch.export, and `place` its position.
 
-    The final value of an input is named after the input, as if it were written in place.
+    `inputs` maps names of placeholders to names of inputs. A returned value is named OUTPUT, to which the caller adds a
+    number. The final value of an input is named after the input, as if it were written in place; a gradient is named
+    after its parameter or input. Raises RefusedError for any other kind of output.
     """
     match spec.kind.name:
         case "USER_OUTPUT":
@@ -273,9 +278,10 @@ def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
 
 
 def _modules(subject: Any, leaves: Sequence[Any]) -> dict[str, nn.Module]:
-    """The modules of a program: itself, and those among its inputs.
+    """Return the modules of a program: the program itself if it is a module, and the modules among its inputs.
 
-    Each has a prefix for the names of its parameters and buffers, which is empty for a single module.
+    The keys are prefixes for the names of the modules' parameters and buffers. The program's own prefix is "". A module
+    among the inputs has its number, such as `0.`, or "" if it is the only module.
     """
     modules = {"": subject} if isinstance(subject, nn.Module) else {}
     inner = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
@@ -291,10 +297,10 @@ def _state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 
 
 def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
-    """Return the objects from which a program can reach anything, by name.
+    """Return the objects from which a program can reach all others, by name: itself, and its inputs.
 
-    Modules and optimizers come first. So the paths to their contents start with their names, and are the same in two
-    programs that take them at different positions.
+    Modules and optimizers come first. So the paths to their contents start with the module's or optimizer's name. In
+    two programs that take the same module at different positions, these paths are the same.
     """
     leaves = flattened(tuple(inputs))[0]
     modules = {f"module {prefix.removesuffix('.')}": x for prefix, x in _modules(subject, leaves).items()}
@@ -308,7 +314,10 @@ def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
 
 
 def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
-    """Trace a copy of a function on a copy of its inputs, so that tracing does not change the user's objects."""
+    """Trace a copy of a function on a copy of its inputs, so that tracing does not change the user's objects.
+
+    Raises RefusedError if the function cannot be traced, or if the tensors among its inputs do not allow a proof.
+    """
     # Tensors themselves are not copied here: the trace runs on fake values of them.
     own = copied({"subject": subject, "inputs": tuple(inputs)}, lambda x: x)
     leaves, rebuilt = flattened(own["inputs"])
@@ -370,7 +379,7 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
 
 
 def why_not_run(values: Mapping[str, Any]) -> str | None:
-    """Return the reason why a program with these inputs cannot be run here; None if it can."""
+    """Return why a program with these inputs cannot be run here, such as missing values; None if it can."""
     tensors = [x for x in values.values() if isinstance(x, Tensor)]
     if not all(map(has_values, tensors)):
         return "the inputs have no values"
@@ -382,10 +391,11 @@ def why_not_run(values: Mapping[str, Any]) -> str | None:
 
 
 def _failing_refused(not_run: str | None) -> AbstractContextManager[Any]:
-    """Context that refuses a program at a failing call of torch, even if the program catches the exception.
+    """Context for tracing a program. If the program cannot be run, it is refused as soon as a call of torch fails.
 
-    It only does so for a program that is not run, for the reason `not_run`. Some calls fail only while they are traced,
-    such as reading a tensor's element, so the trace may have taken another branch than a run; nothing would show it.
+    `not_run` is why it cannot be run; None if it can, and then nothing is refused. The program is refused even if it
+    catches the exception: some calls fail only while they are traced, such as reading a tensor's element, so the trace
+    may take another branch than a run. A run would show the difference, but without a run nothing does.
     """
 
     def failed(what: str) -> None:
@@ -402,8 +412,9 @@ def _line_of(error: BaseException) -> str:
 class _Tracing:
     """Runs a function while it is traced, and collects its outputs and effects.
 
-    `values` are the inputs by name. `rebuilt` makes the arguments from `leaves`, their flat list. `where` is the node
-    that runs, if the function is a graph.
+    `leaves` is the flat list of the function's arguments, from which `rebuilt` makes the arguments. `values` has the
+    program's inputs by name, `modules` the modules by the prefix of their names. `where` is the node that runs now, if
+    the function is a graph.
     """
 
     def __init__(
@@ -430,9 +441,10 @@ class _Tracing:
         self.where: str | None = None
 
     def run(self, given: list[Tensor]) -> list[Any]:
-        """Run the function with these tensors as its inputs; return the tensors and sizes among `outputs`.
+        """Run the function with `given` as its input tensors. Returns the tensors and sizes among its outputs.
 
-        Outputs are the returned values, and the tensors that the function changed.
+        The outputs are the returned values and the tensors that the function changed. The attribute `outputs` has all
+        of them with their names.
         """
         by_name = self._one_for_one(given)
         tracer = cast(Any, get_proxy_mode()).tracer
@@ -476,7 +488,10 @@ class _Tracing:
         return [x for _, x in self.outputs if isinstance(x, Tensor | torch.SymInt)]
 
     def _one_for_one(self, given: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The given tensors by name. Two names of one original tensor, as with tied weights, get the same tensor."""
+        """Return the given tensors by name, and attach the gradients among them to their tensors.
+
+        Two names of the same original tensor, as with tied weights, get the same tensor.
+        """
         first: dict[int, Tensor] = {}
         by_name = {
             name: first.setdefault(id(x), own) for (name, x), own in zip(self.values.items(), given, strict=True)
@@ -487,7 +502,10 @@ class _Tracing:
         return by_name
 
     def _refuse_replaced(self, given: Mapping[str, Tensor]) -> None:
-        """Raise RefusedError if the program replaced a parameter's tensor: the next step would not train it."""
+        """Raise RefusedError if the program replaced a parameter by another tensor.
+
+        The next step would use that tensor, but the proof only knows the parameter.
+        """
         for prefix, module in self.modules.items():
             for name, x in module.named_parameters(remove_duplicate=False):
                 if given.get(f"{PARAMETER}{prefix}{name}", x) is not x:
@@ -495,7 +513,10 @@ class _Tracing:
                     raise RefusedError(what, where="the program")
 
     def _kept_less(self, changes: Mapping[str, Any]) -> str | None:
-        """The reason why the next call would find changes other than new values of inputs; None if it would not."""
+        """Return why the next call would depend on more than the new values of inputs, such as a changed counter.
+
+        None if it would not. `changes` has the changes of this call by path.
+        """
         tensors = {place: x for place, x in changes.items() if isinstance(x, Tensor)}
         optimizers = {place: x for place, x in tensors.items() if place.startswith(OPTIMIZER)}
         left = [place for place in tensors if place.startswith(f"{GRADIENT}{PARAMETER}")]
@@ -520,14 +541,17 @@ def _known(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class _Named(Interpreter):
-    """Runs a graph node by node. Each traced call gets the name of its node as its source, unless it has one."""
+    """Runs a graph node by node, while it is traced.
+
+    Each traced call without a source line gets the name of its node in place of it.
+    """
 
     def __init__(self, module: GraphModule, tracing: _Tracing, tracer: Any) -> None:
         super().__init__(module)
         self._tracing, self._tracer = tracing, tracer
 
     def run_node(self, n: Node) -> Any:
-        """Run a node, and attach its name to each call that is traced meanwhile."""
+        """Run a node. Each call that is traced meanwhile gets the node's name as its source, unless it has a source."""
         self._tracing.where = f"`{n.name}`"
         create_node = self._tracer.create_node
 

@@ -70,8 +70,8 @@ _CachedFunction = type(functools.lru_cache(len))
 class Reached:
     """The objects that can be reached from `roots`, in a fixed order.
 
-    `tokens` has the content at each path as comparable data, `tensors` the tensor at each path that has one, and
-    `objects` every object without its path. `known` maps the id of a tensor to its name, which becomes its path.
+    `tokens` has the content at each path, as data that can be compared; `tensors` has the tensor at each path that has
+    one; `objects` lists every object once. `known` maps the id of a tensor to its name, which is then used as its path.
     """
 
     def __init__(self, roots: Mapping[str, Any], known: Mapping[int, str] | None = None) -> None:
@@ -86,7 +86,10 @@ class Reached:
             stack += reversed([*self._met(place.replace(" .", " "), x)])
 
     def _met(self, place: str, x: Any) -> Iterator[tuple[str, Any]]:
-        """Record an object at a path; yield path and object for each object directly inside it."""
+        """Record the object `x`, which is at a path. Yields (path, object) for each object directly inside it.
+
+        Raises RefusedError for a generator, which only one run could read.
+        """
         if (token := plain_token(x)) is not None:
             self.tokens[place] = token
             return
@@ -108,9 +111,10 @@ class Reached:
 
 
 def changed(before: Reached, after: Reached, *, without: str | None = None) -> dict[str, Token | Tensor]:
-    """Return each change that a call made, by path: the new tensor, or the new token, or None if nothing is there now.
+    """Return the changes that a call made, as a dict from each changed path to the content that is there now.
 
-    Paths below the root `without` are left out.
+    The content is a tensor if another tensor is there, otherwise a token, which identifies a plain value; None if
+    nothing is there. Paths below the root `without` are left out.
     """
     found: dict[str, Token | Tensor] = {}
     for place in dict.fromkeys([*before.tokens, *after.tokens]):
@@ -125,9 +129,9 @@ def changed(before: Reached, after: Reached, *, without: str | None = None) -> d
 
 
 def plain_token(x: Any) -> Token:
-    """Return the token of a plain value; None for other objects.
+    """Return data that identify a plain value, such as `("int", "3")`; None for any other object.
 
-    Unequal values have unequal tokens: -0.0 is not 0.0, and True is not 1.
+    Unequal values have unequal data: -0.0 is not 0.0, and True is not 1.
     """
     if isinstance(x, float) and type(x) is float:
         return "float", x.hex()
@@ -210,7 +214,11 @@ _ATOMS = (
 
 
 def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
-    """Yield path and object for each object directly inside an object. Raises RefusedError if it has hidden state."""
+    """Yield (path, object) for each object directly inside `x`, which is at the path `place`.
+
+    Raises RefusedError if `x` has hidden state that pickle does not store either. `known` maps ids of tensors to their
+    names.
+    """
     if _is_atom(x) or isinstance(x, torch.Generator):
         return
     match x:
@@ -285,7 +293,10 @@ _LOOKED_INTO = (
 
 
 def _has_more(kind: type) -> bool:
-    """Whether objects of a class have hidden state, besides their attributes and their base class's state, as in C."""
+    """Whether objects of a class have hidden state, such as fields written in C.
+
+    Attributes and the state of the base class do not count.
+    """
     # A slot, the dictionary of attributes and the list of weak references each add a pointer; other state adds more.
     if (base := kind.__base__) is None or kind.__itemsize__ != base.__itemsize__:
         return kind is not object
@@ -297,7 +308,7 @@ _POINTER = type("_", (), {"__slots__": ("x",)}).__basicsize__ - object.__basicsi
 
 
 def _results(cached: Any) -> Iterator[Any]:
-    """The results in a cached function's cache that are neither tensors nor plain values."""
+    """Yield the objects in a cached function's cache, except tensors and plain values."""
     # Only the garbage collector can find them.
     for x in gc.get_referents(cached):
         for y in x.values() if isinstance(x, dict) and x is not vars(cached) else ():
@@ -321,7 +332,7 @@ def _slots(kind: type) -> Sequence[str]:
 
 
 def _reduced(x: Any) -> tuple[Any, ...] | None:
-    """The parts of an object that pickle would store; None if it cannot be pickled, such as a lock."""
+    """Return the parts of an object that pickle would store; None if pickle refuses it, such as a lock."""
     try:
         reducer = copyreg.dispatch_table.get(type(x))
         found = x.__reduce_ex__(4) if reducer is None else reducer(x)
@@ -349,11 +360,11 @@ def _optimizers(place: str, x: Optimizer, known: Mapping[int, str]) -> Iterator[
 
 
 def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """Return a copy of the objects, with sharing preserved and `tensor(x)` in place of each tensor.
+    """Return a copy of the objects in `roots`, with `tensor(x)` in place of each tensor `x`.
 
-    Raises RefusedError unless the copy is the same at every path. Python's own deepcopy would not do: it leaves out
-    attributes that a class leaves out of its pickle, as optimizers do, and it does not copy functions, so copies would
-    share their closures.
+    Objects that are shared stay shared in the copy. Raises RefusedError unless the copy has the same content at every
+    path. Python's own deepcopy would not do: it leaves out attributes that a class leaves out of its pickle, as
+    optimizers do, and it does not copy functions, so copies would share their closures.
     """
     reached = Reached(roots)
     _refuse_shared([*reached.objects, *Reached(_around(reached.objects)[0]).objects])
@@ -396,7 +407,7 @@ def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict
 
 
 def _refuse_shared(objects: Sequence[Any]) -> None:
-    """Raise RefusedError if an array shares memory with another object: their copies would not share it."""
+    """Raise RefusedError if an array or a buffer shares memory with another object, since their copies would not."""
     spans: dict[int, tuple[Any, object, int, int]] = {}
     for x in objects:
         try:
@@ -439,7 +450,10 @@ def _function(x: types.FunctionType, memo: dict[int, Any], later: list[Callable[
 
 
 def _object(x: Any, memo: dict[int, Any], later: list[Callable[[], None]]) -> Any:
-    """An empty object of the same class. `later` gets a function that fills in copies of all attributes."""
+    """Return an empty object of the same class as `x`, which is its copy.
+
+    Appends to `later` a function that fills the copy with copies of the attributes of `x`. `memo` has the copies by id.
+    """
     made = object.__new__(type(x))
     later.append(lambda: vars(made).update({key: copy.deepcopy(value, memo) for key, value in vars(x).items()}))
     return made
@@ -456,7 +470,7 @@ def _attributes(x: Tensor, memo: dict[int, Any]) -> None:
 class Memories:
     """Copies tensors. Tensors that share memory get copies that share memory, with the same layouts.
 
-    `made` maps the id of a tensor to its copy.
+    `made` maps the id of an original tensor to its copy.
     """
 
     def __init__(self) -> None:
@@ -464,7 +478,7 @@ class Memories:
         self.made: dict[int, Tensor] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The copy of a tensor. Raises RefusedError for a tensor that is not plain memory."""
+        """Return the copy of a tensor. Raises RefusedError if it is not plain memory, or has hooks on its gradient."""
         name = f"a {type(x).__name__} of shape {list(x.shape)}"
         if hooks_of_gradients(x):
             raise RefusedError(f"{name} has hooks on its gradient, which no graph shows", where="the inputs")
@@ -484,9 +498,10 @@ class Memories:
 
 
 def valued(roots: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a copy of the objects that has zeros on the CPU in place of tensors without values.
+    """Return a copy of the objects in `roots`, with CPU tensors of zeros in place of tensors without values.
 
-    None if all tensors have values, or if the zeros would need more than MOST_BYTES. Raises RefusedError.
+    None if all tensors have values, or if the zeros would need more than MOST_BYTES. Raises RefusedError if the objects
+    cannot be copied.
     """
     lacking = {id(x): x for x in Reached(roots).objects if isinstance(x, Tensor) and not has_values(x)}
     if not lacking or sum(x.untyped_storage().nbytes() for x in lacking.values()) > MOST_BYTES:
@@ -509,7 +524,7 @@ def valued(roots: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def has_values(x: Any) -> bool:
-    """Return whether an object is a tensor with values: no fake tensor, and not on the meta device."""
+    """Return whether an object is a tensor with values: not a fake tensor, and not on the meta device."""
     return isinstance(x, Tensor) and not isinstance(x, FakeTensor) and x.device.type != "meta"
 
 
@@ -517,11 +532,11 @@ def has_values(x: Any) -> bool:
 
 
 class Around:
-    """A snapshot of the global state around a program.
+    """A snapshot of the global state that a program may use, to refuse a call that changes it.
 
-    It has the variables and class attributes that the user's code names, loggers, and the state of the process. Copies
-    of a program share this state with the original, so a call that changes any of it is refused. `in_place` is false
-    while tracing: then no values of tensors in such variables can change, and they are not compared.
+    The state consists of the variables and class attributes that the user's code names, loggers, and the state of the
+    process. Copies of a program share it with the original. `in_place` is False while a program is traced: the values
+    of tensors in such variables cannot change then, so they are not compared.
     """
 
     def __init__(self, reached: Reached, *, in_place: bool = True) -> None:
@@ -563,9 +578,9 @@ class Around:
 
 
 def _loggers() -> dict[str, Token]:
-    """The state of each logger, by name. Any code can find a logger by name, and keep a count in its handlers.
+    """Return the state of each logger, by name: any code can find a logger by name, and keep a count in its handlers.
 
-    Loggers of installed packages are left out: torch removes a handler when it first logs a trace.
+    Loggers of installed packages are left out, since torch removes a handler when it first logs a trace.
     """
     known = [logging.root, *logging.Logger.manager.loggerDict.values()]
     loggers = {x.name: x for x in known if isinstance(x, logging.Logger)}
@@ -588,10 +603,10 @@ _PYTHONS = ("__annotations__", "__builtins__", "__warningregistry__", "__abstrac
 
 
 def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Mapping[str, Any]]]]:
-    """The variables that the user's code around these objects names, by name; and named namespaces.
+    """Return the variables that the user's code around some objects names, and namespaces around them.
 
-    Entries of these namespaces are only compared by identity. They are those of the objects' classes, and of installed
-    packages' objects that the code names.
+    The variables are a dict by name. The namespaces are pairs of a name and a dict: those of the objects' classes, and
+    of objects in installed packages that the code names. The entries of namespaces are only compared by identity.
     """
     found: dict[str, Any] = {}
     spaces: dict[int, tuple[str, Mapping[str, Any]]] = {}
@@ -656,10 +671,10 @@ only counts together with `grad_fn` and the like, as an attribute of an autograd
 
 
 def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
-    """Yield name, value and a flag for each global and each module variable that a function's code names.
+    """Yield (name, value, whether it is a user's) for each global or module variable that a function's code names.
 
-    The flag says whether the variable is a user's. Code that reads variables by text, as `globals()["count"]`, may mean
-    any variable. For such code every container is yielded as well.
+    If the code reads variables by a text, such as `globals()["count"]`, it may mean any variable. For such code every
+    container among the variables is yielded as well.
     """
     # `names` has every name in the code, `asked` the globals that it loads, and the first attribute that it takes.
     names, codes = set[str](), [function.__code__]

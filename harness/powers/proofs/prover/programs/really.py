@@ -1,6 +1,6 @@
 """Runs a program, and compares it with its own graph.
 
-A proof is about a graph. That the graph does the same as the function is not proved, but tried: both run on copies of
+A proof is about a graph. The graph is not proved to do the same as the program, but it is tested: both run on copies of
 the given inputs, and on random inputs. They start from the same state of the random generators, with the caller's
 threads, precision, autocast and gradients. Afterwards these must agree:
 
@@ -9,7 +9,7 @@ threads, precision, autocast and gradients. Afterwards these must agree:
 3. the random generators and the switches of the process.
 
 Any difference refuses the proof, whatever its cause: an operator that is traced as another, a fast path that tracing
-turns off, memory that is exchanged, a hook. If the proof also claims the next step, a second step follows the first.
+turns off, memory that is exchanged, a hook. If the proof also claims further steps, a second step follows the first.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ generator state than its graph."""
 
 
 def not_run(held: Held) -> str | None:
-    """Return the reason why a program cannot be run; None if it can, or if it is only a graph."""
+    """Return why a program cannot be run, such as missing values; None if it can, or if it is only a graph."""
     if held.subject is None:
         return None
     return why_not_run(held.values)
 
 
 def check_run(held: Held, drawn: Mapping[str, Any] | None = None, *, num_steps: int = 1) -> None:
-    """Run a program and its graph on the given inputs, or on `drawn` inputs, for some steps, and compare them.
+    """Run a program and its graph for some steps, and compare them.
 
-    Raises RefusedError, which names the first difference, and NotEvaluatedError if the graph cannot be computed. Drawn
-    inputs on which both fail are no difference.
+    The inputs are the program's own, or those in `drawn` by name. Raises RefusedError, which names the first
+    difference, and NotEvaluatedError if the graph cannot be computed. If both fail on drawn inputs, no error is raised.
     """
     before = Switches.now()
     try:
@@ -75,7 +75,7 @@ def check_run(held: Held, drawn: Mapping[str, Any] | None = None, *, num_steps: 
 
 @dataclass
 class _Call:
-    """A run of the program: its outputs by name, its changes by path, and the generator's state afterwards."""
+    """The results of a run: outputs by name, changes by path, and the random generator's state afterwards."""
 
     outputs: dict[str, Any]
     changes: dict[str, Any]
@@ -83,7 +83,11 @@ class _Call:
 
 
 def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> tuple[str | None, list[Any]]:
-    """The first difference between a program and its graph in words, or None; and the values that both returned."""
+    """Return the first difference between a program and its graph, in words, or None; and all computed values.
+
+    The values are the outputs of both and the final values of inputs. With them, the caller can compare this run with
+    another.
+    """
     memories = Memories()
     world = copied({"subject": held.subject, "inputs": tuple(held.inputs)}, memories)
     named = {name: memories.made[id(x)] for name, x in held.values.items() if isinstance(x, Tensor)}
@@ -157,7 +161,10 @@ def fill(named: Mapping[str, Tensor], drawn: Mapping[str, Any]) -> None:
 
 
 class _Real:
-    """A copy of a program and its inputs, which runs step by step."""
+    """A copy of a program and its inputs, which runs step by step.
+
+    `world` has the copies of the program and its inputs, `named` the copies of the input tensors by name.
+    """
 
     def __init__(self, world: dict[str, Any], named: Mapping[str, Tensor]) -> None:
         self._subject, self._inputs = world["subject"], world["inputs"]
@@ -169,11 +176,11 @@ class _Real:
         return Reached(roots_of(self._subject, self._inputs) | more, self._known)
 
     def now(self, name: str) -> Tensor | None:
-        """Return the tensor that is currently at the path of an input: a step may have replaced the original."""
+        """Return the tensor that is now in the place of an input: a step may have replaced the original by another."""
         return self._last.tensors.get(name, self.named.get(name))
 
     def step(self) -> _Call:
-        """Run the program once. Raises RefusedError if it fails, or changes something that copies do not cover."""
+        """Run the program once. Raises RefusedError if it fails, or changes something that the originals share."""
         switches, surroundings = Switches.now(), Around(self._last)
         try:
             with refusing_outside(is_users_file):
@@ -197,8 +204,10 @@ class _Real:
         return _Call(outputs, changes, generator)
 
     def _refuse_attributes(self, outputs: Mapping[str, Any]) -> None:
-        """Raise RefusedError if a new output carries another value, such as `y.aux = x * 2` or a gradient: that value
-        is no output, so nothing would compare it."""
+        """Raise RefusedError if a new output carries another value: a gradient, or an attribute such as `y.aux`.
+
+        Such a value is not an output, so nothing would compare it.
+        """
         for name, x in outputs.items():
             if not isinstance(x, Tensor) or id(x) in self._known:
                 continue
@@ -211,9 +220,10 @@ class _Real:
 def _unlike(
     held: Held, real: _Call, outputs: Mapping[str, Any], memory: Mapping[str, Any], generator: Tensor, runs: _Real
 ) -> str | None:
-    """The first difference between a program's run and its graph's run, in words; None if there is none.
+    """Return the first difference between a program's run and its graph's run, in words; None if there is none.
 
-    `outputs`, `memory` and `generator` are the graph's: outputs by name, final values of inputs, generator state.
+    `real` is the program's run. `outputs`, `memory` and `generator` are from the graph's run: outputs by name, final
+    values of inputs by name, and the random generator's state.
     """
     # Returned values: the same number, equal numbers and texts, and then equal tensors.
     told = {name for name, _ in held.program.others} | {*outputs}

@@ -1,9 +1,9 @@
 """Reads the inputs with which a program was exported, without unpickling them.
 
 torch.save writes a zip that contains the tensors' bytes, and a pickle that describes how the tensors are nested. A
-pickle is a program. Here only its instructions for tuples, lists, dictionaries, numbers, texts and tensors run. The
-name of a class or a function stays a text: `_rebuild_tensor_v2` and an empty OrderedDict are recognized by name, and
-not called. A tensor is laid out over its bytes, like weights.
+pickle is a program. Here only its instructions for tuples, lists, dictionaries, numbers, texts and tensors are
+followed. The name of a class or a function stays a text: `_rebuild_tensor_v2` and an empty OrderedDict are recognized
+by name, and not called. A tensor is laid out over its bytes, like weights.
 
 A container that is used twice is refused: it could contain itself, or grow exponentially when it is walked.
 """
@@ -56,17 +56,20 @@ class SampleError(ValueError):
 
 @dataclass(frozen=True)
 class _Global:
-    """A class or a function, by name. It is never looked up."""
+    """A class or a function that the pickle names. It is never looked up."""
 
     name: str
 
 
 class _Mark:
-    """A mark on the pickle's stack: the items of a container come after it."""
+    """A mark on the pickle's stack. Everything above it will become the items of one container."""
 
 
 def read(content: memoryview) -> tuple[Any, Any]:
-    """Return the positional and the named inputs in a file's content. Raises SampleError or ArchiveError."""
+    """Return (positional inputs, named inputs) from a file's content.
+
+    Raises SampleError if they are not plain data, and ArchiveError if the file is damaged.
+    """
     files = {name.partition("/")[2]: data for name, data in files_of(bytes(content)).items()}
     if bytes(files.get("byteorder", b"little")) != b"little" or "data.pkl" not in files:
         raise SampleError("its sample inputs were not written by torch.save on this kind of machine")
@@ -93,6 +96,7 @@ class _Machine:
         try:
             for code, argument, at in pickletools.genops(pickled):
                 if code.name == "STOP":
+                    # Bytes after the end could mean something to another reader.
                     if len(self.stack) != 1 or at != len(pickled) - 1:
                         raise SampleError("its sample inputs end too early or too late")
                     return self.stack.pop()
@@ -152,9 +156,10 @@ class _Machine:
         return self.stack[-1]
 
     def _checked(self, items: Any, inner: list[Any], holder: Any = None) -> Any:
-        """Return the items. Raises SampleError if one is a mark, or if their container is nested too deep.
+        """Return `items`. Raises SampleError if one of them is a mark, or if their container is nested too deep.
 
-        `inner` are the values among the items, `holder` is their container unless it is `items`.
+        `inner` lists the items. `holder` is the container to which they are added; None if `items` itself is the
+        container.
         """
         if any(isinstance(x, _Mark) for x in inner):
             raise SampleError("its sample inputs are damaged: a container without items")
@@ -173,7 +178,10 @@ class _Machine:
         return value
 
     def _memory(self, told: Any) -> Tensor:
-        """Return a tensor's memory, as a tensor of one dim, from the persistent id in the pickle."""
+        """Return a tensor's memory, as a tensor of one dim. `told` is the persistent id that the pickle has for it.
+
+        Raises SampleError if the file does not have this memory.
+        """
         kind, storage, key, _, num = told
         if kind != "storage" or not isinstance(storage, _Global) or storage.name not in _STORAGES:
             raise SampleError("its sample inputs have a tensor of another kind of memory")

@@ -1,4 +1,4 @@
-"""Reads a file's sizes, such as `Add(Mul(Integer(2), Symbol('s77', integer=True)), Integer(1))`, without eval.
+"""Reads sizes in a file, such as `Add(Mul(Integer(2), Symbol('s77', integer=True)), Integer(1))`, without eval.
 
 Python's parser only builds a syntax tree, and only calls of known names are accepted. A size of an input must be a sum
 of products of symbols and numbers. Sizes that the graph's calls compute may be more complex: they are checked, but not
@@ -41,7 +41,10 @@ def check_expression(text: str) -> None:
 
 
 class OpenSizesOfFile:
-    """The open sizes of a file: each symbol of the file becomes a new symbol of `shape_env`, with the file's bounds."""
+    """Converts sizes in a file to sizes of `shape_env`.
+
+    Each symbol of the file becomes a new symbol with the bounds that the file states in `ranges`.
+    """
 
     def __init__(self, shape_env: ShapeEnv, ranges: Field) -> None:
         self._shape_env = shape_env
@@ -53,7 +56,7 @@ class OpenSizesOfFile:
             self._bounds(bounds)
 
     def size(self, field: Field) -> Any:
-        """Return a size of the file, as a number or a sum of products of new symbols."""
+        """Return a size in the file as a number, or as a sum of products of the new symbols."""
         kind, told = field.one_of(("as_int", "as_expr"))
         if kind == "as_int":
             return told.integer()
@@ -68,6 +71,7 @@ class OpenSizesOfFile:
             return args[0]
         values = [self._value(x, text) for x in args]
         if name == "Pow":
+            # A power is written out as a product, so a large exponent would take forever.
             if len(values) != 2 or type(values[1]) is not int or not 1 <= values[1] <= LARGEST_POWER:
                 raise _no_sum(text)
             return _product([values[0]] * values[1])
@@ -110,9 +114,10 @@ def _check(node: ast.expr, text: str) -> None:
 
 
 def _taken_apart(node: ast.expr, text: str, known: set[str]) -> tuple[str, list[Any]]:
-    """The function's name and the arguments of a call in a syntax tree.
+    """Return the name of the function that a syntax tree calls, and its arguments.
 
-    The arguments of a symbol are its name, those of a number its value. Raises ExpressionError for any other syntax.
+    The arguments of a symbol are its name, those of a number its value. `known` are the accepted functions. Raises
+    ExpressionError for any other syntax; `text` is the expression in the error.
     """
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in known:
         raise _no_sum(text)

@@ -43,8 +43,8 @@ NUM_SETS = 2
 
 
 def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> PairProof:
-    """Prove that `f` and `g` compute equal bits. The result has an answer for each output: if it is not proved, the
-    reason, or how the two were seen to differ.
+    """Prove that `f` and `g` compute equal bits. The result has an answer for each output; if the output is not proved,
+    also the reason, or how the two were seen to differ.
 
     `f` and `g` are functions or modules that take `inputs`, graph modules, or exported programs, which have their own
     inputs. `inputs` may be nested tuples, lists and dictionaries. Tensors, modules and optimizers in them are inputs of
@@ -59,14 +59,16 @@ def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> Pai
         return _proved(held(f, inputs, dynamic_shapes), held(g, inputs, dynamic_shapes))
     except RefusedError as error:
         return PairProof(REFUSED, reason=told(error))
+    # The arguments are a user's objects, which may do anything. A proof that fails must not end the user's program.
     except Exception as error:
         return PairProof(REFUSED, reason=_unforeseen(error))
 
 
 def _with_values(f: Any, g: Any, inputs: Sequence[Any]) -> PairProof | None:
-    """The proof of programs whose tensors partly have no values (e.g. on the meta device); values are drawn for these.
+    """Return the proof for programs with tensors that have no values, such as on the meta device, by drawing values.
 
-    None if all tensors have values, if the drawn values would be too large, or if the programs cannot be traced so.
+    None if all tensors have values, if the drawn values would be too large, or if the programs cannot be traced with
+    values.
     """
     try:
         world = valued({"f": f, "g": g, "inputs": tuple(inputs)})
@@ -75,6 +77,7 @@ def _with_values(f: Any, g: Any, inputs: Sequence[Any]) -> PairProof | None:
         return None
     for side in sides:
         for name, x in side.values.items():
+            # Seeded by name, so that a parameter has the same values in both programs, whatever its position.
             fill({name: x}, {name: random({name: x}, {}, zlib.crc32(name.encode()))[0]})
     return _proved(*sides) if sides else None
 
@@ -97,9 +100,9 @@ def _unforeseen(error: Exception) -> str:
 
 
 def prove_held(one: Held, other: Held) -> PairProof:
-    """Prove two programs, and compute their graphs on their own values and on random values.
+    """Prove two programs, and compute their graphs on the programs' own inputs and on random inputs.
 
-    The programs themselves are run as well, unless the graphs were refused as a whole.
+    Unless the graphs were refused as a whole, the programs themselves are run as well, and compared with the graphs.
     """
     found = prove_programs(one.program, other.program, lambda: _sets(one), must_read=())
     if found.proof is None or found.graphs is None:
@@ -112,9 +115,9 @@ def prove_held(one: Held, other: Held) -> PairProof:
 
 
 def really_run(found: PairProof, one: Held, other: Held) -> PairProof:
-    """Run both programs, and return the proof `found`: refused if a program does not do the same as its graph.
+    """Run both programs, and return their proof `found`, REFUSED if a program does not do the same as its graph.
 
-    If a program could not be run, `not_run` is set.
+    If a program could not be run, the proof is returned with the reason in `not_run`.
     """
     if not_runnable := not_run(one) or not_run(other):
         return replace(found, not_run=not_runnable)
@@ -149,7 +152,11 @@ def _check_keys(one: Held, other: Held) -> None:
 
 
 def _check_effects(one: Held, other: Held) -> None:
-    """Raise RefusedError unless both calls have the same side effects, by path and, if no tensor, by value."""
+    """Raise RefusedError unless a call of each program has the same side effects.
+
+    A change must be at the same path on both sides. If it is not a tensor, the new values must also be equal. Writes to
+    the programs' inputs need not match here, since they are outputs of the proof.
+    """
     lefts = [
         dict.fromkeys([*(x for x in side.program.outputs if _is_left(x, side)), *side.effects]) for side in (one, other)
     ]
@@ -182,10 +189,10 @@ def _check_state(one: Held, other: Held) -> None:
 
 
 def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None:
-    """The reason why a proof does not hold for inputs at these addresses; None if it does.
+    """Return why a proof does not hold for inputs at their addresses in memory; None if it does.
 
-    An input must start at a line of memory (`line_of`), and two inputs must not share memory that a program writes.
-    Tensors over NumPy arrays may violate both. A file that is mapped twice is one memory at two addresses.
+    An input must be aligned to `line_of` bytes, and two inputs must not share memory that a program writes. Tensors
+    over NumPy arrays may violate both. If a file is mapped twice, both addresses count as the same memory.
     """
     # By input: an identity of its memory, and the addresses at which that begins and ends.
     spans: dict[str, tuple[object, int, int]] = {}
@@ -231,7 +238,7 @@ def _all_closed(like: Mapping[str, Any]) -> bool:
 
 
 def _span(x: Any) -> int:
-    """The number of elements from a tensor's first to its last in memory: 9 for shape (2,) and stride (8,)."""
+    """Return the number of elements from a tensor's first to its last in memory: 9 for shape (2,) and stride (8,)."""
     if not isinstance(x, Tensor) or not _is_closed(x) or 0 in x.shape:
         return 0
     return 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
@@ -242,10 +249,10 @@ def _is_closed(x: Tensor) -> bool:
 
 
 def random(like: Mapping[str, Tensor], values: Mapping[str, Any], seed: int) -> Sequence[Any]:
-    """Return random inputs of the layouts of `like`.
+    """Return random inputs with the layouts of `like`, in the order of `like`.
 
-    Their magnitudes are far enough apart to expose a different rounding. Integers keep their values from `values`,
-    since they may be indices; so does optimizer state, which may be counts.
+    The values' magnitudes are far enough apart to expose a different rounding. Integers keep their values from
+    `values`, since they may be indices; so do optimizer states, which may be counts.
     """
     generator = torch.Generator().manual_seed(seed)
     found = []
@@ -254,6 +261,7 @@ def random(like: Mapping[str, Tensor], values: Mapping[str, Any], seed: int) -> 
         if not is_kept and (x.is_floating_point() or x.is_complex()):
             kind = torch.complex64 if x.is_complex() else torch.float32
             value = torch.randn(x.shape, generator=generator, dtype=kind)
+            # The second factor spreads the magnitudes.
             value = (value * torch.exp(torch.randn(x.shape, generator=generator))).to(x.dtype)
         elif has_values(values.get(name)):
             value = values[name]

@@ -21,6 +21,8 @@ from .replaying import run_loaded
 
 MOST_TERMS, MOST_SHAPES = 512, 40
 BIG = {torch.float32: 2.0**60, torch.float64: 2.0**200, torch.bfloat16: 2.0**60, torch.float16: 2.0**15}
+# All terms together must vanish beside BIG in a float32 accumulator, so float16 needs terms that are subnormal.
+UNIT = {torch.float16: 2.0**-17}
 PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "linear", "mv", "dot"}
 SUMS = {"sum", "mean"}
 
@@ -99,21 +101,23 @@ def _order(call: dict[str, Any]) -> dict[str, Any] | None:
     is the term that meets term 0 first, and `terms` the number of terms.
     """
     terms, dtype = _inner(call)
-    if call["op"].split(".")[1] not in PRODUCTS | SUMS or terms < 3:
+    name = call["op"].split(".")[1]
+    # A mean divides the float16 terms below its smallest number.
+    if name not in PRODUCTS | SUMS or terms < 3 or (name, dtype) == ("mean", torch.float16):
         return None
     # More ones than 256 cannot be counted exactly in bfloat16.
     most = {torch.bfloat16: 256, torch.float16: 256}.get(dtype, MOST_TERMS)
-    terms = min(terms, most)
+    terms, unit = min(terms, most), UNIT.get(dtype, 1.0)
     sizes = []
     # With term 0 alone, terms that meet it together show no order among themselves.
     for pivot in (0, terms // 2):
         for other in (each for each in range(terms) if each != pivot):
-            rows_KN = torch.ones(terms, 1, dtype=dtype)
+            rows_KN = torch.full((terms, 1), unit, dtype=dtype)
             rows_KN[pivot], rows_KN[other] = BIG[dtype], -BIG[dtype]
             found = _terms(call, rows_KN)
             if found is None:
                 return None
-            sizes.append(round(terms - float(found[0])))
+            sizes.append(round(terms - float(found[0]) / unit))
     first = sizes[: terms - 1]
     return {"sizes": sizes, "first": 1 + first.index(min(first)), "terms": terms}
 
@@ -127,15 +131,15 @@ def _bias(call: dict[str, Any]) -> list[int] | None:
     terms, dtype = _inner(call)
     if call["op"].split(".")[1] not in ("addmm", "baddbmm"):
         return None
-    terms = min(terms, 256 if dtype.itemsize == 2 else MOST_TERMS)
+    terms, unit = min(terms, 256 if dtype.itemsize == 2 else MOST_TERMS), UNIT.get(dtype, 1.0)
     sizes = []
     for other in range(terms):
-        rows_KN = torch.ones(terms, 1, dtype=dtype)
+        rows_KN = torch.full((terms, 1), unit, dtype=dtype)
         rows_KN[other] = -BIG[dtype]
         found = _terms(call, rows_KN, BIG[dtype])
         if found is None:
             return None
-        sizes.append(round(terms - 1 - float(found[0])))
+        sizes.append(round(terms - 1 - float(found[0]) / unit))
     return sizes
 
 

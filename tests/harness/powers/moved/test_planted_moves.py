@@ -8,10 +8,10 @@ import torch
 from bitproof.harness.powers.moved.move_causes import causes_of
 from bitproof.harness.powers.moved.standalone.call_archive import Archive
 from bitproof.harness.powers.moved.standalone.exchanging import run_exchanged
-from bitproof.harness.powers.moved.standalone.order_probes import probe
+from bitproof.harness.powers.moved.standalone.order_probes import _order, probe
 from bitproof.harness.powers.moved.standalone.recording_calls import keep_results
 from bitproof.harness.powers.moved.standalone.replaying import replay
-from tests.harness.powers.moved.plants import planted, plants
+from tests.harness.powers.moved.plants import backwards, in_order, planted, plants, products_of
 
 PLANTS = plants()
 
@@ -100,3 +100,14 @@ def test_inputs_above_the_budget_are_drawn_again_alike(tmp_path):
     assert states(replay(archive)) == {"equal"}
     with planted("mv", function_of("mv", "in order")):
         assert [archive.calls[0]["op"][:4], states(replay(archive))] == ["aten", {"equal", "moved"}]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_the_order_of_additions_is_found_in_each_dtype(dtype):
+    tensors = [{"shape": [4, 12], "dtype": dtype}, {"shape": [12, 3], "dtype": dtype}]
+    call = {"op": "aten.mm.default", "args": [["t", 0], ["t", 1]], "tensors": tensors}
+    found = {}
+    for name, add in {"in order": in_order, "backwards": backwards}.items():
+        with planted("mm", lambda a, b, add=add: add(products_of(a, b)).to(a.dtype)):
+            found[name] = _order(call)["sizes"][:11]
+    assert found == {"in order": [*range(2, 13)], "backwards": [12] * 11}

@@ -36,8 +36,9 @@ PLAIN = (transformer_batch, moe_batch, moe_seq, unchunked)
 def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
     """Return a case derived from a case of PLAIN, with 5 steps and with `changes`.
 
-    With suffix `world2`, transformer_batch becomes blocks_batch_world2. The beginning of the name is replaced so that
-    `-k moe_seq` still selects a single case. Raises KeyError for a case that is not in PLAIN.
+    With suffix `world2`, transformer_batch becomes blocks_batch_world2, and moe_seq becomes experts_seq_world2: the
+    name begins differently so that `-k moe_seq` still selects a single case. Raises KeyError for a case that is not in
+    PLAIN.
     """
     stem = {
         "transformer_batch": "blocks_batch",

@@ -103,8 +103,8 @@ class ChunkedModules:
 
 
 def check_chunking(model: nn.Module, chunking: Chunking, *, folded: bool = False) -> None:
-    """Raise ChunkError if no step of this model could run in chunks as `chunking` states; runs no step, and `model` may
-    be on the meta device.
+    """Raise ChunkError if `chunking` cannot be applied to this model. Runs no step, so `model` may be on the meta
+    device.
 
     The reasons are: no module matches; a module that mixes positions would get half of a sequence; a module has a norm
     that mixes the rows of a batch or updates running statistics; or a module is within a mixture of experts, where
@@ -155,7 +155,7 @@ def chunk_modules(
 ) -> ChunkedModules:
     """Make every module of `model` that matches `chunking.modules` run in two chunks.
 
-    With `folded` activations are (T, D): the tokens of all sequences are in one dim. `inspect_module`, if given, is
+    With `folded`, activations are (T, D): the tokens of all sequences are in one dim. `inspect_module`, if given, is
     called once for each module, before its first chunk runs, with the module's name, the module, its own forward, and
     the arguments by name. It may raise. Raises ChunkError if no module matches, and if a sequence would be split in a
     module that mixes its positions.

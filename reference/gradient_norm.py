@@ -18,7 +18,7 @@ def gradient_norm(gradients: Mapping[str, Tensor], shardings: Mapping[str, Shard
     """The norm of all gradients: the square root of the sum of all elements' squares, as a float32 scalar on all ranks.
 
     Order of the sum: on its rank, a kernel sums the squares of each parameter; the parameters are added in the given
-    order; then the ranks with the same tensor coordinate are added, in rank order; then the tensor ranks. A gradient
+    order; then the sums of the `fsdp` group's ranks, in rank order; then those of the `tp` group's ranks. A gradient
     that several ranks have in full counts on the first of them only. Padding is zero, so it does not count.
     """
     squares = [

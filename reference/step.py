@@ -74,8 +74,8 @@ def loss_and_gradients(
 
     `parameters` are the model's, by name; pass them to save a walk over all modules.
 
-    Backward starts from `gradient_seed`, for a single micro-batch 1 divided by the number of data ranks. Each
-    parameter's own reduce-scatter sums its gradient over the ranks that read different data.
+    `gradient_seed` is the loss's own gradient, from which backward starts. With a single micro-batch it is 1 divided by
+    the number of data ranks, since each parameter's reduce-scatter sums its gradient over these ranks.
     """
     parameters = dict(model.named_parameters()) if parameters is None else parameters
     loss = mean_loss(model, form, inputs)
@@ -136,8 +136,8 @@ def build_sharded_model(
 
 
 class _NoInitialValues(TorchFunctionMode):
-    """Mode in which modules do not initialize their parameters. On the meta device that would have no effect, but would
-    import torch's compiler, which takes a second."""
+    """Mode in which modules do not initialize their parameters. On the meta device an initialization has no effect, but
+    imports torch's compiler, which takes a second."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -270,8 +270,9 @@ def make_eager(
     wrap: WrapGradients,
     inspect_module: Inspect | None = None,
 ) -> Trainer:
-    """Make the trainer of the system `eager` or, with `chunked`, of `eager_chunked`. `wrap` may change the gradients.
+    """Make the trainer of the system `eager` or, with `chunked`, of `eager_chunked`.
 
+    `wrap` takes the function that computes loss and gradients, and returns the function to call in its place.
     `inspect_module` is called for each module that runs in chunks, before its first call.
     """
     trainer = Trainer(case, mesh, device)

@@ -174,8 +174,8 @@ class GraphEditor:
         self.graph.erase_node(node)
 
     def still_there(self, shows: Sequence[Show]) -> list[Show]:
-        """Return the observations that are still possible. Nodes that an edit replaced are replaced in them, and
-        observations of erased nodes are left out."""
+        """Return the observations that are possible in the edited graph: those of a replaced node now read its
+        replacement, and those of an erased node are left out."""
 
         def now(node: Node) -> Node:
             while node in self._stand_ins:
@@ -277,8 +277,8 @@ class GraphEditor:
         return [self.site(user) for user in node.users if user.op == "call_function"]
 
     def chunk_root(self, node: Node, *operators: str) -> list[Site]:
-        """Return the sites that `operators` have in the chunked module around a node, where eager code splits its
-        input; empty outside chunked modules."""
+        """Return the call sites of `operators` in the chunked module around a node: eager splits and joins that
+        module's values there. Empty outside chunked modules."""
         chunking, origin = self.case.chunking, origin_of(node)
         root = chunking.root_of(origin.module) if chunking and origin.module else None
         return [Site(root, origin.direction, node.meta.get(CHUNK_KEY), name) for name in operators] if root else []

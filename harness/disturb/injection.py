@@ -35,8 +35,8 @@ class Injection:
         return nullcontext()
 
     def unseen(self, observe: Observe) -> Observe:
-        """Return a function that calls `observe` with the fault switched off: it replaces only the system's own
-        operator calls."""
+        """Return a function that calls `observe` with the fault switched off: a fault replaces only operator calls of
+        the system itself, not those of its observer."""
         return observe
 
     def begin_step(self, step: int) -> None:

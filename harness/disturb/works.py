@@ -97,8 +97,7 @@ def late(function: Any, args: Any, kwargs: Any, made: list[HeldWork]) -> Any:
 
 
 def _copy(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copy each of the values into its tensor, without a change of autograd's version counter: a backend's write
-    changes none either."""
+    """Copy each of the values into its tensor. Autograd's version counter stays, as when a backend writes a tensor."""
     for tensor, value in zip(tensors, values, strict=True):
         with torch.no_grad(), unsafe_preserve_version_counter(tensor):
             tensor.copy_(value)

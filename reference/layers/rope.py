@@ -87,7 +87,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """The tables' length in tokens, the base theta of the frequencies, and how they are scaled; None if not."""
+    """The tables' length in tokens, and the frequencies: their base theta and their scaling (None: unscaled)."""
 
     max_seq_len: int
     theta: float = 10000.0
@@ -131,8 +131,8 @@ class RotaryEmbedding(nn.Module):
         self.sin_LP.copy_(angles_LP.sin())
 
     def forward(self, x_BSHR: Tensor, positions_BS: Tensor) -> Tensor:
-        """Rotate x in float32; returns x's shape and dtype. Positions are integers below L. Instead of (B, S) there may
-        be one dim of folded tokens."""
+        """Rotate x in float32. Returns a tensor of x's shape and dtype. Positions are integers below L. Instead of
+        (B, S) there may be one dim of folded tokens."""
         cos_BS1P = self.cos_LP[positions_BS].unsqueeze(-2)
         sin_BS1P = self.sin_LP[positions_BS].unsqueeze(-2)
         wide = self.wide

@@ -69,8 +69,8 @@ class Mesh:
 
     Rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep. It has `tp` coordinate r % tp and `fsdp`
     coordinate r // tp, which also chooses its text. For example, with ep=2 and tp=1, rank 5 has `ep` coordinate 1,
-    `efsdp` coordinate 2 and `fsdp` coordinate 5. In a pipeline, r counts only the ranks with the same stages. `device`
-    is the device that the rank computes on.
+    `efsdp` coordinate 2 and `fsdp` coordinate 5. In a pipeline, r is the rank's index among the ranks that have the
+    same stages. `device` is the device that the rank computes on.
     """
 
     rank: int

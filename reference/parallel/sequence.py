@@ -12,8 +12,8 @@ Every rank computes the embeddings and the projection to logits for all tokens. 
 part, and before the projection the parts are gathered. No sum over ranks is needed there: it would count each token W
 times.
 
-Collectives join tensors along dim 0, so ranks get a dim of their own before the batch. A rank reads the index of its
-part from a buffer, as all ranks must run the same code.
+Collectives join tensors along dim 0, so tensors are reshaped to have a dim of ranks before the batch. A rank reads the
+index of its part from a buffer, as all ranks must run the same code.
 """
 
 # W ranks of the tensor group, B batch, S sequence, s a rank's part of it (S / W), D model dim

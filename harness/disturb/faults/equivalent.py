@@ -101,7 +101,7 @@ def waits_moved_late(g: GraphEditor) -> list[Site]:
 def gathers_moved_early(g: GraphEditor) -> list[Site]:
     """parameters are gathered before anything else.
 
-    Their casts move with them, in order, so all ranks launch alike.
+    Their casts move with them. The order of the gathers stays, so all ranks launch them in the same order.
     """
     moved = []
     for node in [node for node in g.calls if "all_gather" in str(node.target)]:

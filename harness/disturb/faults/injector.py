@@ -59,8 +59,8 @@ class Injector(Injection):
             yield
 
     def unseen(self, observe: Observe) -> Observe:
-        """Return a function that calls `observe` with the fault switched off: it replaces only the system's own
-        operator calls."""
+        """Return a function that calls `observe` with the fault switched off: a fault replaces only operator calls of
+        the system itself, not those of its observer."""
         if self.entry is None or self.entry.call is None:
             return observe
         from bitproof.harness.disturb.tamper import untampered

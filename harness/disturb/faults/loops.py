@@ -307,8 +307,8 @@ def _in_last_attention(*operators: str) -> tuple[Site, ...]:
 
 
 def _parts_in_backward(loop: Loop, other: Callable[[list[Any]], list[Any]]) -> None:
-    """Call `other` with the parts that ring attention's backward reads, and let backward read the parts that it
-    returns. A part is a rank's keys and values."""
+    """Let ring attention's backward read `other(parts)` in place of the parts that it would read. A part is a rank's
+    keys and values."""
     own, ring = loop.ring.parts, loop.ring
 
     def parts(tensors: Any) -> Iterator[Any]:

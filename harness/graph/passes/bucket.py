@@ -324,8 +324,7 @@ class _Writer:
             member.wait.replace_all_uses_with(self._call(kind, aten.view.default, part, shape))
 
     def _call(self, kind: _Kind, target: Any, *args: Any) -> Node:
-        """Write a call with the bucket's metadata, and with the fake value that the call has for its arguments' fake
-        values."""
+        """Write a call with the bucket's metadata. Its fake value is computed from the fake values of its arguments."""
         values = map_arg(args, lambda node: node.meta["val"])
         with torch.no_grad(), _fake_mode_of(values):
             value = target(*values)

@@ -102,7 +102,7 @@ def _num_tensors(values: Iterable[Node]) -> int:
 
 
 def _crossing(graph: Graph) -> list[Node]:
-    """The calls of forward whose results backward reads, before the graph is partitioned."""
+    """The calls of forward whose results backward reads. The graph is not partitioned yet."""
     reads = {x for node in graph.nodes if _is_backward(node) for x in node.all_input_nodes}
     return [node for node in graph.nodes if node in reads and node.op == "call_function" and not _is_backward(node)]
 

@@ -182,14 +182,14 @@ class _Chunker:
         return bool(self.mutated) and any(self.owners[x] in self.mutated for x in (node, *node.all_input_nodes))
 
     def _root_of_gradient_addition(self, node: Node) -> str | None:
-        """The chosen module of an addition of gradients by autograd that must be written once per chunk; None if the
-        addition is written once, or if the node is no such addition.
+        """The chosen module in which to write autograd's addition of two gradients once per chunk; None if the addition
+        is written once, or if the node is no such addition.
 
-        Both operands must be chunked. If their shapes have the symbol, they may be of two modules, or be whole values
-        that are already split. Otherwise the sum is of a parameter's two uses: both must be in the same module, and the
-        sum must not be the parameter's whole gradient. With uses a and b, eager computes ((b1 + a1) + b0) + a0 within a
-        module, ((b1 + b0) + a1) + a0 across two, and adding chunk by chunk equals neither. Raises ChunkError for such a
-        sum.
+        An addition whose shape has the symbol is written once per chunk if both operands are in chunks or already
+        split; they may be of two modules. Any other addition sums a parameter's two uses: both must be in the same
+        module, and the sum must not be the parameter's whole gradient. With uses a and b, eager computes
+        ((b1 + a1) + b0) + a0 within a module and ((b1 + b0) + a1) + a0 across two. Adding chunk by chunk equals
+        neither, so such a sum raises ChunkError.
         """
         if node.target is not aten.add.Tensor or origin_of(node) != Origin(None, "backward"):
             return None
@@ -319,11 +319,8 @@ class _Chunker:
         return self._split(node, stored, reader)[index] if symbols.carries(value, self.symbol) else stored
 
     def _is_laid_out_as_half(self, node: Node, pair: Pair) -> bool:
-        """Whether a module can read another module's chunks directly, where eager would split the concatenation of the
-        two.
-
-        The halves in eager must have the same strides as the chunks.
-        """
+        """Whether a module can read another module's two chunks directly. Eager concatenates them and splits the result
+        again, so the halves in eager must have the same strides as the chunks."""
         value = node.meta["val"]
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
             return False

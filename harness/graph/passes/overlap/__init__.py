@@ -112,8 +112,8 @@ def _refuse_nothing_to_hide(chunking: Chunking | None, num_launches: int) -> Pas
 
 
 def _only_wait(launch: Node) -> Node:
-    """The wait for an all-to-all. Raises PassError if it has several waits, or if another node reads more than the
-    result's size."""
+    """The wait for an all-to-all. Raises PassError if the all-to-all has no wait or several, or if another node reads
+    its result, other than the result's size."""
     waits = [user for user in launch.users if operators.is_wait(user)]
     others = [user.name for user in launch.users if user not in waits and operators.operator_name(user) != "sym_size"]
     if len(waits) != 1 or others:
@@ -258,8 +258,8 @@ def _next_all_to_all(
 
 
 def _sunk(order: list[Node], waits: list[Node], after: dict[Node, list[Node]]) -> dict[Node, tuple[int, int]]:
-    """Sort keys for step 3 at the top of this file. They keep `order`, except that each wait moves directly before its
-    first reader."""
+    """Each node's sort key for step 3 at the top of this file: (index in `order`, 1). A wait has the index of its first
+    reader and 0 instead, and so moves directly before that reader."""
     key = {node: (index, 1) for index, node in enumerate(order)}
     for wait in waits:
         if after[wait]:

@@ -1,6 +1,7 @@
 """Cases with a chunked training step: the graph pass that splits the batch must give the bits of the eager wrapper.
 
-Each of the three chunkings has two cases: normal inputs, and inputs that expose more defects (`*_sight`).
+There are three chunkings: transformer blocks split along the batch, and MoE blocks split along the batch or along the
+sequence. Each has two cases: normal inputs, and inputs that expose more defects (`*_sight`).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class ShardedAdamW:
         self._adamw.zero_grad()
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Return moments and step counts, named `<parameter>.<state>`."""
+        """Yield moments and step counts with their names, `<parameter>.<state>`."""
         for name, parameter in self._parameters.items():
             for state, value in self._adamw.state[parameter].items():
                 yield f"{name}.{state}", value

@@ -128,8 +128,8 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Return the gradients of q, k and v. Keys and values go around the ring again; a rank's share of their
-        gradients is sent to the rank whose part they are."""
+        """Return the gradients of q, k and v. Keys and values go around the ring again; each rank then sends its share
+        of a part's gradients to the rank that has the part."""
         (q, k, v, out, total), ring, grad = ctx.saved_tensors, ctx.ring, grads[0]
         inner = (grad * out).sum(-1, keepdim=True)
         dq, shares = torch.zeros_like(q), dict[int, Parts]()

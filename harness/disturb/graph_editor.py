@@ -120,8 +120,8 @@ class GraphEditor:
         return found
 
     def after(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Insert a call of `target` with a node and `args` after the node. All readers of the node then read the call,
-        which is returned."""
+        """Insert a call of `target`, with arguments `node` and `args`, after `node`. All readers of `node` then read
+        the call. Returns the call."""
         with self.graph.inserting_after(node):
             made = self._make(target, (node, *args), options)
         node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)

@@ -107,7 +107,7 @@ class KillRank(RankFault):
 
     @property
     def row(self) -> Any:
-        """None: the fault is no entry of the catalogue."""
+        """None, since this fault is not in the catalogue of faults."""
         return None
 
     def strike(self) -> None:
@@ -123,7 +123,7 @@ class HangRank(RankFault):
 
     @property
     def row(self) -> Any:
-        """None: the fault is no entry of the catalogue."""
+        """None, since this fault is not in the catalogue of faults."""
         return None
 
     def strike(self) -> None:
@@ -140,7 +140,7 @@ class Raise(RankFault):
 
     @property
     def row(self) -> Any:
-        """None: the fault is no entry of the catalogue."""
+        """None, since this fault is not in the catalogue of faults."""
         return None
 
     def strike(self) -> None:

@@ -97,7 +97,7 @@ def late(function: Any, args: Any, kwargs: Any, made: list[HeldWork]) -> Any:
 
 
 def _copy(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copy each of the values into its tensor. Autograd's version counter stays, as when a backend writes a tensor."""
+    """Copy each of the values into its tensor. Autograd's version counters stay unchanged, as when a backend writes."""
     for tensor, value in zip(tensors, values, strict=True):
         with torch.no_grad(), unsafe_preserve_version_counter(tensor):
             tensor.copy_(value)

@@ -43,7 +43,7 @@ class Yarn:
         return (0.1 * self.mscale * math.log(self.factor) + 1.0) ** 2 if self.factor > 1 else 1.0
 
     def scaled(self, frequencies_P: Tensor, theta: float) -> Tensor:
-        """Return `frequencies_P` scaled. They are the unscaled frequencies, theta^(-2p / dim)."""
+        """Return the scaled frequencies. `frequencies_P` are the unscaled ones, theta^(-2p / dim)."""
         dim = 2 * len(frequencies_P)
 
         def pair_that_turns(times: float) -> float:
@@ -78,7 +78,7 @@ class Llama3Scaling:
         return 1.0
 
     def scaled(self, frequencies_P: Tensor, theta: float) -> Tensor:
-        """Return `frequencies_P` scaled. They are the unscaled frequencies, theta^(-2p / dim)."""
+        """Return the scaled frequencies. `frequencies_P` are the unscaled ones, theta^(-2p / dim)."""
         turns_P = self.original_seq_len * frequencies_P / (2 * math.pi)
         width = self.high_freq_factor - self.low_freq_factor
         kept_share_P = ((turns_P - self.low_freq_factor) / width).clamp(0, 1)

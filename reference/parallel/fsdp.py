@@ -46,8 +46,7 @@ class Sharding:
     whole parameter, unless expert parallelism (dim 0) or tensor parallelism (dim 0 or 1) splits it. `compute` and
     `reduce` are the dtypes of the gathered parameter and of the gradient's sum. `is_summed`: each rank of the tensor
     group has the whole parameter, and its gradient is summed over that group. `copies`: the number of tensor ranks with
-    the same rows.
-    `is_replicated`: every rank of `group` has all rows, and `size` is 1.
+    the same rows. `is_replicated`: every rank of `group` has all rows, and `size` is 1.
     """
 
     group: str

@@ -186,10 +186,10 @@ def pipeline_group(mesh: Mesh) -> dist.ProcessGroup:
 def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
     """Make torch's group over the ranks in this rank's part of `partition`.
 
-    NCCL splits the communicator of all ranks once for the whole partition. With gloo only the ranks of a part make its
-    group. torch then names the group by its ranks and by the number of groups that the rank has made, which must be
-    equal on all of these ranks. If parts differ in size, ranks would make different numbers of groups later, so all
-    ranks make the groups of all parts.
+    NCCL splits the communicator of all ranks once for the whole partition. With gloo, only the ranks of a part make its
+    group. torch then puts into the group's name how many groups a rank has made before, so this number must be equal on
+    the group's ranks. If parts differ in size, ranks would make different numbers of groups later, so all ranks make
+    the groups of all parts.
     """
     rank = dist.get_rank()
     own = next(list(ranks) for ranks in partition if rank in ranks)

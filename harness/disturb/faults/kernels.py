@@ -114,7 +114,7 @@ def mm_rowwise(a: Tensor, b: Tensor) -> Tensor:
 
 
 def summed_backwards(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    """The sum over `dims`, with the elements along these dims in reverse order."""
+    """The sum over `dims`, of elements that are put in reverse order along these dims."""
     return x.flip(dims).contiguous().sum(dims, keepdim=keepdim)
 
 

@@ -61,7 +61,7 @@ class _Member(NamedTuple):
 
     @property
     def source(self) -> Node:
-        """The node that the collective sends."""
+        """The node whose value the collective sends."""
         return _source(self.launch)
 
 

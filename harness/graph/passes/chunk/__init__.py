@@ -155,8 +155,8 @@ class _Chunker:
         return self.chunking.root_of(module) if module and node.op == "call_function" else None
 
     def _find_reductions(self) -> None:
-        """Find the nodes that reduce gradients over ranks. With early accumulation they no longer belong to their
-        modules."""
+        """Find the nodes that reduce gradients over ranks. With early gradient accumulation, they no longer belong to
+        their modules."""
         for gradient in self.gradients:
             tail = reduction_tail(gradient)
             self.reductions.update(tail)
@@ -185,11 +185,11 @@ class _Chunker:
         """The chosen module in which to write autograd's addition of two gradients once per chunk; None if the addition
         is written once, or if the node is no such addition.
 
-        An addition whose shape has the symbol is written once per chunk if both operands are in chunks or already
-        split; they may be of two modules. Any other addition sums a parameter's two uses: both must be in the same
-        module, and the sum must not be the parameter's whole gradient. With uses a and b, eager computes
-        ((b1 + a1) + b0) + a0 within a module and ((b1 + b0) + a1) + a0 across two. Adding chunk by chunk equals
-        neither, so such a sum raises ChunkError.
+        If the sum's shape has the chunk symbol, it is written once per chunk if both operands are in chunks, also of
+        different modules, or already split. Any other sum in chunks adds the gradients of two uses of a parameter.
+        Raises ChunkError if these uses are not both in one module, or if their sum is the parameter's whole gradient:
+        for uses a and b, eager computes ((b1 + a1) + b0) + a0 in one module and ((b1 + b0) + a1) + a0 in two, and
+        adding chunk by chunk equals neither.
         """
         if node.target is not aten.add.Tensor or origin_of(node) != Origin(None, "backward"):
             return None
@@ -290,8 +290,8 @@ class _Chunker:
     # -- reading --------------------------------------------------------------------------------
 
     def _whole(self, node: Node) -> Any:
-        """The argument for a reader that is written once: a number if `node` is a size, else the node of the whole
-        value."""
+        """The argument that a reader of `node` gets if it is written once: a number if `node` is a size, else the node
+        of the whole value."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.whole)
@@ -301,8 +301,8 @@ class _Chunker:
         return stored if isinstance(stored, Node) else self._join(node, stored)
 
     def _part(self, node: Node, root: str, index: int, reader: Node) -> Any:
-        """The argument for chunk `index` of `reader`, a node of module `root`: a number if `node` is a size, the chunk
-        if it is chunked or its shape has the symbol, else the whole value."""
+        """The argument that chunk `index` of `reader`, a node of module `root`, gets for `node`: a number if `node` is
+        a size, its chunk if it is chunked or its shape has the chunk symbol, else its whole value."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.half)
@@ -386,7 +386,7 @@ class _Chunker:
 def _needs_reshape(node: Node, args: Any) -> bool:
     """Whether a view in backward must be written as a reshape, since its argument is not contiguous in a chunk.
 
-    Autograd reshapes gradients. The trace has a view instead, if the whole gradient is contiguous.
+    Autograd reshapes gradients, but the trace has a view if the whole gradient is contiguous.
     """
     is_gradient_view = node.target is aten.view.default and origin_of(node).direction == "backward"
     return is_gradient_view and not args[0].meta["val"].is_contiguous()

@@ -113,7 +113,7 @@ def _refuse_nothing_to_hide(chunking: Chunking | None, num_launches: int) -> Pas
 
 def _only_wait(launch: Node) -> Node:
     """The wait for an all-to-all. Raises PassError if the all-to-all has no wait or several, or if another node reads
-    its result, other than the result's size."""
+    more of its result than the size."""
     waits = [user for user in launch.users if operators.is_wait(user)]
     others = [user.name for user in launch.users if user not in waits and operators.operator_name(user) != "sym_size"]
     if len(waits) != 1 or others:
@@ -293,7 +293,7 @@ def _num_in_flight(nodes: Iterable[Node], launches: list[Node], waits: list[Node
 
 def _facts(before: Timeline, after: Timeline, model: CostModel | None, path: Path | None) -> dict[str, Any]:
     """Facts for the report: the model's file name, the machine of its measurements, and its times before and after.
-    Without a model, only `costs: None`."""
+    Without a model, {"costs": None}."""
     if model is None or path is None:
         return {"costs": None}
     times = {"before": before.summary(), "after": after.summary()}

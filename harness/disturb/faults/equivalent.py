@@ -66,7 +66,7 @@ def factors_exchanged(g: GraphEditor) -> list[Site]:
 
 @row("ours: a document may have any number that is its own", needs=(FOLDED,))
 def documents_counted_from_elsewhere(g: GraphEditor) -> list[Site]:
-    """the offsets of folded documents are counted from 7 tokens before the first."""
+    """7 is added to the offsets of all folded documents."""
     g.after(g.find("sub", "", where=lambda node: not g.is_floating(node)), "aten.add.Tensor", 7)
     return []
 

@@ -9,8 +9,8 @@ The graph pass must return exactly these numbers, so this code does as little as
 For example, a batch of 4 sequences becomes two calls with sequences 0, 1 and 2, 3.
 
 Folded activations (T, D) have the tokens of all sequences in dim 0. Then both kinds of chunking split dim 0: "batch"
-between two sequences, so that each chunk has whole documents, and "seq" anywhere, in modules that treat each token
-alone.
+between two sequences, so that each chunk has whole documents, and "seq" also within a document, but only in modules
+that treat each token alone.
 
 An input that cannot be split like this raises ChunkError with the expected and the found value. So does a chosen module
 that never runs, for example because the trainer calls only its children: the step would silently run unchunked.
@@ -48,7 +48,7 @@ def running_chunk() -> int | None:
 
 
 class ChunkedModules:
-    """Runs the modules `names` of a model in two chunks, and checks that each step runs all of them equally often."""
+    """Runs the modules `names` of a model in two chunks, and checks that every step runs each as often as the first."""
 
     def __init__(
         self, model: nn.Module, chunking: Chunking, names: list[str], inspect_module: Inspect | None, folded: bool

@@ -153,7 +153,8 @@ def recorded_a_step(case: Case) -> dict[Kind, int]:
     not counted.
 
     Every rank of a stage has a part of each of the stage's parameters. For each part AdamW keeps two moments and a step
-    count; each buffer with state is recorded before and after the update. The last stage has the loss.
+    count; each buffer with state is recorded before and after the update. Only the ranks
+    of the last stage record the loss.
     """
     with torch.device("meta"), _NoInitialValues():
         model = build_model(case.model)
@@ -251,8 +252,8 @@ class Trainer:
         _observe_all(observe, "buffer", {f"{name}@{moment}": x for name, x in self.state_buffers.items()})
 
     def manifest(self) -> dict[str, Any]:
-        """The facts that determine this rank's numbers, apart from the case: the hash of the data and, for chosen
-        placements, the hash of the placements."""
+        """The facts that determine this rank's numbers, apart from the case: the hash of the data and, if autoplace
+        chose the placements, the hash of the placements."""
         placed = {"placement_sha256": placement_hash(self.model)} if self.case.autoplace else {}
         return {"data_sha256": self.data_sha256, **placed}
 

@@ -40,7 +40,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class Sharding:
-    """A parameter's layout. The ranks of `group`, `size` of them, shard `rows` rows of it.
+    """A parameter's layout. The `size` ranks of `group` shard `rows` rows of the parameter.
 
     `part` is the part of the parameter that these ranks have, as arguments of `narrow`: (dim, first, extent). It is the
     whole parameter, unless expert parallelism (dim 0) or tensor parallelism (dim 0 or 1) splits it. `compute` and

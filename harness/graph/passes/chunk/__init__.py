@@ -17,7 +17,7 @@ pair of nodes, for chunk 0 and chunk 1:
 2. Every other node is written once. A pair that it reads is joined on first use: a parameter's
    gradient is added (chunk 0 + chunk 1), any other value is concatenated along the chunked dim.
 3. Autograd's own gradient additions belong to no module. They are written once per chunk if both operands are pairs.
-   The sum of a parameter's uses is an exception: chunks would change the order of its additions.
+   Exception: the sum over a parameter's two uses is refused, as chunks would change the order of its additions.
 4. Integers are no values: a size that depends on the symbol becomes a number at each use, computed with the whole
    extent or half of it.
 5. The pass writes chunk 1 of a module only when something needs it. So a module's chunk 0 runs before its chunk 1, and

@@ -153,8 +153,8 @@ def recorded_a_step(case: Case) -> dict[Kind, int]:
     not counted.
 
     Every rank of a stage has a part of each of the stage's parameters. For each part AdamW keeps two moments and a step
-    count; each buffer with state is recorded before and after the update. Only the ranks
-    of the last stage record the loss.
+    count; each buffer with state is recorded before and after the update. Only the ranks of the last stage record
+    the loss.
     """
     with torch.device("meta"), _NoInitialValues():
         model = build_model(case.model)

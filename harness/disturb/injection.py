@@ -50,8 +50,7 @@ class Injection:
         """Record that the fault fired. The code that applies the fault calls this."""
 
     def wrap(self, function: GradientFunction) -> GradientFunction:
-        """Return a function that calls `function`, which computes gradients, and flips the fault's bit in the
-        result."""
+        """Return a function that computes gradients by `function` and then flips the fault's bit in the result."""
         return function
 
     def flipping(self, observe: Observe) -> Observe:

@@ -33,8 +33,8 @@ class Fault:
         return None
 
     def strike(self) -> None:
-        """Apply the fault at the start of its step. Does nothing for a fault that changes values, which is applied when
-        they are computed."""
+        """Apply the fault at the start of its step. Does nothing for a fault that changes values: it is applied when
+        these are computed."""
 
     def is_on(self, rank: int) -> bool:
         """Return whether the fault occurs on this rank."""

@@ -112,8 +112,8 @@ def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
 
 @functools.cache
 def in_place_results(function: Any) -> tuple[str, ...]:
-    """Return the names of the arguments that a c10d collective writes, which its schema does not mark; empty for other
-    operators."""
+    """Return the names of the arguments that a c10d collective writes although its schema does not mark them so; empty
+    for other operators."""
     if getattr(function, "namespace", None) != IN_PLACE_COLLECTIVES or name_of(function) == "send":
         return ()
     # Results are `tensors` or begin with `output`; `output_split_sizes` are numbers.

@@ -3,8 +3,8 @@
 A traced graph names its groups. A DeviceMesh makes names that differ from rank to rank, so ranks could not run the same
 graph. Here each group is named by its purpose, and every rank registers its own instance under that name.
 
-    fsdp    shards of dense parameters, and token counts: the ranks with the same part of dense parameters, which
-            are all ranks unless tp > 1
+    fsdp    shards of dense parameters, and token counts: the ranks with the same part of dense parameters (all ranks,
+            unless tp > 1)
     efsdp   shards of expert parameters: the ranks with the same experts
     ep      exchange of tokens: ranks that divide a set of experts among them, whether or not they read the same text
     tp      sums within a layer: ranks that read the same text and share each layer except the routed experts

@@ -89,8 +89,7 @@ class Injector(Injection):
         self.fired = True
 
     def wrap(self, function: GradientFunction) -> GradientFunction:
-        """Return a function that calls `function`, which computes gradients, and flips the fault's bit in the
-        result."""
+        """Return a function that computes gradients by `function` and then flips the fault's bit in the result."""
         self._wraps = True
 
         @refusing()

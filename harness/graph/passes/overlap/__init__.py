@@ -1,4 +1,4 @@
-"""Reorder the graph so that a chunk's all-to-all overlaps with other compute, above all with the other chunk's.
+"""Reorder the graph so that a chunk's all-to-all overlaps with other compute, above all that of the other chunk.
 
 Needs:    collectives as a launch and a wait; the chunk pass's marks; the part of each all-to-all in its origin; a cost
           model in `context.pipeline.overlap_costs` or, on the CPU, bitproof's own.

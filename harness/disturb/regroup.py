@@ -49,8 +49,8 @@ class Across:
     """A request to run one of two systems with different layouts of ranks, and to digest the cells of each tensor.
 
     A cell is a part of a whole tensor that neither layout divides; `cuts` states by tensor name where the cells end.
-    With `keeps_values` the run also stores values, so errors can be measured. With `regroup` it takes its sums in other
-    orders, and with `in_float64` it computes everything in float64.
+    With `keeps_values` the run also stores values, so errors can be measured. With `regroup` the run takes sums in
+    other orders, and with `in_float64` it computes everything in float64.
     """
 
     cuts: dict[str, Cuts]

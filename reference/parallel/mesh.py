@@ -68,9 +68,9 @@ class Mesh:
     """A rank's coordinates in the groups of a case.
 
     Rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep. It has `tp` coordinate r % tp and `fsdp`
-    coordinate r // tp, which also chooses its text. For example, with ep=2 and tp=1, rank 5 has `ep` coordinate 1,
-    `efsdp` coordinate 2 and `fsdp` coordinate 5. In a pipeline, r is the rank's index among the ranks that have the
-    same stages. `device` is the device that the rank computes on.
+    coordinate r // tp; ranks with the same `fsdp` coordinate read the same text. For example, with ep=2 and tp=1, rank
+    5 has `ep` coordinate 1, `efsdp` coordinate 2 and `fsdp` coordinate 5. In a pipeline, r is the rank's index among
+    the ranks that have the same stages. `device` is the device that the rank computes on.
     """
 
     rank: int

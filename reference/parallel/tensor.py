@@ -12,8 +12,8 @@ layers. Norms, embeddings and the output layer are replicated: on each rank they
 gradient, so their gradients agree without a sum.
 
 Some parameters within a split layer are whole on every rank: the projections to latents, norms over single heads, and
-routers. A rank computes only its own heads' or tokens' part of their gradient. So the gradient is summed over the
-tensor group, in the reduce dtype, before it is reduced over data ranks (see `fsdp`).
+routers. A rank computes only the part of such a gradient that comes from its own heads or tokens. So the gradient is
+summed over the tensor group, in the reduce dtype, before it is reduced over data ranks (see `fsdp`).
 
 A mixture of experts splits its shared experts by features and its tokens by rank. Every rank routes and counts all
 tokens, but sends only its own share to the experts: T / W adjacent tokens. So the ranks of the expert group, which may

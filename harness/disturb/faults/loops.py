@@ -1,6 +1,6 @@
 """Faults in built-in loops: at a change of layout, at a resume, in the division of a batch.
 
-Each replaces a method of the loop on every rank, as a mistake of the loop's author.
+Each fault replaces a method of the loop on every rank, as if the loop's author had made the mistake.
 """
 
 from __future__ import annotations

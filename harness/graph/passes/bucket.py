@@ -13,9 +13,9 @@ Refuses:  a collective whose group is unknown. Collectives that are not of a par
    operation, dtype, block, direction and, if the graph is divided into forward and backward, half. Recomputed gathers
    have their own buckets, and so has each module outside all blocks. Each chunk has its own buckets, but with
    `join_chunks` reductions of all chunks are joined. Inside a bucket, parameters have the order of the graph's inputs.
-5. Write a bucket's gathered values at its first member. Launch its gather where the bucket before it is written, if
-   both are in the same half. Write its reduction after its last gradient, and wait for it when the next reduction is
-   launched, so that a single reduction is in flight.
+5. Write a bucket's gathered values at its first member. Launch its gather where the previous bucket's values are
+   written, if both are in the same half. Write a bucket's reduction after its last gradient, and wait for it when the
+   next reduction is launched, so that a single reduction is in flight.
 6. Move every node behind the nodes that it now reads.
 """
 

@@ -23,7 +23,7 @@ class Yarn:
     """Scaling for texts `factor` times as long as the `original_seq_len` tokens of training.
 
     A frequency is unchanged if its angle makes more than `beta_fast` full turns over the original length, and divided
-    by `factor` if it makes fewer than `beta_slow`. Frequencies between are blended linearly. `mscale` sharpens the
+    by `factor` if it makes fewer than `beta_slow`. Frequencies in between are blended linearly. `mscale` sharpens the
     attention softmax: see `attention_scale`.
     """
 
@@ -64,8 +64,8 @@ class Llama3Scaling:
     """Llama 3.1's scaling for texts `factor` times as long as `original_seq_len` tokens.
 
     A frequency is unchanged if its angle makes more than `high_freq_factor` full turns over the original length, and
-    divided by `factor` if it makes fewer than `low_freq_factor`. Frequencies between are blended linearly in the
-    number of turns.
+    divided by `factor` if it makes fewer than `low_freq_factor`. Frequencies in between are blended linearly in
+    the number of turns.
     """
 
     factor: float

@@ -32,7 +32,7 @@ pairs of three ranks are added in ascending order.
 class OtherOrderGroup(DeviceOrderGroup):
     """A group that communicates through `transport`. While `is_on()` is true, it adds floating-point values in `order`.
 
-    It calls `tell` before each such sum. A sum over fewer than FEWEST_RANKS is added in rank order.
+    It calls `tell` before each such sum. A sum over fewer ranks than FEWEST_RANKS states is added in rank order.
     """
 
     def __init__(

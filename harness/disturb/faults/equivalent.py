@@ -66,7 +66,7 @@ def factors_exchanged(g: GraphEditor) -> list[Site]:
 
 @row("ours: a document may have any number that is its own", needs=(FOLDED,))
 def documents_counted_from_elsewhere(g: GraphEditor) -> list[Site]:
-    """7 is added to the offsets of all folded documents."""
+    """the offsets of all folded documents are increased by 7."""
     g.after(g.find("sub", "", where=lambda node: not g.is_floating(node)), "aten.add.Tensor", 7)
     return []
 

@@ -185,7 +185,7 @@ class _Chunker:
         """The chosen module in which to write autograd's addition of two gradients once per chunk; None if the addition
         is written once, or if the node is no such addition.
 
-        If the sum's shape has the chunk symbol, it is written once per chunk if both operands are in chunks, also of
+        A sum with the chunk symbol in its shape is written once per chunk if both operands are in chunks, also of
         different modules, or already split. Any other sum in chunks adds the gradients of two uses of a parameter.
         Raises ChunkError if these uses are not both in one module, or if their sum is the parameter's whole gradient:
         for uses a and b, eager computes ((b1 + a1) + b0) + a0 in one module and ((b1 + b0) + a1) + a0 in two, and

@@ -258,8 +258,8 @@ def _next_all_to_all(
 
 
 def _sunk(order: list[Node], waits: list[Node], after: dict[Node, list[Node]]) -> dict[Node, tuple[int, int]]:
-    """Each node's sort key for step 3 at the top of this file: (index in `order`, 1). A wait has the index of its first
-    reader and 0 instead, and so moves directly before that reader."""
+    """Each node's sort key for step 3 at the top of this file: (index in `order`, 1). A wait has (index of its first
+    reader, 0), and so moves directly before that reader."""
     key = {node: (index, 1) for index, node in enumerate(order)}
     for wait in waits:
         if after[wait]:

@@ -302,7 +302,7 @@ def _bare(model: nn.Module) -> nn.Module:
 
 
 def ddp(case: Case, mesh: Mesh, micro: int = 1, loop: type[MeshLoop] = MeshLoop) -> MeshLoop:
-    """Return the system with the whole model on every rank."""
+    """Return the system with the whole model on every rank: a loop of class `loop`, with `micro` micro-batches."""
     model: nn.Module = MixedModel(dim=_dim(case))
     return loop(case, mesh, DistributedDataParallel(model) if case.parallelism.world_size > 1 else model, micro=micro)
 

@@ -88,7 +88,8 @@ def _loop(case: Case, mesh: Mesh, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def adamw(case: Case, mesh: Mesh, *, foreach: bool = False, fused: bool = False) -> MeshLoop:
-    """Return the system with AdamW, by default parameter by parameter."""
+    """Return the system with AdamW: on all parameters at once with `foreach`, by fused kernels with `fused`, otherwise
+    parameter by parameter."""
     model = DistributedDataParallel(MixedModel())
     return _loop(case, mesh, model, torch.optim.AdamW(model.parameters(), lr=LR, foreach=foreach, fused=fused))
 

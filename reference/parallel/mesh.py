@@ -266,8 +266,8 @@ def leave_groups() -> None:
 
 
 def keep_group(name: str, partition: Partition, group: dist.ProcessGroup, *, is_new: bool = True) -> None:
-    """Store a group and register it under its name. A new group is first wrapped, to inject faults and to report its
-    collectives, if `join_groups` was asked to."""
+    """Store a group and register it under its name. With `is_new` the group is first wrapped, to inject faults and to
+    report its collectives, if `join_groups` was asked to."""
     for disturb in disturbances if is_new else ():
         group = disturb(group)
     for board in _boards if is_new else ():

@@ -180,7 +180,8 @@ def _as_one(
 ) -> tuple[GraphModule, list[Node], int]:
     """Join forward and backward in a single graph.
 
-    Returns the graph, the values of forward that backward reads, and the number of calls that run in both halves.
+    `writes` are the writes to buffers; `seed` is the call that makes backward's initial gradient. Returns the graph,
+    the values of forward that backward reads, and the number of calls that run in both halves.
     """
     graph = Graph()
     values: dict[str, Node] = {}

@@ -319,8 +319,8 @@ class _Chunker:
         return self._split(node, stored, reader)[index] if symbols.carries(value, self.symbol) else stored
 
     def _is_laid_out_as_half(self, node: Node, pair: Pair) -> bool:
-        """Whether a module can read another module's two chunks directly. Eager concatenates them and splits the result
-        again, so the halves in eager must have the same strides as the chunks."""
+        """Whether a module can read `pair`, another module's two chunks of `node`, directly. Eager concatenates them
+        and splits the result again, so the halves in eager must have the same strides as the chunks."""
         value = node.meta["val"]
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
             return False

@@ -58,8 +58,9 @@ class Timeline:
         return transfer - (self._stood_until(arrival) - self._stood_until(arrival - transfer))
 
     def summary(self) -> dict[str, float | dict[str, float]]:
-        """The numbers for the report: the seconds of the step; and, for the all-to-alls of forward and of backward,
-        their total seconds, the seconds that the rank was blocked, and the seconds hidden by compute."""
+        """The numbers for the report. `step_seconds` is the step's time. `forward` and `backward` have, for their
+        all-to-alls, the total seconds, the seconds that blocked the rank, and the seconds and the fraction hidden by
+        compute."""
         return {"step_seconds": round(self.time, 9)} | {
             name: self._all_to_alls(name) for name in ("forward", "backward")
         }

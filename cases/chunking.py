@@ -1,6 +1,7 @@
 """Cases with a chunked training step: the graph pass that splits the batch must give the bits of the eager wrapper.
 
-Each of the three chunkings has two cases: normal inputs, and inputs that expose more defects (`*_sight`).
+There are three chunkings: transformer blocks split along the batch, and MoE blocks split along the batch or along the
+sequence. Each has two cases: normal inputs, and inputs that expose more defects (`*_sight`).
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ PLAIN = (transformer_batch, moe_batch, moe_seq, unchunked)
 def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
     """Return a case derived from a case of PLAIN, with 5 steps and with `changes`.
 
-    With suffix `world2`, transformer_batch becomes blocks_batch_world2. The beginning of the name is replaced so that
-    `-k moe_seq` still selects a single case. Raises KeyError for a case that is not in PLAIN.
+    With suffix `world2`, transformer_batch becomes blocks_batch_world2, and moe_seq becomes experts_seq_world2: the
+    name begins differently so that `-k moe_seq` still selects a single case. Raises KeyError for a case that is not in
+    PLAIN.
     """
     stem = {
         "transformer_batch": "blocks_batch",

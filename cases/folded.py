@@ -1,5 +1,5 @@
-"""The three chunkings of folded models, where the tokens of all sequences are in one dim, and each token has the offset
-of its document.
+"""The three chunkings of `chunking` with folded models: the tokens of all sequences are in one dim, and each token has
+the offset of its document.
 
 Both kinds of chunking split this dim, but at different places: "batch" between two sequences, "seq" within a sequence.
 """

@@ -1,5 +1,5 @@
-"""The three chunkings with the loss in pieces: projection, cross entropy and their gradients are computed for 16 or 32
-tokens at a time."""
+"""The three chunkings of `chunking` with the loss in pieces: projection, cross entropy and their gradients are computed
+for 16 or 32 tokens at a time."""
 
 from __future__ import annotations
 

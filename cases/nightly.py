@@ -1,4 +1,4 @@
-"""Cases with all optional passes at once, which a job runs every night."""
+"""Cases with all optional passes at once. A job runs them every night."""
 
 from __future__ import annotations
 

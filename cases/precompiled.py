@@ -1,5 +1,5 @@
-"""Cases that compare a step compiled by a single process before any rank starts with the same step traced at the start
-of the run.
+"""Cases that compare two forms of the same step: compiled by a single process before any rank starts, and traced at the
+start of the run.
 
 The compiled step is written to a file and read back, so its names, groups and code must equal the traced graph's.
 """

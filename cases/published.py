@@ -1,8 +1,8 @@
 """Cases with a model of published size: DeepSeek-V2-Lite, 16 billion parameters, in chunks or with placements chosen by
 autoplace.
 
-A rank needs 29 GiB for its state. Smaller machines cannot run the steps, but `make published` traces, rewrites, proves,
-places and precompiles them every night, which needs no values.
+A rank needs 29 GiB for its state. Smaller machines cannot run the steps, but every night `make published` traces,
+rewrites, proves, places and precompiles them. None of this needs values.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cases with regional compilation: Inductor compiles some parts of the step, the regions, and the rest runs in eager.
 
-With SDPA the regions are its operators. Inductor calls eager's kernels for them, so bits are equal. That is tested in
-the graph, in whole steps and in chunks, and in eager, where torch.compile compiles the attention function.
+With SDPA the regions are its operators. Inductor calls eager's kernels for them, so bits are equal. Cases test this
+in the graph, in whole steps and in chunks, and in eager, where torch.compile compiles the attention function.
 FlexAttention's kernels need CUDA; on a CPU other modules, such as norms, are the regions. Two ranks, two layers and two
 steps are enough for compilation.
 """

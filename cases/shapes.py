@@ -1,5 +1,5 @@
-"""Edge cases of the three chunkings: few ranks, few or many rows, padded shards, experts without tokens, other
-dtypes.
+"""Edge cases of the three chunkings of `chunking`: few ranks, few or many rows, padded shards, experts without tokens,
+other dtypes.
 """
 
 from __future__ import annotations

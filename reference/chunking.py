@@ -9,8 +9,8 @@ The graph pass must return exactly these numbers, so this code does as little as
 For example, a batch of 4 sequences becomes two calls with sequences 0, 1 and 2, 3.
 
 Folded activations (T, D) have the tokens of all sequences in dim 0. Then both kinds of chunking split dim 0: "batch"
-between two sequences, so that each chunk has whole documents, and "seq" anywhere, in modules that treat each token
-alone.
+between two sequences, so that each chunk has whole documents, and "seq" also within a document, but only in modules
+that treat each token alone.
 
 An input that cannot be split like this raises ChunkError with the expected and the found value. So does a chosen module
 that never runs, for example because the trainer calls only its children: the step would silently run unchunked.
@@ -48,7 +48,7 @@ def running_chunk() -> int | None:
 
 
 class ChunkedModules:
-    """Runs the modules `names` of a model in two chunks, and checks that each step runs all of them equally often."""
+    """Runs the modules `names` of a model in two chunks, and checks that every step runs each as often as the first."""
 
     def __init__(
         self, model: nn.Module, chunking: Chunking, names: list[str], inspect_module: Inspect | None, folded: bool
@@ -103,8 +103,8 @@ class ChunkedModules:
 
 
 def check_chunking(model: nn.Module, chunking: Chunking, *, folded: bool = False) -> None:
-    """Raise ChunkError if no step of this model could run in chunks as `chunking` states; runs no step, and `model` may
-    be on the meta device.
+    """Raise ChunkError if `chunking` cannot be applied to this model. Runs no step, so `model` may be on the meta
+    device.
 
     The reasons are: no module matches; a module that mixes positions would get half of a sequence; a module has a norm
     that mixes the rows of a batch or updates running statistics; or a module is within a mixture of experts, where
@@ -155,7 +155,7 @@ def chunk_modules(
 ) -> ChunkedModules:
     """Make every module of `model` that matches `chunking.modules` run in two chunks.
 
-    With `folded` activations are (T, D): the tokens of all sequences are in one dim. `inspect_module`, if given, is
+    With `folded`, activations are (T, D): the tokens of all sequences are in one dim. `inspect_module`, if given, is
     called once for each module, before its first chunk runs, with the module's name, the module, its own forward, and
     the arguments by name. It may raise. Raises ChunkError if no module matches, and if a sequence would be split in a
     module that mixes its positions.

@@ -71,8 +71,9 @@ def text_source(data: str) -> tuple[list[bytes], str]:
 def adversarial_documents() -> list[bytes]:
     """Make documents of 1 to 200 bytes, most of them short, in which few bytes are frequent and most are rare.
 
-    Rows of a batch then have different positions and several ends of documents, a token's embedding gradient has a
-    single summand or many, and experts get one token or hundreds. The documents are the same on every machine.
+    So the rows of a batch have different positions and several documents each, the gradient of a token's embedding is a
+    sum of a single term or of many, and an expert gets one token or hundreds. The documents are the same on every
+    machine.
     """
     chance = random.Random("bitproof adversarial")  # seeded by text: Python uses its sha512, not its randomized hash
 
@@ -90,7 +91,7 @@ class TextStream:
     the row before. Positions start at 0 in every row; in adversarial text they start at 0 in every document, even
     within a row. Raises UsageError if the rank's documents do not fill a step.
 
-    With `folded` the rows of a batch are one row of T tokens, and positions start at 0 in every document and at every S
+    With `folded`, the rows of a batch are one row of T tokens. Positions start at 0 in every document and at every S
     tokens: a document that spans two sequences counts as two documents.
     """
 

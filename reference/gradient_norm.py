@@ -17,8 +17,8 @@ from bitproof.reference.parallel.mesh import FSDP, TENSOR, Mesh
 def gradient_norm(gradients: Mapping[str, Tensor], shardings: Mapping[str, Sharding], mesh: Mesh) -> Tensor:
     """The norm of all gradients: the square root of the sum of all elements' squares, as a float32 scalar on all ranks.
 
-    Order of the sum: on its rank, a kernel sums the squares of each parameter; the parameters are added in the given
-    order; then the ranks with the same tensor coordinate are added, in rank order; then the tensor ranks. A gradient
+    Order of the sum: each rank sums the squares of each of its gradients in a kernel, and adds these sums in the given
+    order; then the sums of the `fsdp` group's ranks are added, in rank order; then those of the `tp` group. A gradient
     that several ranks have in full counts on the first of them only. Padding is zero, so it does not count.
     """
     squares = [

@@ -31,11 +31,15 @@ RARELY = -0.6
 def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool = False) -> Tensor:
     """Return the whole initial tensor of a parameter or buffer, by its fully qualified name: float32, on the CPU.
 
-    `spread` chooses values that expose rounding, which plain values hide: each row is scaled by its own power of two,
-    so that sums have terms of different size; weights of norms are between 0.5 and 1.5, as 1 would make a product
-    exact; embeddings are rows of `near_midpoints`. Expert 1 has a bias so low that no token chooses it. The last
-    expert's bias is so low that few tokens choose it. All other biases are between -0.05 and 0.05. Experts 3 and 4
-    start with equal scores and equal biases.
+    `spread` chooses values that expose rounding, which the values of the table below hide:
+
+    - each row is scaled by its own power of two, so that sums have terms of different size;
+    - weights of norms are between 0.5 and 1.5, as multiplying by 1 would be exact;
+    - embeddings are rows of `near_midpoints`;
+    - expert 1 has a bias so low that no token chooses it, and the last expert one so low that few tokens choose it; all
+      other biases are between -0.05 and 0.05; experts 3 and 4 start with equal scores and equal biases.
+
+    Without `spread`:
 
     | name or shape                       | values                                            |
     |-------------------------------------|---------------------------------------------------|
@@ -132,7 +136,7 @@ def _spread_bias(unit_E: Tensor) -> Tensor:
 
 @torch.no_grad()
 def spread_biases(module: nn.Module, seed: int) -> None:
-    """Write the initial values with `spread=True` into all buffers `expert_bias`, which no rank shards."""
+    """Write the initial values with `spread=True` into all buffers `expert_bias`, which every rank has whole."""
     for name, buffer in module.named_buffers():
         if name.endswith("expert_bias") and not buffer.is_meta:
             buffer.copy_(initial_values(name, tuple(buffer.shape), seed, spread=True))

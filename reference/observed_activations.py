@@ -28,7 +28,8 @@ class Activations:
     def shown_to(self, observe: Observe) -> Iterator[None]:
         """Context in which `observe` is called with each activation, and with its gradient, as soon as it is computed.
 
-        Tensors that need no gradient have no gradient record. The hooks only read; the computation stays the same.
+        An activation that requires no gradient has none to observe. The hooks only read; the computation stays the
+        same.
         """
         calls: Counter[tuple[str, int | None]] = Counter()
         hooks = [module.register_forward_hook(_hook(name, calls, observe)) for name, module in self._modules.items()]

@@ -37,7 +37,7 @@ class ShardedAdamW:
         self._adamw.zero_grad()
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Return moments and step counts, named `<parameter>.<state>`."""
+        """Yield moments and step counts with their names, `<parameter>.<state>`."""
         for name, parameter in self._parameters.items():
             for state, value in self._adamw.state[parameter].items():
                 yield f"{name}.{state}", value
@@ -58,8 +58,8 @@ def layers_with_experts(model: nn.Module) -> list[Any]:
 def balance_experts(layers: Sequence[Any], rate: float) -> None:
     """Move each expert's bias by `rate` toward balance, and reset its token count to zero.
 
-    A single all-reduce sums the counts over all ranks with the same tensor coordinate, in rank order on gloo. These
-    ranks read different text, and each counts all tokens of its text. An expert with fewer tokens than the mean gains
+    A single all-reduce sums the counts over the `fsdp` group, in rank order on gloo. The ranks of this group read
+    different text, and each counts all tokens of its text. An expert with fewer tokens than the mean gains
     `rate`, an expert with more loses it (https://arxiv.org/abs/2408.15664).
     """
     if not layers:

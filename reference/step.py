@@ -74,8 +74,8 @@ def loss_and_gradients(
 
     `parameters` are the model's, by name; pass them to save a walk over all modules.
 
-    Backward starts from `gradient_seed`, for a single micro-batch 1 divided by the number of data ranks. Each
-    parameter's own reduce-scatter sums its gradient over the ranks that read different data.
+    `gradient_seed` is the loss's own gradient, from which backward starts. With a single micro-batch it is 1 divided by
+    the number of data ranks, since each parameter's reduce-scatter sums its gradient over these ranks.
     """
     parameters = dict(model.named_parameters()) if parameters is None else parameters
     loss = mean_loss(model, form, inputs)
@@ -136,8 +136,8 @@ def build_sharded_model(
 
 
 class _NoInitialValues(TorchFunctionMode):
-    """Mode in which modules do not initialize their parameters. On the meta device that would have no effect, but would
-    import torch's compiler, which takes a second."""
+    """Mode in which modules do not initialize their parameters. On the meta device an initialization has no effect, but
+    imports torch's compiler, which takes a second."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -153,7 +153,8 @@ def recorded_a_step(case: Case) -> dict[Kind, int]:
     not counted.
 
     Every rank of a stage has a part of each of the stage's parameters. For each part AdamW keeps two moments and a step
-    count; each buffer with state is recorded before and after the update. The last stage has the loss.
+    count; each buffer with state is recorded before and after the update. Only the ranks of the last stage record
+    the loss.
     """
     with torch.device("meta"), _NoInitialValues():
         model = build_model(case.model)
@@ -251,8 +252,8 @@ class Trainer:
         _observe_all(observe, "buffer", {f"{name}@{moment}": x for name, x in self.state_buffers.items()})
 
     def manifest(self) -> dict[str, Any]:
-        """The facts that determine this rank's numbers, apart from the case: the hash of the data and, for chosen
-        placements, the hash of the placements."""
+        """The facts that determine this rank's numbers, apart from the case: the hash of the data and, if autoplace
+        chose the placements, the hash of the placements."""
         placed = {"placement_sha256": placement_hash(self.model)} if self.case.autoplace else {}
         return {"data_sha256": self.data_sha256, **placed}
 
@@ -270,8 +271,9 @@ def make_eager(
     wrap: WrapGradients,
     inspect_module: Inspect | None = None,
 ) -> Trainer:
-    """Make the trainer of the system `eager` or, with `chunked`, of `eager_chunked`. `wrap` may change the gradients.
+    """Make the trainer of the system `eager` or, with `chunked`, of `eager_chunked`.
 
+    `wrap` takes the function that computes loss and gradients, and returns the function to call in its place.
     `inspect_module` is called for each module that runs in chunks, before its first call.
     """
     trainer = Trainer(case, mesh, device)

@@ -43,7 +43,8 @@ def pair_of(case: Case, name: str) -> tuple[str, str] | None:
 
 
 def copies_of(case: Case, names: Iterable[str]) -> dict[str, str]:
-    """For each of the `names` that is a second stage's copy of a parameter: the name of the first stage's copy."""
+    """Map each of the `names` that is the second stage's copy of a shared parameter to the name of the first stage's
+    copy."""
     pairs = {name: pair_of(case, name) for name in names}
     return {name: pair[0] for name, pair in pairs.items() if pair is not None and name == pair[1]}
 

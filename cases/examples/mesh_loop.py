@@ -228,7 +228,7 @@ class MeshLoop:
 
 
 class UnevenLoop(MeshLoop):
-    """The loop with texts of different lengths."""
+    """A `MeshLoop` with texts of different lengths."""
 
     def rows(self) -> Tensor:
         """Draw the batch, and replace all tokens after the end of each text by the padding NOTHING."""
@@ -241,7 +241,7 @@ class UnevenLoop(MeshLoop):
         return (rows[:, 1:] != NOTHING).sum()
 
     def mean(self, rows: Tensor, tokens: Tensor) -> Tensor:
-        """Return these rows' share of the mean loss over `tokens` tokens, times the number of ranks."""
+        """Return these rows' share of the mean loss over all ranks' `tokens` tokens, times the number of ranks."""
         logits = self.model(rows[:, :-1].clamp(min=0)).flatten(0, 1)
         loss = cross_entropy(logits, rows[:, 1:].flatten(), ignore_index=NOTHING, reduction="sum")
         # DistributedDataParallel divides gradients by the number of ranks, so the loss is multiplied by it.
@@ -263,7 +263,7 @@ class UnevenLoop(MeshLoop):
 
 
 class ExpertLoop(MeshLoop):
-    """The loop with experts split over `ep` ranks.
+    """A `MeshLoop` with experts split over `ep` ranks.
 
     It averages gradients itself, since experts' gradients are summed over fewer ranks than all others.
     """
@@ -302,7 +302,7 @@ def _bare(model: nn.Module) -> nn.Module:
 
 
 def ddp(case: Case, mesh: Mesh, micro: int = 1, loop: type[MeshLoop] = MeshLoop) -> MeshLoop:
-    """Return the system with the whole model on every rank."""
+    """Return the system with the whole model on every rank: a loop of class `loop`, with `micro` micro-batches."""
     model: nn.Module = MixedModel(dim=_dim(case))
     return loop(case, mesh, DistributedDataParallel(model) if case.parallelism.world_size > 1 else model, micro=micro)
 

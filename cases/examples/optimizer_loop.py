@@ -42,8 +42,8 @@ def orthogonal(matrix: Tensor, turns: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """The Muon optimizer: momentum, which is orthogonalized for the matrices of hidden layers.
 
-    With `by_layer`, rank i modulo the number of ranks orthogonalizes matrix i and sends it to all: for example, on two
-    ranks rank 0 orthogonalizes matrices 0, 2 and 4.
+    With `by_layer`, the ranks take turns: matrix i is orthogonalized by rank i modulo the number of ranks, which sends
+    the result to all. For example, on two ranks rank 0 orthogonalizes matrices 0, 2 and 4.
     """
 
     def __init__(self, model: nn.Module, lr: float, *, by_layer: bool = False) -> None:
@@ -88,7 +88,8 @@ def _loop(case: Case, mesh: Mesh, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def adamw(case: Case, mesh: Mesh, *, foreach: bool = False, fused: bool = False) -> MeshLoop:
-    """Return the system with AdamW, by default parameter by parameter."""
+    """Return the system with AdamW: on all parameters at once with `foreach`, by fused kernels with `fused`, otherwise
+    parameter by parameter."""
     model = DistributedDataParallel(MixedModel())
     return _loop(case, mesh, model, torch.optim.AdamW(model.parameters(), lr=LR, foreach=foreach, fused=fused))
 

@@ -122,7 +122,7 @@ def zero_bubble(case: Case, mesh: Mesh) -> Any:
 
 
 def unstaged(case: Case, mesh: Mesh, parts: int = PARTS) -> Any:
-    """Return the system with all layers on a single rank, micro-batch after micro-batch."""
+    """Return the system with all layers on a single rank, which runs `parts` micro-batches one after another."""
     run = StagedRun(case, [*range(_layers(case))])
 
     def backward(x: Tensor, target: Tensor) -> Tensor:

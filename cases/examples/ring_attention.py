@@ -37,8 +37,8 @@ Parts = tuple[Tensor, ...]
 
 @dataclass
 class SequenceRing:
-    """The ranks that share a sequence, as seen by rank number `rank` of them. Each of the `ranks` ranks has a part of
-    equal length. With `is_gathered` a rank gets all parts at once; otherwise they are sent from rank to rank."""
+    """The `ranks` ranks that share a sequence; this process is number `rank` of them. Each has a part of equal length.
+    With `is_gathered` a rank gets all parts at once; otherwise parts are sent from rank to rank."""
 
     rank: int
     ranks: int
@@ -79,11 +79,10 @@ class SequenceRing:
         return found
 
     def returned(self, shares: dict[int, Parts]) -> Parts:
-        """Send each rank this rank's share of the gradient of that rank's part. Returns the sum of all shares of this
-        rank's own part.
+        """Return the gradient of this rank's part of the sequence: the sum of every rank's share of it.
 
-        `shares` maps a rank to this rank's share for it. The sum begins with this rank's share, then adds the next
-        rank's, and so on: rank 1 of 4 adds the shares of ranks 1, 2, 3, 0.
+        `shares[i]` is this rank's share of the gradient of rank i's part, which it sends to rank i. The sum begins with
+        this rank's share, then adds the next rank's, and so on: rank 1 of 4 adds the shares of ranks 1, 2, 3, 0.
         """
         total = shares[self.rank]
         for turn in range(1, self.ranks):
@@ -129,8 +128,8 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Return the gradients of q, k and v. Keys and values go around the ring again; the shares of their gradients
-        are sent to the ranks that have them."""
+        """Return the gradients of q, k and v. Keys and values go around the ring again; each rank then sends its share
+        of a part's gradients to the rank that has the part."""
         (q, k, v, out, total), ring, grad = ctx.saved_tensors, ctx.ring, grads[0]
         inner = (grad * out).sum(-1, keepdim=True)
         dq, shares = torch.zeros_like(q), dict[int, Parts]()

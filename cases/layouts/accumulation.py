@@ -1,6 +1,6 @@
-"""Cases that compare a batch with the same batch in two micro-batches, which adds the same terms in another order.
+"""Cases that compare a step on a whole batch with a step on two micro-batches.
 
-So these cases are CLOSE, within a bound for that order.
+The same terms are added in another order. So these cases are CLOSE, within a bound on the effect of the order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Cases whose systems are training loops with their own models, fsdp2_loop and compiled of cases/examples, on 2 ranks.
+"""Cases whose systems are training loops with their own models: fsdp2_loop and compiled in cases/examples, on 2 ranks.
 
-They ignore the case's `model`. Your own package declares such cases by an entry point of the group `bitproof.cases`.
+These systems ignore the case's `model`. Your own package declares such cases by an entry point of the group
+`bitproof.cases`.
 """
 
 from __future__ import annotations

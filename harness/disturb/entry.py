@@ -189,8 +189,9 @@ def row(
     """Decorator that turns a function into an entry of the catalogue.
 
     By default the function edits the candidate's graph. With `runner` it changes the runner of a staged graph or of a
-    built-in loop; with `operators` it replaces calls of these operators in the update; with `order` the function is
-    never called, and only its name and docstring are used. The family is by default the name of the function's module.
+    built-in loop; with `operators` it replaces calls of these operators, and `sites` are by default their calls in the
+    update; with `order` the function is never called, and only its name and docstring are used. The family is by
+    default the name of the function's module.
     """
 
     def entry_of(function: Callable[..., Any]) -> Entry:

@@ -120,8 +120,8 @@ class GraphEditor:
         return found
 
     def after(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Insert a call of `target` with a node and `args` after the node. All readers of the node then read the call,
-        which is returned."""
+        """Insert a call of `target`, with arguments `node` and `args`, after `node`. All readers of `node` then read
+        the call. Returns the call."""
         with self.graph.inserting_after(node):
             made = self._make(target, (node, *args), options)
         node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
@@ -174,8 +174,8 @@ class GraphEditor:
         self.graph.erase_node(node)
 
     def still_there(self, shows: Sequence[Show]) -> list[Show]:
-        """Return the observations that are still possible. Nodes that an edit replaced are replaced in them, and
-        observations of erased nodes are left out."""
+        """Return the observations that are possible in the edited graph: those of a replaced node now read its
+        replacement, and those of an erased node are left out."""
 
         def now(node: Node) -> Node:
             while node in self._stand_ins:
@@ -277,8 +277,8 @@ class GraphEditor:
         return [self.site(user) for user in node.users if user.op == "call_function"]
 
     def chunk_root(self, node: Node, *operators: str) -> list[Site]:
-        """Return the sites that `operators` have in the chunked module around a node, where eager code splits its
-        input; empty outside chunked modules."""
+        """Return the call sites of `operators` in the chunked module around a node: eager splits and joins that
+        module's values there. Empty outside chunked modules."""
         chunking, origin = self.case.chunking, origin_of(node)
         root = chunking.root_of(origin.module) if chunking and origin.module else None
         return [Site(root, origin.direction, node.meta.get(CHUNK_KEY), name) for name in operators] if root else []

@@ -35,8 +35,8 @@ class Injection:
         return nullcontext()
 
     def unseen(self, observe: Observe) -> Observe:
-        """Return a function that calls `observe` with the fault switched off: it replaces only the system's own
-        operator calls."""
+        """Return a function that calls `observe` with the fault switched off: a fault replaces only operator calls of
+        the system itself, not those of its observer."""
         return observe
 
     def begin_step(self, step: int) -> None:
@@ -50,8 +50,7 @@ class Injection:
         """Record that the fault fired. The code that applies the fault calls this."""
 
     def wrap(self, function: GradientFunction) -> GradientFunction:
-        """Return a function that calls `function`, which computes gradients, and flips the fault's bit in the
-        result."""
+        """Return a function that computes gradients by `function` and then flips the fault's bit in the result."""
         return function
 
     def flipping(self, observe: Observe) -> Observe:

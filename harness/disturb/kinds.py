@@ -33,8 +33,8 @@ class Fault:
         return None
 
     def strike(self) -> None:
-        """Apply the fault at the start of its step. Does nothing for a fault that changes values, which is applied when
-        they are computed."""
+        """Apply the fault at the start of its step. Does nothing for a fault that changes values: it is applied when
+        these are computed."""
 
     def is_on(self, rank: int) -> bool:
         """Return whether the fault occurs on this rank."""
@@ -107,7 +107,7 @@ class KillRank(RankFault):
 
     @property
     def row(self) -> Any:
-        """None: the fault is no entry of the catalogue."""
+        """None, since this fault is not in the catalogue of faults."""
         return None
 
     def strike(self) -> None:
@@ -123,7 +123,7 @@ class HangRank(RankFault):
 
     @property
     def row(self) -> Any:
-        """None: the fault is no entry of the catalogue."""
+        """None, since this fault is not in the catalogue of faults."""
         return None
 
     def strike(self) -> None:
@@ -140,7 +140,7 @@ class Raise(RankFault):
 
     @property
     def row(self) -> Any:
-        """None: the fault is no entry of the catalogue."""
+        """None, since this fault is not in the catalogue of faults."""
         return None
 
     def strike(self) -> None:

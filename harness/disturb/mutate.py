@@ -22,11 +22,11 @@ class MutatedGraph(NamedTuple):
 
 
 def mutate(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> MutatedGraph:
-    """Return a copy of a rank's finished graph, edited by `entry`, and the changed call sites; `module` is not
+    """Return a copy of a finished graph, edited by `entry`, and the call sites that blame may name. `module` is not
     modified.
 
-    `rank` is the rank whose copy is edited; every rank of a run uses the copy of rank 0. Raises UsageError if the graph
-    has no call that the fault could change.
+    `rank` is the rank whose copy is edited. A run edits the copy of rank 0, and all its ranks execute that copy. Raises
+    UsageError if the graph has no call that the fault could change.
     """
     assert entry.edit is not None, "only edits change graphs"
     graph = Graph()

@@ -49,8 +49,8 @@ class Across:
     """A request to run one of two systems with different layouts of ranks, and to digest the cells of each tensor.
 
     A cell is a part of a whole tensor that neither layout divides; `cuts` states by tensor name where the cells end.
-    With `keeps_values` the run also stores values, so errors can be measured. With `regroup` it takes its sums in other
-    orders, and with `in_float64` it computes everything in float64.
+    With `keeps_values` the run also stores values, so errors can be measured. With `regroup` the run takes sums in
+    other orders, and with `in_float64` it computes everything in float64.
     """
 
     cuts: dict[str, Cuts]
@@ -100,8 +100,8 @@ def regrouped(regroup: Regroup | None, rank: int, step: Callable[[], int] = lamb
 
 
 def _is_product(args: Sequence[Any], kwargs: Any, at: int) -> bool:
-    """Whether a call multiplies two float matrices whose factors begin at argument `at`. The only other argument may be
-    one that is added to the product, and the inner dim must be longer than 2: shorter sums have one order only."""
+    """Whether a call multiplies two float matrices, its arguments `at` and `at + 1`, along an inner dim longer than 2:
+    shorter sums have one order only. Only a summand may precede them, as in `addmm`, and nothing may follow."""
     import torch
 
     factors = args[at : at + 2]
@@ -111,8 +111,8 @@ def _is_product(args: Sequence[Any], kwargs: Any, at: int) -> bool:
 
 
 def _product(function: Any, args: Sequence[Any], kwargs: Any, at: int, parts: int, generator: Any) -> Tensor:
-    """left (.., M, K) @ right (.., K, N), with K permuted and divided into `parts`. The factors begin at argument
-    `at`."""
+    """left (.., M, K) @ right (.., K, N), with K permuted and divided into `parts`. The factors are `args[at]` and
+    `args[at + 1]`."""
     left, right = args[at], args[at + 1]
     total = None
     for terms in _terms(left.shape[-1], parts, generator, left.device):

@@ -97,8 +97,7 @@ def late(function: Any, args: Any, kwargs: Any, made: list[HeldWork]) -> Any:
 
 
 def _copy(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copy each of the values into its tensor, without a change of autograd's version counter: a backend's write
-    changes none either."""
+    """Copy each of the values into its tensor. Autograd's version counters stay unchanged, as when a backend writes."""
     for tensor, value in zip(tensors, values, strict=True):
         with torch.no_grad(), unsafe_preserve_version_counter(tensor):
             tensor.copy_(value)
@@ -113,8 +112,8 @@ def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
 
 @functools.cache
 def in_place_results(function: Any) -> tuple[str, ...]:
-    """Return the names of the arguments that a c10d collective writes, which its schema does not mark; empty for other
-    operators."""
+    """Return the names of the arguments that a c10d collective writes although its schema does not mark them so; empty
+    for other operators."""
     if getattr(function, "namespace", None) != IN_PLACE_COLLECTIVES or name_of(function) == "send":
         return ()
     # Results are `tensors` or begin with `output`; `output_split_sizes` are numbers.

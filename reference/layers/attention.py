@@ -86,7 +86,8 @@ class LatentAttention(nn.Module):
         self.attend = attend
 
     def forward(self, x_BSD: Tensor, positions_BS: Tensor, attention_masks: object | None = None) -> Tensor:
-        """Attend within each row of the batch, or each document of folded tokens. Returns x's shape and dtype."""
+        """Attend within each row of the batch, or each document of folded tokens. Returns a tensor of x's
+        shape and dtype."""
         q_BSHQ = self._queries(x_BSD, positions_BS)
         k_BSHQ, v_BSHV = self._keys_and_values(x_BSD, positions_BS)
         y_BSHV = self.attend(q_BSHQ, k_BSHQ, v_BSHV, scale=self.config.softmax_scale, attention_masks=attention_masks)
@@ -155,8 +156,8 @@ def _attend_folded(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor, scale: float, of
 
 
 def _flex_attention(q_BHSQ: Tensor, k_BHSQ: Tensor, v_BHSV: Tensor, scale: float, mask: BlockMask) -> Tensor:
-    """Call FlexAttention's operator directly. In eager mode that runs its reference math; in a trace it is one node,
-    and another for backward.
+    """Call FlexAttention's operator directly. In eager mode the operator runs its reference math; in a trace it is one
+    node, and another for backward.
 
     The function `flex_attention` itself would compile with Dynamo on every eager call, warn about it, and refuse
     gradients on a CPU, which is a limit of the compiled kernel and not of the operator.

@@ -16,8 +16,7 @@ from bitproof.reference.layers.vocabulary import Output
 
 
 class Block(nn.Module):
-    """Attention, then a dense layer or a mixture of experts. Each of the two reads its normalized input; its output is
-    added to the input."""
+    """Attention, then a dense layer or a mixture of experts. Each layer f maps x to x + f(norm(x))."""
 
     def __init__(self, dim: int, attention: nn.Module, feed_forward: FeedForward | MoE, *, norm_eps: float) -> None:
         super().__init__()

@@ -51,7 +51,7 @@ def document_mask(starts_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
     """The BlockMask in which a query sees the keys at or before its own position in its own document.
 
     `starts_BS` is true at the first token of each document. Tokens before a row's first start belong to a document that
-    began in an earlier row; of that document they see only the part in their row.
+    began in an earlier row; they see only its tokens in their own row.
     """
     return mask_of(starts_BS.cumsum(1), block_size)
 

@@ -56,7 +56,8 @@ class GroupedQueryAttention(nn.Module):
         self.attend = attend
 
     def forward(self, x_BSD: Tensor, positions_BS: Tensor, attention_masks: object | None = None) -> Tensor:
-        """Attend within each row of the batch, or each document of folded tokens. Returns x's shape and dtype."""
+        """Attend within each row of the batch, or each document of folded tokens. Returns a tensor of x's
+        shape and dtype."""
         q_BSHQ, k_BSKQ, v_BSKQ = (self._heads(projection(x_BSD)) for projection in (self.wq, self.wk, self.wv))
         if self.config.qk_norm:
             q_BSHQ, k_BSKQ = self.q_norm(q_BSHQ), self.k_norm(k_BSKQ)

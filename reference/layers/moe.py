@@ -75,8 +75,8 @@ class MoE(nn.Module):
         """The weighted sum of each token's experts: added in ascending slot order in float32, then rounded to x's
         dtype.
 
-        A stable permutation of the (token, slot) pairs sorts rows by expert, then by token. So backward scatters
-        without collisions, and then sums each token's K slots.
+        A stable permutation of the (token, slot) pairs sorts rows by expert, then by token. So backward scatters each
+        row's gradient to a place of its own, and then sums each token's K slots.
         """
         top_k = self.config.routing.top_k
         with annotate(DISPATCH):

@@ -23,8 +23,8 @@ class Yarn:
     """Scaling for texts `factor` times as long as the `original_seq_len` tokens of training.
 
     A frequency is unchanged if its angle makes more than `beta_fast` full turns over the original length, and divided
-    by `factor` if it makes fewer than `beta_slow`. Those between are blended linearly. `mscale` sharpens the attention
-    softmax: see `attention_scale`.
+    by `factor` if it makes fewer than `beta_slow`. Frequencies in between are blended linearly. `mscale` sharpens the
+    attention softmax: see `attention_scale`.
     """
 
     factor: float
@@ -43,7 +43,7 @@ class Yarn:
         return (0.1 * self.mscale * math.log(self.factor) + 1.0) ** 2 if self.factor > 1 else 1.0
 
     def scaled(self, frequencies_P: Tensor, theta: float) -> Tensor:
-        """Return `frequencies_P` scaled. They are the unscaled frequencies, theta^(-2p / dim)."""
+        """Return the scaled frequencies. `frequencies_P` are the unscaled ones, theta^(-2p / dim)."""
         dim = 2 * len(frequencies_P)
 
         def pair_that_turns(times: float) -> float:
@@ -64,8 +64,8 @@ class Llama3Scaling:
     """Llama 3.1's scaling for texts `factor` times as long as `original_seq_len` tokens.
 
     A frequency is unchanged if its angle makes more than `high_freq_factor` full turns over the original length, and
-    divided by `factor` if it makes fewer than `low_freq_factor`. Those between are blended linearly in the number of
-    turns.
+    divided by `factor` if it makes fewer than `low_freq_factor`. Frequencies in between are blended linearly in
+    the number of turns.
     """
 
     factor: float
@@ -78,7 +78,7 @@ class Llama3Scaling:
         return 1.0
 
     def scaled(self, frequencies_P: Tensor, theta: float) -> Tensor:
-        """Return `frequencies_P` scaled. They are the unscaled frequencies, theta^(-2p / dim)."""
+        """Return the scaled frequencies. `frequencies_P` are the unscaled ones, theta^(-2p / dim)."""
         turns_P = self.original_seq_len * frequencies_P / (2 * math.pi)
         width = self.high_freq_factor - self.low_freq_factor
         kept_share_P = ((turns_P - self.low_freq_factor) / width).clamp(0, 1)
@@ -87,7 +87,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """The tables' length in tokens, the base theta of the frequencies, and how they are scaled; None if not."""
+    """The tables' length in tokens, and the frequencies: their base theta and their scaling (None: unscaled)."""
 
     max_seq_len: int
     theta: float = 10000.0
@@ -131,8 +131,8 @@ class RotaryEmbedding(nn.Module):
         self.sin_LP.copy_(angles_LP.sin())
 
     def forward(self, x_BSHR: Tensor, positions_BS: Tensor) -> Tensor:
-        """Rotate x in float32; returns x's shape and dtype. Positions are integers below L. Instead of (B, S) there may
-        be one dim of folded tokens."""
+        """Rotate x in float32. Returns a tensor of x's shape and dtype. Positions are integers below L. Instead of
+        (B, S) there may be one dim of folded tokens."""
         cos_BS1P = self.cos_LP[positions_BS].unsqueeze(-2)
         sin_BS1P = self.sin_LP[positions_BS].unsqueeze(-2)
         wide = self.wide

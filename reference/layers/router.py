@@ -133,8 +133,8 @@ def select_experts(
 def count_rows(experts_TK: Tensor, num_experts: int) -> Tensor:
     """How many (token, slot) pairs chose each expert. Returns int64 counts_E.
 
-    A token's experts are distinct, so each writes its own element; integers sum exactly in any order. bincount would
-    need a host sync and has a data-dependent size.
+    Integers sum exactly in any order. `bincount` would need a host sync, and its size depends on the data.
     """
+    # A token's experts are distinct, so `scatter` writes no element twice.
     chosen_TE = experts_TK.new_zeros(experts_TK.shape[0], num_experts).scatter(1, experts_TK, 1)
     return chosen_TE.sum(0)

@@ -1,5 +1,5 @@
-"""A module that returns its input, to name a value that is computed in float32 and then rounded: a case can observe
-it."""
+"""A module that returns its input. It names a value that is computed in float32 and then rounded, so that a case can
+observe the value."""
 
 from __future__ import annotations
 

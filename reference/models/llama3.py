@@ -41,8 +41,8 @@ def _block(config: Llama3Config) -> Block:
 
 
 def _tiny() -> Llama3Config:
-    """A small model with the published sizes' features. Each of four tensor-parallel ranks gets one key/value head, and
-    its dims of elementwise kernels are still multiples of 64."""
+    """A small model with the published sizes' features. With four tensor-parallel ranks, each gets one key/value head,
+    and elementwise kernels still have dims that are multiples of 64."""
     return Llama3Config(
         dim=64,
         num_layers=2,

@@ -59,8 +59,9 @@ def all_to_all(x: Tensor, output_splits: list[int], input_splits: list[int], gro
 
 
 def _own_group(x: Tensor, name: str) -> dist.ProcessGroup | None:
-    """The Python group whose methods can be called directly for `x`, if it is in host memory. None if the operator must
-    be called instead: for a group of torch, or if a mode, a trace, a profiler or autograd has to see the operator."""
+    """The Python group whose methods can be called directly for `x`. None if the operator must be called instead: if
+    `x` is not in host memory, if the group is torch's own, or if a mode, a trace, a profiler or autograd has to see the
+    operator."""
     if is_watched() or not x.is_cpu or (x.requires_grad and torch.is_grad_enabled()):
         return None
     found = group_named(name)

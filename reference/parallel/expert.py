@@ -56,7 +56,8 @@ class ExpertExchange:
         self.group = group
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Route]:
-        """Send `rows_RD`, sorted by expert with `counts_E` (int64) rows each, to the experts' ranks.
+        """Send `rows_RD` to the ranks of their experts. Rows are sorted by expert; `counts_E` (int64) has the number of
+        rows of each expert.
 
         Returns the received rows sorted by local expert, the end of each local expert's rows (int32), and the route for
         `combine`.
@@ -103,8 +104,8 @@ class CapacityExchange:
         self.capacity = Fraction(str(capacity))
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Slots]:
-        """Send at most C rows of `rows_RD` to each expert. Rows are sorted by expert, with `counts_E` (int64) rows
-        each.
+        """Send at most C rows of `rows_RD` to each expert. Rows are sorted by expert; `counts_E` (int64) has the number
+        of rows of each expert.
 
         Returns the received slots, sorted by local expert, then sender, then slot; the end of each local expert's slots
         (int32); and the state for `combine`.

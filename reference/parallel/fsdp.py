@@ -40,13 +40,13 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class Sharding:
-    """A parameter's layout. The ranks of `group`, `size` of them, shard `rows` rows of it.
+    """A parameter's layout. The `size` ranks of `group` shard `rows` rows of the parameter.
 
     `part` is the part of the parameter that these ranks have, as arguments of `narrow`: (dim, first, extent). It is the
     whole parameter, unless expert parallelism (dim 0) or tensor parallelism (dim 0 or 1) splits it. `compute` and
     `reduce` are the dtypes of the gathered parameter and of the gradient's sum. `is_summed`: each rank of the tensor
-    group has the whole parameter and a part of its gradient. `copies`: the number of tensor ranks with the same rows.
-    `is_replicated`: every rank of `group` has all rows, and `size` is 1.
+    group has the whole parameter, and its gradient is summed over that group. `copies`: the number of tensor ranks with
+    the same rows. `is_replicated`: every rank of `group` has all rows, and `size` is 1.
     """
 
     group: str
@@ -165,7 +165,7 @@ def fully_shard(
 
 
 def _tied_parameters(model: nn.Module) -> dict[str, str]:
-    """For parameters that several modules share: each further name, with the parameter's first name as its value."""
+    """Map each further name of a parameter that several modules share to the parameter's first name."""
     first: dict[nn.Parameter, str] = {}
     every = model.named_parameters(remove_duplicate=False)
     found = {name: first.setdefault(parameter, name) for name, parameter in every}

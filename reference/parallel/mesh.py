@@ -3,8 +3,8 @@
 A traced graph names its groups. A DeviceMesh makes names that differ from rank to rank, so ranks could not run the same
 graph. Here each group is named by its purpose, and every rank registers its own instance under that name.
 
-    fsdp    shards of dense parameters, and token counts: the ranks with the same part of dense parameters, which
-            are all ranks unless tp > 1
+    fsdp    shards of dense parameters, and token counts: the ranks with the same part of dense parameters (all ranks,
+            unless tp > 1)
     efsdp   shards of expert parameters: the ranks with the same experts
     ep      exchange of tokens: ranks that divide a set of experts among them, whether or not they read the same text
     tp      sums within a layer: ranks that read the same text and share each layer except the routed experts
@@ -68,9 +68,9 @@ class Mesh:
     """A rank's coordinates in the groups of a case.
 
     Rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep. It has `tp` coordinate r % tp and `fsdp`
-    coordinate r // tp, which also chooses its text. For example, with ep=2 and tp=1, rank 5 has `ep` coordinate 1,
-    `efsdp` coordinate 2 and `fsdp` coordinate 5. In a pipeline, r counts only the ranks with the same stages. `device`
-    is the device that the rank computes on.
+    coordinate r // tp; ranks with the same `fsdp` coordinate read the same text. For example, with ep=2 and tp=1, rank
+    5 has `ep` coordinate 1, `efsdp` coordinate 2 and `fsdp` coordinate 5. In a pipeline, r is the rank's index among
+    the ranks that have the same stages. `device` is the device that the rank computes on.
     """
 
     rank: int
@@ -186,10 +186,10 @@ def pipeline_group(mesh: Mesh) -> dist.ProcessGroup:
 def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
     """Make torch's group over the ranks in this rank's part of `partition`.
 
-    NCCL splits the communicator of all ranks once for the whole partition. With gloo only the ranks of a part make its
-    group. torch then names the group by its ranks and by the number of groups that the rank has made, which must be
-    equal on all of these ranks. If parts differ in size, ranks would make different numbers of groups later, so all
-    ranks make the groups of all parts.
+    NCCL splits the communicator of all ranks once for the whole partition. With gloo, only the ranks of a part make its
+    group. torch then puts into the group's name how many groups a rank has made before, so this number must be equal on
+    the group's ranks. If parts differ in size, ranks would make different numbers of groups later, so all ranks make
+    the groups of all parts.
     """
     rank = dist.get_rank()
     own = next(list(ranks) for ranks in partition if rank in ranks)
@@ -266,8 +266,8 @@ def leave_groups() -> None:
 
 
 def keep_group(name: str, partition: Partition, group: dist.ProcessGroup, *, is_new: bool = True) -> None:
-    """Store a group and register it under its name. A new group is first wrapped, to inject faults and to report its
-    collectives, if `join_groups` was asked to."""
+    """Store a group and register it under its name. With `is_new` the group is first wrapped, to inject faults and to
+    report its collectives, if `join_groups` was asked to."""
     for disturb in disturbances if is_new else ():
         group = disturb(group)
     for board in _boards if is_new else ():

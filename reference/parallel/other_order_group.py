@@ -5,8 +5,8 @@
     position     the result of W ranks has W equal blocks; each block's sum begins at another rank and ascends from
                  there, as in a ring
 
-In the third, the order depends on an element's position in the message. So gradients are added in other orders in a
-bucket than one by one.
+In "position", the order depends on an element's position in the message. So a gradient is added in another order in a
+bucket than in a message of its own.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ pairs of three ranks are added in ascending order.
 
 
 class OtherOrderGroup(DeviceOrderGroup):
-    """A group that communicates through `transport`. While `is_on()`, it adds floating-point values in `order`.
+    """A group that communicates through `transport`. While `is_on()` is true, it adds floating-point values in `order`.
 
-    It calls `tell` before each such sum. A sum over so few ranks that the order makes no difference is added in rank
-    order.
+    It calls `tell` before each such sum. A sum over fewer ranks than FEWEST_RANKS states is added in rank order.
     """
 
     def __init__(

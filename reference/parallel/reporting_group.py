@@ -28,7 +28,7 @@ Tell = Callable[[str], None]
 class ReportingGroup(dist.ProcessGroup):
     """The collectives of another group, `inner`. `name` is the group's name in reports.
 
-    Calls `tell` before and after each launch and each wait.
+    Calls `tell` with the report's text before and after each launch and each wait.
     """
 
     def __init__(self, inner: dist.ProcessGroup, name: str, tell: Tell) -> None:

@@ -12,8 +12,8 @@ Every rank computes the embeddings and the projection to logits for all tokens. 
 part, and before the projection the parts are gathered. No sum over ranks is needed there: it would count each token W
 times.
 
-Collectives join tensors along dim 0, so ranks get a dim of their own before the batch. A rank reads the index of its
-part from a buffer, as all ranks must run the same code.
+Collectives join tensors along dim 0, so tensors are reshaped to have a dim of ranks before the batch. A rank reads the
+index of its part from a buffer, as all ranks must run the same code.
 """
 
 # W ranks of the tensor group, B batch, S sequence, s a rank's part of it (S / W), D model dim
@@ -52,13 +52,13 @@ class GatherInput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int, group: str) -> Tensor:
-        """(B, s, D) to (B, S, D)."""
+        """Gather the parts: (B, s, D) to (B, S, D)."""
         ctx.size, ctx.group = size, group
         return gathered(x, size, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """(B, S, D) to (B, s, D)."""
+        """Add the ranks' gradients and keep this rank's part: (B, S, D) to (B, s, D)."""
         return scattered(grad, ctx.size, ctx.group), None, None
 
 
@@ -69,13 +69,13 @@ class ScatterOutput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int, group: str) -> Tensor:
-        """(B, S, D) to (B, s, D)."""
+        """Add the ranks' partial sums and keep this rank's part: (B, S, D) to (B, s, D)."""
         ctx.size, ctx.group = size, group
         return scattered(x, size, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """(B, s, D) to (B, S, D)."""
+        """Gather the parts of the gradient: (B, s, D) to (B, S, D)."""
         return gathered(grad, ctx.size, ctx.group), None, None
 
 
@@ -84,13 +84,13 @@ class KeepOwn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, coordinate: Tensor, size: int, group: str) -> Tensor:
-        """(B, S, D) to (B, s, D)."""
+        """Keep this rank's part: (B, S, D) to (B, s, D)."""
         ctx.size, ctx.group = size, group
         return own_part(x, size, coordinate)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        """(B, s, D) to (B, S, D)."""
+        """Gather the parts of the gradient: (B, s, D) to (B, S, D)."""
         return gathered(grad, ctx.size, ctx.group), None, None, None
 
 
@@ -100,13 +100,13 @@ class GatherWhole(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, coordinate: Tensor, size: int, group: str) -> Tensor:
-        """(B, s, D) to (B, S, D)."""
+        """Gather the parts: (B, s, D) to (B, S, D)."""
         ctx.size = size
         ctx.save_for_backward(coordinate)
         return gathered(x, size, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        """(B, S, D) to (B, s, D)."""
+        """Keep this rank's part of the gradient: (B, S, D) to (B, s, D)."""
         (coordinate,) = ctx.saved_tensors
         return own_part(grad, ctx.size, coordinate), None, None, None

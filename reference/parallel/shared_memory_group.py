@@ -190,7 +190,8 @@ class _Exchange(Work):
         return total <= INLINE_BYTES - self._group.header_bytes
 
     def _are_headers_mine(self, first: int) -> bool:
-        """Whether all ranks call the same collective as this rank, with the same number of bytes for every rank."""
+        """Whether all ranks' headers equal this rank's: the same collective, with the same number of bytes for every
+        rank. False for every all-to-all. `first` is the byte at which the first rank's slot begins."""
         # In an all-to-all ranks send different sizes, so their headers differ.
         if self._kind == _EXCHANGE:
             return False
@@ -201,8 +202,9 @@ class _Exchange(Work):
         )
 
     def _read_headers(self, first: int) -> list[Sequence[int]]:
-        """Return, for each rank, the number of bytes that it sends to every rank. Raises RuntimeError if ranks call
-        different collectives."""
+        """Return, for each rank, the number of bytes that it sends to every rank. `first` is the byte at which the
+        first rank's slot begins. Raises RuntimeError if ranks call different collectives, or if a rank sends this rank
+        another number of bytes than it expects."""
         if self._are_headers_mine(first):
             return [self._sent] * self._group.num_ranks
         group, memory = self._group, self._group.memory.map

@@ -12,12 +12,12 @@ layers. Norms, embeddings and the output layer are replicated: on each rank they
 gradient, so their gradients agree without a sum.
 
 Some parameters within a split layer are whole on every rank: the projections to latents, norms over single heads, and
-routers. A rank computes only its own heads' or tokens' part of their gradient. So the gradient is summed over the
-tensor group, in the reduce dtype, before it is reduced over data ranks (see `fsdp`).
+routers. A rank computes only the part of such a gradient that comes from its own heads or tokens. So the gradient is
+summed over the tensor group, in the reduce dtype, before it is reduced over data ranks (see `fsdp`).
 
 A mixture of experts splits its shared experts by features and its tokens by rank. Every rank routes and counts all
 tokens, but sends only its own share to the experts: T / W adjacent tokens. So the ranks of the expert group, which may
-have several texts and several tensor coordinates, never send a token twice. The result is a partial sum of the layer's
+have several texts and several `tp` coordinates, never send a token twice. The result is a partial sum of the layer's
 output, zero for the tokens of other ranks. The shared experts' partial sum is added to it before the sum over the
 ranks. A rank reads the index of its share from a buffer, as all ranks must run the same code.
 
@@ -108,7 +108,7 @@ def split_layers(
     Returns the dim along which `fully_shard` must split each of the layers' parameters, by name; None for a parameter
     that stays whole and whose gradient must be summed; empty without tensor parallelism. `num_tokens` is the number of
     tokens in a call of a layer. With `only`, just the layers of these names are split; each tensor rank computes all
-    other layers whole. Raises CaseError for a layer that cannot be split, or not evenly, for a name in `only` that no
+    other layers whole. Raises CaseError for a layer that cannot be split evenly or at all, for a name in `only` that no
     such layer has, and for a mixture of experts missing from `only`.
     """
     size = mesh.size(TENSOR)
@@ -146,7 +146,7 @@ def split_layers(
 
 def split_dims(path: str, module: nn.Module, size: int, num_tokens: int) -> dict[str, int | None]:
     """The dims along which a layer's parameters are split over `size` ranks, as `split_layers` returns them. Raises
-    CaseError for a layer that cannot be split, or not evenly."""
+    CaseError for a layer that cannot be split evenly or at all."""
     known = _known_parameters(path, module)
     _refuse_unless_split_evenly(path, module, size, num_tokens)
     return {f"{path}.{own}": dim for own, dim in known.items()}

@@ -145,8 +145,8 @@ def loss_of_all_ranks(g: GraphEditor) -> list[Site]:
 
 
 def _summed(order: str, least: int) -> Callable[[Callable[..., Any]], Entry]:
-    """Return a decorator for an entry that takes sums over ranks in `order`, which needs `least` ranks to differ from
-    rank order."""
+    """Return a decorator for an entry that takes sums over ranks in `order`. With fewer than `least` ranks, this order
+    adds as rank order does."""
     sites = (Site("*", "backward", "*", "reduce_scatter_tensor"),)
     return row(ORDERS, order=order, needs=(ranks(least),), sees=(FLOAT32,), kinds=("grad",), sites=sites)
 

@@ -66,7 +66,7 @@ def factors_exchanged(g: GraphEditor) -> list[Site]:
 
 @row("ours: a document may have any number that is its own", needs=(FOLDED,))
 def documents_counted_from_elsewhere(g: GraphEditor) -> list[Site]:
-    """the offsets of folded documents are counted from 7 tokens before the first."""
+    """the offsets of all folded documents are increased by 7."""
     g.after(g.find("sub", "", where=lambda node: not g.is_floating(node)), "aten.add.Tensor", 7)
     return []
 
@@ -101,7 +101,7 @@ def waits_moved_late(g: GraphEditor) -> list[Site]:
 def gathers_moved_early(g: GraphEditor) -> list[Site]:
     """parameters are gathered before anything else.
 
-    Their casts move with them, in order, so all ranks launch alike.
+    Their casts move with them. The order of the gathers stays, so all ranks launch them in the same order.
     """
     moved = []
     for node in [node for node in g.calls if "all_gather" in str(node.target)]:

@@ -1,4 +1,5 @@
-"""Rewrites of sums over tensor-parallel ranks, in chunks, that keep every bit: none may be flagged."""
+"""Rewrites of sums over tensor-parallel ranks, in chunks, that keep every bit: bitproof must report no
+difference for any of them."""
 
 from __future__ import annotations
 

@@ -22,10 +22,11 @@ def _alike_parts(g: GraphEditor, split: Call) -> list[tuple[Call, Call]]:
 
 
 def _total(node: Call) -> Call:
-    """The addition that reads a bucket's part, directly or through up to four calls; the last of these calls if there
-    is no addition.
+    """The addition that reads `node`, a part of a bucket, directly or through up to four calls; the last of these calls
+    if there is no addition.
 
-    If one addition reads both parts, such as both chunks' gradients of a parameter, exchanging them has no effect.
+    Two parts with the same addition, such as both chunks' gradients of a parameter, cannot be exchanged as a fault: the
+    sum would stay the same.
     """
     for _ in range(4):
         users = list(node.users)

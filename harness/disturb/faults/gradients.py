@@ -38,7 +38,7 @@ def _not_averaged(g: GraphEditor) -> list[Site]:
 
 
 def _last_sum_of_pieces(g: GraphEditor, rank: int) -> Call:
-    """The last addition over pieces of the loss that has `rank` dims: 0 for the loss itself, 2 for a gradient."""
+    """The last addition that sums over pieces of the loss and has `rank` dims: 0 for the loss, 2 for a gradient."""
     return g.all("add", "output", where=lambda node: g.is_floating(node) and g.value(node).dim() == rank)[-1]
 
 

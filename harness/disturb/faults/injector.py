@@ -59,8 +59,8 @@ class Injector(Injection):
             yield
 
     def unseen(self, observe: Observe) -> Observe:
-        """Return a function that calls `observe` with the fault switched off: it replaces only the system's own
-        operator calls."""
+        """Return a function that calls `observe` with the fault switched off: a fault replaces only operator calls of
+        the system itself, not those of its observer."""
         if self.entry is None or self.entry.call is None:
             return observe
         from bitproof.harness.disturb.tamper import untampered
@@ -89,8 +89,7 @@ class Injector(Injection):
         self.fired = True
 
     def wrap(self, function: GradientFunction) -> GradientFunction:
-        """Return a function that calls `function`, which computes gradients, and flips the fault's bit in the
-        result."""
+        """Return a function that computes gradients by `function` and then flips the fault's bit in the result."""
         self._wraps = True
 
         @refusing()

@@ -114,24 +114,24 @@ def mm_rowwise(a: Tensor, b: Tensor) -> Tensor:
 
 
 def summed_backwards(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    """The sum over `dims`, with the elements along these dims in reverse order."""
+    """The sum over `dims`, of elements that are put in reverse order along these dims."""
     return x.flip(dims).contiguous().sum(dims, keepdim=keepdim)
 
 
 def own_rows(x: Tensor, size: int, group: str) -> Tensor:
-    """Return this rank's rows of `x`, which has rows for each of the `size` ranks, without a sum over the group."""
+    """Return this rank's rows of x, without a sum over the group. x has a block of rows for each of `size` ranks."""
     rows = len(x) // size
     first = group_named(group).rank() * rows
     return x[first : first + rows].clone()
 
 
 def rolled_blocks(x: Tensor, size: int) -> Tensor:
-    """Return x, which has a block of rows for each of `size` ranks, with every block at the next rank's offset."""
+    """Return x with each block of rows at the next rank's offset. x has a block for each of `size` ranks."""
     return x.roll(len(x) // size, 0)
 
 
 def first_block_repeated(x: Tensor, size: int) -> Tensor:
-    """Return x, which has a block of rows for each of `size` ranks, with the first block in place of the last."""
+    """Return x with the first block of rows in place of the last. x has a block for each of `size` ranks."""
     rows = len(x) // size
     return torch.cat([x[:-rows], x[:rows]]) if size > 1 else x
 

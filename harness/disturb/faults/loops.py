@@ -1,6 +1,6 @@
 """Faults in built-in loops: at a change of layout, at a resume, in the division of a batch.
 
-Each replaces a method of the loop on every rank, as a mistake of the loop's author.
+Each fault replaces a method of the loop on every rank, as if the loop's author had made the mistake.
 """
 
 from __future__ import annotations
@@ -307,8 +307,8 @@ def _in_last_attention(*operators: str) -> tuple[Site, ...]:
 
 
 def _parts_in_backward(loop: Loop, other: Callable[[list[Any]], list[Any]]) -> None:
-    """Call `other` with the parts that ring attention's backward reads, and let backward read the parts that it
-    returns. A part is a rank's keys and values."""
+    """Let ring attention's backward read `other(parts)` in place of the parts that it would read. A part is a rank's
+    keys and values."""
     own, ring = loop.ring.parts, loop.ring
 
     def parts(tensors: Any) -> Iterator[Any]:

@@ -19,7 +19,9 @@ def _again(g: GraphEditor, name: str) -> Call:
 
 
 def _both(g: GraphEditor, node: Call, *operators: str) -> list[Site]:
-    """The sites of a recomputed call in forward and in backward, since it repeats a call of forward in backward."""
+    """The call sites that blame may name for a changed recomputed call: its own, those of its readers, and those of
+    `operators`, which the edit inserts. Each is listed in forward and in backward: a recomputed call repeats a forward
+    call."""
     sites = [*g.sites(node, *operators), *g.readers(node)]
     sites += [
         g.site(read, name) for read in node.all_input_nodes[:1] for name in operators

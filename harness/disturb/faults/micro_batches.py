@@ -34,7 +34,8 @@ def _exchanged(action: Any) -> Any:
 
 
 def _received_otherwise(step: Step, half: str, other: Callable[..., Any]) -> None:
-    """Receive a half's messages by `other`. It is called with the original `receive` and its arguments."""
+    """Let `other` receive the messages of a half (forward or backward). It is called with the original `receive` and
+    its arguments."""
     own = step.receive
     step.receive = lambda sender, *args: other(own, sender, *args) if sender.half == half else own(sender, *args)
 

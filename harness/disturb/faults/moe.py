@@ -167,7 +167,7 @@ def expert_groups_ignored(g: GraphEditor) -> list[Site]:
 
 @row("ours: an off-by-one", needs=(EXPERTS,), kinds=("loss", "grad", "buffer"))
 def one_expert_group_too_few(g: GraphEditor) -> list[Site]:
-    """one group of experts too few stays eligible."""
+    """one group of experts fewer stays eligible."""
     node = g.find("topk", r".*router", turn=1)
     node.args = (node.args[0], 1, *node.args[2:])
     return [*g.sites(node, "scatter"), *g.readers(node)]

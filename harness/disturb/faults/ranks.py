@@ -53,7 +53,7 @@ def zeros_from_the_second_step(g: GraphEditor) -> list[Site]:
 
 @row("ours: uneven rows", rank=-1)
 def last_row_lost_on_one_rank(g: GraphEditor) -> list[Site]:
-    """the last row of a product is lost on the last rank."""
+    """the last row of a product is zero on the last rank."""
     return _after(g, "last_row_zeroed_on_last_rank", ("clone", "zero_", "select"), "mm", r".*attention.*")
 
 

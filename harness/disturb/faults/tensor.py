@@ -27,13 +27,13 @@ def _not_summed(g: GraphEditor, at: str, direction: str) -> list[Site]:
 
 @row("TTrace's kind: a missing all-reduce", needs=(SPLIT, WHOLE))
 def tensor_parts_not_summed(g: GraphEditor) -> list[Site]:
-    """each tensor rank keeps its own part of a split layer's output, without a sum."""
+    """each tensor rank keeps its own partial output of a split layer, without a sum over ranks."""
     return _not_summed(g, r".*attention", "forward")
 
 
 @row("TTrace's kind: a missing all-reduce in backward", needs=(SPLIT, WHOLE), kinds=("grad",))
 def tensor_gradient_not_summed(g: GraphEditor) -> list[Site]:
-    """each tensor rank keeps its own part of the gradient of a split layer's input, without a sum."""
+    """each tensor rank keeps its own partial gradient of a split layer's input, without a sum over ranks."""
     return _not_summed(g, r".*attention", "backward")
 
 
@@ -48,13 +48,13 @@ def _scattered_not_summed(g: GraphEditor, at: str, direction: str) -> list[Site]
 
 @row("TTrace's kind: a split in place of a reduce-scatter", needs=(SPLIT, SEQUENCE))
 def scattered_parts_not_summed(g: GraphEditor) -> list[Site]:
-    """each tensor rank keeps its positions of its own part of a split layer's output, without a sum."""
+    """each tensor rank keeps its positions of its own partial output of a split layer, without a sum over ranks."""
     return _scattered_not_summed(g, r".*attention", "forward")
 
 
 @row("TTrace's kind: a split in place of a reduce-scatter, in backward", needs=(SPLIT, SEQUENCE), kinds=("grad",))
 def scattered_gradient_not_summed(g: GraphEditor) -> list[Site]:
-    """each tensor rank keeps its positions of its own part of a split layer's input gradient, without a sum."""
+    """each tensor rank keeps its positions of its own partial gradient of a split layer's input, without a sum."""
     return _scattered_not_summed(g, r".*attention", "backward")
 
 

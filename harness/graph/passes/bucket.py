@@ -13,9 +13,9 @@ Refuses:  a collective whose group is unknown. Collectives that are not of a par
    operation, dtype, block, direction and, if the graph is divided into forward and backward, half. Recomputed gathers
    have their own buckets, and so has each module outside all blocks. Each chunk has its own buckets, but with
    `join_chunks` reductions of all chunks are joined. Inside a bucket, parameters have the order of the graph's inputs.
-5. Write a bucket's gathered values at its first member. Launch its gather where the bucket before it is written, if
-   both are in the same half. Write its reduction after its last gradient, and wait for it when the next reduction is
-   launched, so that a single reduction is in flight.
+5. Write a bucket's gathered values at its first member. Launch its gather where the previous bucket's values are
+   written, if both are in the same half. Write a bucket's reduction after its last gradient, and wait for it when the
+   next reduction is launched, so that a single reduction is in flight.
 6. Move every node behind the nodes that it now reads.
 """
 
@@ -61,7 +61,7 @@ class _Member(NamedTuple):
 
     @property
     def source(self) -> Node:
-        """The node that the collective sends."""
+        """The node whose value the collective sends."""
         return _source(self.launch)
 
 
@@ -324,8 +324,7 @@ class _Writer:
             member.wait.replace_all_uses_with(self._call(kind, aten.view.default, part, shape))
 
     def _call(self, kind: _Kind, target: Any, *args: Any) -> Node:
-        """Write a call with the bucket's metadata, and with the fake value that the call has for its arguments' fake
-        values."""
+        """Write a call with the bucket's metadata. Its fake value is computed from the fake values of its arguments."""
         values = map_arg(args, lambda node: node.meta["val"])
         with torch.no_grad(), _fake_mode_of(values):
             value = target(*values)

@@ -102,7 +102,7 @@ def _num_tensors(values: Iterable[Node]) -> int:
 
 
 def _crossing(graph: Graph) -> list[Node]:
-    """The calls of forward whose results backward reads, before the graph is partitioned."""
+    """The calls of forward whose results backward reads. The graph is not partitioned yet."""
     reads = {x for node in graph.nodes if _is_backward(node) for x in node.all_input_nodes}
     return [node for node in graph.nodes if node in reads and node.op == "call_function" and not _is_backward(node)]
 
@@ -180,7 +180,8 @@ def _as_one(
 ) -> tuple[GraphModule, list[Node], int]:
     """Join forward and backward in a single graph.
 
-    Returns the graph, the values of forward that backward reads, and the number of calls that run in both halves.
+    `writes` are the writes to buffers; `seed` is the call that makes backward's initial gradient. Returns the graph,
+    the values of forward that backward reads, and the number of calls that run in both halves.
     """
     graph = Graph()
     values: dict[str, Node] = {}
@@ -216,8 +217,8 @@ def _as_one(
 def _copy(graph: Graph, half: GraphModule, values: dict[str, Node], name: str, known: Iterable[str] = ()) -> int:
     """Append the calls of `half` to the graph. Returns how many of them run a second time.
 
-    `values` has the copies of nodes by name, and gets those of the half. `name` is the half's name, forward or
-    backward; `known` has the names of calls in the other half, which run a second time here.
+    `values` maps names to nodes of the graph, and gets the copies of the half's nodes. `name` is the half's name,
+    forward or backward; `known` has the names of calls in the other half, which run a second time here.
     """
     recomputed = 0
     for node in half.graph.nodes:

@@ -171,8 +171,8 @@ class _Tagger:
         self.context.facts["offload_mib"] = round(moved / MIB, 3)
 
     def _leaves_when_copied(self, node: Node) -> bool:
-        """Whether copying a saved value to host memory frees its storage: it is the whole storage, and no other saved
-        value keeps the storage alive."""
+        """Whether copying a saved value to host memory frees its storage: the value covers the whole storage, and no
+        other saved value keeps the storage alive."""
         owner = self.owners[node]
         is_part = node.target is operator.getitem and node.args[0] is owner
         is_whole = node is owner or is_part or operators.is_wait(node)

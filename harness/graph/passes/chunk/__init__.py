@@ -17,7 +17,7 @@ pair of nodes, for chunk 0 and chunk 1:
 2. Every other node is written once. A pair that it reads is joined on first use: a parameter's
    gradient is added (chunk 0 + chunk 1), any other value is concatenated along the chunked dim.
 3. Autograd's own gradient additions belong to no module. They are written once per chunk if both operands are pairs.
-   The sum of a parameter's uses is an exception: chunks would change the order of its additions.
+   Exception: the sum over a parameter's two uses is refused, as chunks would change the order of its additions.
 4. Integers are no values: a size that depends on the symbol becomes a number at each use, computed with the whole
    extent or half of it.
 5. The pass writes chunk 1 of a module only when something needs it. So a module's chunk 0 runs before its chunk 1, and
@@ -155,8 +155,8 @@ class _Chunker:
         return self.chunking.root_of(module) if module and node.op == "call_function" else None
 
     def _find_reductions(self) -> None:
-        """Find the nodes that reduce gradients over ranks. With early accumulation they no longer belong to their
-        modules."""
+        """Find the nodes that reduce gradients over ranks. With early gradient accumulation, they no longer belong to
+        their modules."""
         for gradient in self.gradients:
             tail = reduction_tail(gradient)
             self.reductions.update(tail)
@@ -182,14 +182,14 @@ class _Chunker:
         return bool(self.mutated) and any(self.owners[x] in self.mutated for x in (node, *node.all_input_nodes))
 
     def _root_of_gradient_addition(self, node: Node) -> str | None:
-        """The chosen module of an addition of gradients by autograd that must be written once per chunk; None if the
-        addition is written once, or if the node is no such addition.
+        """The chosen module in which to write autograd's addition of two gradients once per chunk; None if the addition
+        is written once, or if the node is no such addition.
 
-        Both operands must be chunked. If their shapes have the symbol, they may be of two modules, or be whole values
-        that are already split. Otherwise the sum is of a parameter's two uses: both must be in the same module, and the
-        sum must not be the parameter's whole gradient. With uses a and b, eager computes ((b1 + a1) + b0) + a0 within a
-        module, ((b1 + b0) + a1) + a0 across two, and adding chunk by chunk equals neither. Raises ChunkError for such a
-        sum.
+        A sum with the chunk symbol in its shape is written once per chunk if both operands are in chunks, also of
+        different modules, or already split. Any other sum in chunks adds the gradients of two uses of a parameter.
+        Raises ChunkError if these uses are not both in one module, or if their sum is the parameter's whole gradient:
+        for uses a and b, eager computes ((b1 + a1) + b0) + a0 in one module and ((b1 + b0) + a1) + a0 in two, and
+        adding chunk by chunk equals neither.
         """
         if node.target is not aten.add.Tensor or origin_of(node) != Origin(None, "backward"):
             return None
@@ -290,8 +290,8 @@ class _Chunker:
     # -- reading --------------------------------------------------------------------------------
 
     def _whole(self, node: Node) -> Any:
-        """The argument for a reader that is written once: a number if `node` is a size, else the node of the whole
-        value."""
+        """The argument that a reader of `node` gets if it is written once: a number if `node` is a size, else the node
+        of the whole value."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.whole)
@@ -301,8 +301,8 @@ class _Chunker:
         return stored if isinstance(stored, Node) else self._join(node, stored)
 
     def _part(self, node: Node, root: str, index: int, reader: Node) -> Any:
-        """The argument for chunk `index` of `reader`, a node of module `root`: a number if `node` is a size, the chunk
-        if it is chunked or its shape has the symbol, else the whole value."""
+        """The argument that chunk `index` of `reader`, a node of module `root`, gets for `node`: a number if `node` is
+        a size, its chunk if it is chunked or its shape has the chunk symbol, else its whole value."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.half)
@@ -319,11 +319,8 @@ class _Chunker:
         return self._split(node, stored, reader)[index] if symbols.carries(value, self.symbol) else stored
 
     def _is_laid_out_as_half(self, node: Node, pair: Pair) -> bool:
-        """Whether a module can read another module's chunks directly, where eager would split the concatenation of the
-        two.
-
-        The halves in eager must have the same strides as the chunks.
-        """
+        """Whether a module can read `pair`, another module's two chunks of `node`, directly. Eager concatenates them
+        and splits the result again, so the halves in eager must have the same strides as the chunks."""
         value = node.meta["val"]
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
             return False
@@ -389,7 +386,7 @@ class _Chunker:
 def _needs_reshape(node: Node, args: Any) -> bool:
     """Whether a view in backward must be written as a reshape, since its argument is not contiguous in a chunk.
 
-    Autograd reshapes gradients. The trace has a view instead, if the whole gradient is contiguous.
+    Autograd reshapes gradients, but the trace has a view if the whole gradient is contiguous.
     """
     is_gradient_view = node.target is aten.view.default and origin_of(node).direction == "backward"
     return is_gradient_view and not args[0].meta["val"].is_contiguous()

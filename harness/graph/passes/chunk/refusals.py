@@ -147,7 +147,7 @@ def refuse_write(node: Node, written: Node) -> None:
 
 def refuse_second_use(addition: Node) -> ChunkError:
     """The error for a parameter that is used twice, at least once in chunks: its gradient is a sum over uses and
-    chunks, and eager adds in another order."""
+    chunks, which eager adds in another order than the pass would."""
     uses = ", ".join(f"{x.name} in {origin_of(x)}" for x in addition.all_input_nodes)
     return ChunkError(
         f"cannot add the gradients of two uses of one parameter in `{addition.name}`: at least one is chunked",

@@ -1,4 +1,4 @@
-"""Reorder the graph so that a chunk's all-to-all overlaps with other compute, above all with the other chunk's.
+"""Reorder the graph so that a chunk's all-to-all overlaps with other compute, above all that of the other chunk.
 
 Needs:    collectives as a launch and a wait; the chunk pass's marks; the part of each all-to-all in its origin; a cost
           model in `context.pipeline.overlap_costs` or, on the CPU, bitproof's own.
@@ -112,8 +112,8 @@ def _refuse_nothing_to_hide(chunking: Chunking | None, num_launches: int) -> Pas
 
 
 def _only_wait(launch: Node) -> Node:
-    """The wait for an all-to-all. Raises PassError if it has several waits, or if another node reads more than the
-    result's size."""
+    """The wait for an all-to-all. Raises PassError if the all-to-all has no wait or several, or if another node reads
+    more of its result than the size."""
     waits = [user for user in launch.users if operators.is_wait(user)]
     others = [user.name for user in launch.users if user not in waits and operators.operator_name(user) != "sym_size"]
     if len(waits) != 1 or others:
@@ -258,8 +258,8 @@ def _next_all_to_all(
 
 
 def _sunk(order: list[Node], waits: list[Node], after: dict[Node, list[Node]]) -> dict[Node, tuple[int, int]]:
-    """Sort keys for step 3 at the top of this file. They keep `order`, except that each wait moves directly before its
-    first reader."""
+    """Each node's sort key for step 3 at the top of this file: (index in `order`, 1). A wait has (index of its first
+    reader, 0), and so moves directly before that reader."""
     key = {node: (index, 1) for index, node in enumerate(order)}
     for wait in waits:
         if after[wait]:
@@ -293,7 +293,7 @@ def _num_in_flight(nodes: Iterable[Node], launches: list[Node], waits: list[Node
 
 def _facts(before: Timeline, after: Timeline, model: CostModel | None, path: Path | None) -> dict[str, Any]:
     """Facts for the report: the model's file name, the machine of its measurements, and its times before and after.
-    Without a model, only `costs: None`."""
+    Without a model, {"costs": None}."""
     if model is None or path is None:
         return {"costs": None}
     times = {"before": before.summary(), "after": after.summary()}

@@ -21,8 +21,8 @@ from bitproof.harness.graph.passes.overlap.costs import Cost
 class Timeline:
     """A rank's simulated clock, in the unit of the costs.
 
-    `time` is the time after the nodes run so far. `arrival` has the time when each collective arrives, by its launch.
-    `blocked` has the time for which waits for a collective blocked the rank, by its launch.
+    `time` is the time after the nodes run so far. `arrival` maps the launch of each collective to the time at which the
+    collective arrives, and `blocked` to the time for which waits for the collective blocked the rank.
     """
 
     def __init__(self, costs: Mapping[Node, Cost]) -> None:
@@ -58,8 +58,9 @@ class Timeline:
         return transfer - (self._stood_until(arrival) - self._stood_until(arrival - transfer))
 
     def summary(self) -> dict[str, float | dict[str, float]]:
-        """The numbers for the report: seconds of the step, and for the all-to-alls of forward and of backward their
-        total seconds, and the seconds that blocked the rank and that were hidden."""
+        """The numbers for the report. `step_seconds` is the step's time. `forward` and `backward` have, for their
+        all-to-alls, the total seconds, the seconds that blocked the rank, and the seconds and the fraction hidden by
+        compute."""
         return {"step_seconds": round(self.time, 9)} | {
             name: self._all_to_alls(name) for name in ("forward", "backward")
         }

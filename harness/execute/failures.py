@@ -51,12 +51,11 @@ class Failure:
 
 
 def failure_of_exception(rank: int, error: BaseException, around: Sequence[FrameSummary] = ()) -> Failure:
-    """The failure of a rank whose code raised `error`.
+    """The failure of a rank whose code raised `error`. `around`: the stack frames that are still active, outermost
+    first.
 
-    `details` is the traceback. But it is only the error's text for a CaseError, and for an error raised by bitproof
-    without user code in the traceback, such as the error about a factory that returned None.
-
-    `around`: the stack frames that are still active, outermost first.
+    The failure's `details` are the traceback. If the traceback adds nothing, they are only the error's text: for each
+    CaseError, and for an error that bitproof raised without user code in the traceback.
     """
     # torch raises RuntimeError for many reasons, so only the text shows whether a peer closed the connection.
     name, text = type(error).__name__, _message_of(error)

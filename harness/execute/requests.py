@@ -199,7 +199,7 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def graph_options(self) -> GraphOptions:
-        """The options for making the graph that the case itself does not have."""
+        """The options for making the graph that are not in the case: extra passes, and a folder for dumps."""
         return GraphOptions(extra_passes=self.options.extra_passes, dump_dir=self.dump_dir)
 
     @property
@@ -229,13 +229,14 @@ class RunRequest(Request[RunAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlots:
-    """The ranks of a run that a host starts, the store in which ranks find each other, and the files for their records.
+    """The ranks of a run that a host process starts, the store in which ranks find each other, and the files for their
+    records.
 
     `part` is a template for the paths of the ranks' files of records, with `{rank}` in it.
 
-    Without `server`, the host starts all ranks, and `store` is the path of a file. Otherwise a launcher such as
-    torchrun started the rank. Then `server` is the host and port of the launcher's store, `store` a prefix for the keys
-    in it, and `gpu` the index of the rank's GPU; `local_rank` and `local_world_size` are as in torchrun.
+    Without `server`, the host process starts all ranks, and `store` is the path of a file. Otherwise a launcher such as
+    torchrun started the rank. Then `server` is the address (host name, port) of the launcher's store, `store` a prefix
+    for the keys in it, and `gpu` the index of the rank's GPU; `local_rank` and `local_world_size` are as in torchrun.
     """
 
     ranks: tuple[int, ...]
@@ -267,10 +268,7 @@ class LocalRunRequest(Request[End]):
 
 @dataclass(frozen=True, kw_only=True)
 class BitsRequest(Request[ComparedBits]):
-    """Compare two values bit by bit: the value called `name` in one archive, and that in another.
-
-    `reference` and `candidate` are the archives.
-    """
+    """Compare two values bit by bit: those called `name` in the archives `reference` and `candidate`."""
 
     answer = ComparedBits
     reference: Path
@@ -342,9 +340,9 @@ class CallRequest(Request[CallAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class PrecompileAnswer:
-    """The artifact (facts about the precompiled step), and the seconds that it took to make it.
+    """The artifact (facts about the precompiled step), and the seconds spent on making it.
 
-    `trace_seconds` has two times: for tracing as the first rank, and as the last.
+    `trace_seconds` has the times for tracing the step of the first rank and that of the last rank.
     """
 
     artifact: Artifact
@@ -357,7 +355,8 @@ class PrecompileAnswer:
 class PrecompileRequest(Request[PrecompileAnswer]):
     """Make the step of a case's system and write it into the folder `out`.
 
-    With `inject`, the name of a fault, nothing is written: the steps of two ranks are compared.
+    `inject` tests the comparison of ranks: it names a fault, which changes the steps of the first and the last rank
+    before the two are compared. Then nothing is written.
     """
 
     answer = PrecompileAnswer

@@ -108,7 +108,7 @@ class Session:
         self._crash = next(iter(self._crashes), None)
 
     def end(self) -> None:
-        """Make the request that another thread waits for raise Abandoned, and refuse further requests."""
+        """Refuse further requests. If another thread is waiting for a request, Abandoned is raised there."""
         self._has_ended.set()
 
     def place(self, case: Case) -> Placement:

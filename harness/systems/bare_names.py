@@ -37,8 +37,8 @@ def bare_tensors(model: nn.Module, kind: Literal["parameters", "buffers"]) -> It
 
 
 def _names_of(module: nn.Module, left_out: dict[int, set[str]]) -> set[str]:
-    """The names of a module's tensors and children. A wrapped child is replaced by its own names if none of them
-    collides.
+    """The names of a module's tensors and children, without wrappers: a wrapped child is replaced by the names inside
+    it, if none of them equals another name.
 
     `left_out` gets, for each module's id, the names of its children that were replaced.
     """

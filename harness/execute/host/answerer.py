@@ -304,7 +304,7 @@ def _met(done: Sequence[Done]) -> list[Meeting]:
 
 
 def _decisive(graph: PreparedGraph) -> GraphIdentity:
-    """A graph's hashes and the settings of its passes, which decide its bits; times and counts are left out."""
+    """The facts that decide a graph's bits: the hashes of its code, and the settings of its passes."""
     passes = [PassSettings(name=entry.name, settings=entry.settings) for entry in graph.passes]
     return GraphIdentity(code_hash=graph.code_hash, generated_hash=graph.generated_hash, passes=passes)
 
@@ -324,7 +324,10 @@ def measure_closeness(request: ClosenessRequest) -> Closeness:
 
 
 def find_layouts(request: BoundsRequest) -> LayoutBounds:
-    """Measure the differences between two layouts, and the bounds that follow from runs with sums in other orders."""
+    """Compare two recordings with different layouts: measure each tensor's difference, and find its bound.
+
+    The bound follows from further recordings of the reference, whose sums have other orders.
+    """
     from bitproof.harness.compare.relaid import LogicalTensor
 
     apart = [LogicalTensor(*tensor) for tensor in request.apart]

@@ -142,7 +142,7 @@ class Runner:
     def _begin_later(self, request: RunRequest, rank_slots: RankSlots) -> None:
         """Start to trace the graph of the next run, if this machine has a second core.
 
-        Its passes wait for the run itself if a user's pass is among them.
+        The graph's passes run now, too, unless a user's pass is among them: that must not run before its run starts.
         """
         later = request.later
         if later is None or self._stage is not None or not _is_staged(later) or num_cores() < 2:
@@ -209,7 +209,8 @@ class Tracer:
         self._program = ""
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
-        """Run the requested ranks, and return how the run ended. A prefetch only makes the graph, and returns None."""
+        """Run the requested ranks, and return how the run ended. For a prefetch, only make the graph, and return
+        None."""
         assert isinstance(request, LocalRunRequest), "a runner asks for nothing else"
         if request.is_prefetch:
             try:
@@ -297,7 +298,8 @@ class Finisher:
         self._refusal: BaseException | None = None
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
-        """Run the requested ranks, and return how the run ended. A prefetch only makes the graph, and returns None."""
+        """Run the requested ranks, and return how the run ended. For a prefetch, only make the graph, and return
+        None."""
         assert isinstance(request, LocalRunRequest), "a stage asks for nothing else"
         run, rank_slots = request.run, request.rank_slots
         if request.is_prefetch:

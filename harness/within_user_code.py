@@ -2,7 +2,7 @@
 
 Hooks, patched functions and dispatch modes of bitproof run in the middle of a trainer. The trainer may catch their
 exceptions (`except Exception`, `contextlib.suppress`, a `return` in `finally`), or a thread or a callback of C++ may
-lose them. Then it continues to train in a way that never occurs without bitproof, and a comparison of that means
+lose them. Then it continues to train in a way that never occurs without bitproof, and comparing such a run proves
 nothing. So a refusal does not depend on the exception:
 
 1. `refusing()` surrounds each piece of bitproof's code that user code calls: any exception that leaves this piece is a
@@ -27,7 +27,8 @@ _THEIRS = "_raised_by_user_code"
 
 
 class _Scope:
-    """Stores the first refusal in a `refusals_raised()`. Later refusals may be consequences of it."""
+    """Stores the first refusal in a context `refusals_raised()`. Later refusals are ignored, as they may be
+    consequences of it."""
 
     def __init__(self, tell: Callable[[BaseException], None]) -> None:
         self.first: BaseException | None = None

@@ -36,7 +36,7 @@ def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
 
 
 def values_of(column: pa.ChunkedArray) -> list[Any]:
-    """A column's values in Python: the values from which `column` makes it, but lists become tuples.
+    """The values of a column that `column` has made, as Python objects. Lists become tuples.
 
     Equal strings of a chunk are the same object. Numbers, lists and their items must not be null.
     """

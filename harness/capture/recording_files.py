@@ -215,7 +215,8 @@ def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
 
 
 def put_aside(name: str) -> str | None:
-    """The original name of a hidden folder that an interrupted replacement left behind; None for any other name."""
+    """If `name` is the name of a hidden folder that an interrupted replacement left behind, the folder's original name;
+    else None."""
     found = _ASIDE.fullmatch(name)
     return found and found[1]
 
@@ -298,10 +299,11 @@ def _values_path(folder: Path, rank: int) -> Path:
 def _write_folder(
     folder: Path, manifest: Manifest, tables: Iterable[pa.Table], silent: Set[str], values: Sequence[Path] = ()
 ) -> None:
-    """Write a recording's folder, with a row group for each table.
+    """Write a recording's folder. Each of `tables` becomes a row group of its table of digests.
 
-    `silent` names the columns of OF_LAYOUTS that are empty in all tables. In the order of OF_LAYOUTS, these columns are
-    left out up to the first that is not empty.
+    `silent` names the columns `cells`, `box` and `placements` if they are empty in all tables. Empty columns are left
+    out in this order, up to the first column that is not empty. For example, an empty `box` is kept if `cells` has
+    values.
     """
     folder = Path(folder)
     # The random name keeps two writers of the same folder apart.

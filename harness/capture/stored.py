@@ -109,7 +109,7 @@ class StoredRecording(Recording):
         return "records" in self.__dict__
 
     def first_steps(self, steps: int) -> Recording:
-        """The recording of a run with only `steps` steps, which are the first of this run."""
+        """The recording, limited to its first `steps` steps."""
         manifest = replace(self.manifest, steps=steps, case=self.manifest.case | {"steps": steps})
         return super().first_steps(steps) if self.holds_records else self._part(manifest, lambda step: step < steps)
 
@@ -292,7 +292,7 @@ def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
 
 
 def silent_columns(table: pa.Table) -> set[str]:
-    """The names of those columns of OF_LAYOUTS that are empty in a table."""
+    """The names of those columns about layouts (`cells`, `box` and `placements`) that are empty in a table."""
     return {name for name in OF_LAYOUTS if table[name].null_count == len(table)}
 
 

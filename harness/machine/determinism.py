@@ -243,9 +243,10 @@ class Switches:
 
 @contextmanager
 def keeping_switches(who: str) -> Iterator[None]:
-    """Context that must not change switches or random generators: raises PassError if it did, and undoes the changes.
+    """Context for code that must not change switches or random generators. At the end, changes are undone and PassError
+    is raised for them.
 
-    The error names `who` and the changes.
+    The error names the code, as `who`, and the changes.
     """
     before = Switches.now()
     try:

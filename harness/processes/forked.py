@@ -43,7 +43,7 @@ class Child:
             send(self._requests, request)
 
     def hang_up(self) -> None:
-        """Close the pipe of requests, at whose end the child ends."""
+        """Close the pipe of requests. The child ends after the last request."""
         if self._requests is not None:
             close_kept(self._requests)
 

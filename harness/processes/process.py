@@ -19,7 +19,10 @@ _private: set[int] = set()
 
 
 def keep_private(fd: int) -> None:
-    """Mark a descriptor as private to this process: forked processes close it. This ends with `close_kept`."""
+    """Let processes that are forked from now on close the descriptor `fd`, so that it stays private to this process.
+
+    This holds until this process closes the descriptor with `close_kept`.
+    """
     _private.add(fd)
 
 

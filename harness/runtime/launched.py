@@ -73,7 +73,8 @@ def do_not_wait_for_rank_0() -> None:
 
 
 def speaks_for_its_machine(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether this rank reports an error if rank 0 cannot: one rank of each machine does, which is never rank 0."""
+    """Whether this rank reports an error if rank 0 cannot. A single rank of each machine does; on rank 0's machine it
+    is local rank 1."""
     environment = os.environ if environment is None else environment
     # On rank 0's machine local rank 0 is rank 0 itself, so local rank 1 reports; on any other machine local rank 0
     # does.

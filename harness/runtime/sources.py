@@ -46,7 +46,8 @@ class Sources:
     """The files of bitproof's packages and of torch, as digests and facts.
 
     `digest` covers every byte of bitproof's packages. It covers torch's files, which are 60 MB, only by path, size and
-    time. `own` covers only bitproof's packages, in any folder, so it is equal on machines with the same release.
+    time. `own` covers only bitproof's packages, without the path of their folder, so it is equal on machines with the
+    same release.
     """
 
     digest: str
@@ -66,8 +67,9 @@ Absent = tuple[str]
 class Later:
     """The modules that a process loaded after it had made its key for a cache.
 
-    `files` are as in `Sources`. `code` has, for each module that was compiled from its text, the sha256 of its code.
-    `found` maps packages that were searched for to their path; None if a package was missing.
+    `files` has the path, size and times of each loaded file, or only the path if the file did not exist. `code` has the
+    sha256 of the code of each module that was compiled from its text, by the module's file. `found` maps packages that
+    were searched for to their path; None if a package was missing.
     """
 
     files: tuple[Stat | Absent, ...] = ()

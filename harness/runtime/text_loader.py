@@ -79,7 +79,8 @@ class TextLoader(SourceFileLoader):
         return code, compiled
 
     def _read(self, text: bytes) -> tuple[tuple[CodeType, bytes] | None, str | None]:
-        """The cached code of `text` with its bytes, None if there is no valid one; and the path of the cache file."""
+        """The cached code of `text` and its bytes; None if there is no valid cached code. Then the path of the cache
+        file; None if there is no such path."""
         cached, header = None, _header(text)
         with contextlib.suppress(OSError, NotImplementedError, ValueError, EOFError, TypeError):
             cached = importlib.util.cache_from_source(self.path)
@@ -98,9 +99,10 @@ class TextFinder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """A module's spec; None if it is not found. A module of Python's installation keeps its usual loader.
+        """A module's spec; None if the module is not found.
 
-        Its spec is returned, too: otherwise Python's own finder would search for it again.
+        Modules of Python's installation are found here too, but keep their usual loader: if this returned None for
+        them, Python's own finder would search for them again.
         """
         spec = PathFinder.find_spec(name, path, target)
         if spec is None and path is None:

@@ -117,7 +117,10 @@ class RunFiles:
     """
 
     def __init__(self, script: str, case: str, work: Path, folders: Sequence[Path], ours: Sequence[Path] = ()) -> None:
-        """Watch the files in `folders` that are not in `ours`. `work` is the run's own path in the command's folder."""
+        """Watch the files in `folders` that are not in `ours`.
+
+        `work` is this run's own folder. It is inside the temporary folder that all runs of the command share.
+        """
         self._script = script
         self._began = _Began(_stamp(work.parent / f"{case}.first-run"), _stamp(work / "script-run"))
         self._notes = work.parent / f"{case}.written"
@@ -198,7 +201,7 @@ class RunFiles:
         return path not in self._before or _content(path, found) != self._before[path]
 
     def _is_ours(self, path: str) -> bool:
-        """Whether a file is bitproof's own. It is not if it is in the checkout of a script's revision: that is user
+        """Whether a file is bitproof's own. False for a file in the checkout of a script's revision, which is user
         code."""
         return path.startswith(self._ours) and not path.startswith(self._checkouts)
 

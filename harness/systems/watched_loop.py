@@ -96,9 +96,10 @@ class WatchedLoop(WatchedStep):
         return False
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer's step counts: `watch` got this optimizer.
+        """Whether an optimizer's step counts towards the end of a training step: it does if the optimizer was passed to
+        `watch`.
 
-        If `watch` got no optimizers, an optimizer counts if it has parameters of the models and wraps no other
+        If no optimizer was passed to `watch`, an optimizer counts if it has parameters of the models and wraps no other
         optimizer.
         """
         if self.watched_optimizers:

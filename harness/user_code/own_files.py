@@ -26,7 +26,8 @@ def package_of(path: Path) -> tuple[Path, str]:
 
 
 def imported_beside(path: Path) -> set[str]:
-    """The top-level names of all modules that a file imports, and those that imported files of its folder import.
+    """The top-level names of all modules that a file imports. If these include files in the file's folder, the imports
+    of those files are added, and so on.
 
     A file that is not valid Python has no imports here: running it reports the error.
     """

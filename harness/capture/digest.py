@@ -95,7 +95,7 @@ def _leaves(view: memoryview) -> bytes:
 
 
 def _may_be_constant(content: ctypes.Array[Any], dtype: torch.dtype) -> bool:
-    """Whether the first element is zero or not finite. It rarely is; if it is not, no other element needs to be read.
+    """Whether the first element is zero or not finite. This is rare; otherwise no further element needs to be read.
 
     The element's highest byte is nearly always enough: it has the sign and seven bits of the exponent, which are all
     ones if the element is not finite.

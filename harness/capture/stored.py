@@ -274,9 +274,10 @@ def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
 
 
 def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
-    """Like `read_rows`, but with only one row group at a time in memory.
+    """The recording whose digests are in `file`, read with only one row group at a time in memory.
 
-    None unless each row group has the rows of a single rank, in ascending order of ranks.
+    None unless each row group has the rows of a single rank, in ascending order of ranks. Raises the errors of
+    `read_rows`.
     """
     tables: dict[int, Callable[[], pa.Table]] = {}
     before: RankRows | None = None
@@ -371,7 +372,7 @@ def damaged(path: Path, error: BaseException) -> RecordingError:
 
 
 def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
-    """Split a table into slices whose rows have the same rank. Each slice comes after its rank."""
+    """Split a table into slices of consecutive rows with the same rank. Returns pairs of the rank and the slice."""
     ranks = numpy.array(values_of(table["rank"]))
     starts = [0, *(numpy.flatnonzero(numpy.diff(ranks)) + 1).tolist(), len(ranks)]
     return [(int(ranks[start]), table.slice(start, end - start)) for start, end in pairwise(starts) if start < end]

@@ -141,9 +141,9 @@ def tell_exit(status: int) -> str:
 
 
 def blame(failures: Iterable[Failure]) -> Failure:
-    """The failure to blame: the earliest of a rank that did not fail only because its connection to another was lost.
+    """The failure to blame: the earliest of those that did not follow from a lost connection to another rank.
 
-    If all ranks failed only because of this, the earliest of all.
+    If all failures followed from a lost connection, the earliest of all.
     """
     return min(failures, key=lambda failure: (failure.secondary, failure.time))
 

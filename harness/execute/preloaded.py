@@ -73,7 +73,8 @@ class Preloaded:
 
 
 def preload_watched(modules: Sequence[str], folder: Path | None = None) -> None:
-    """Preload modules, and from now on check at each import whether other files would be found, as in `Preloaded`.
+    """Preload modules. From now on, check before each import that an import would still find the preloaded modules'
+    files.
 
     The checks also happen in processes that are forked from this one. Raises the errors of `preload`.
     """

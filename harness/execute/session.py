@@ -30,7 +30,8 @@ A = TypeVar("A")
 
 
 class Client(Protocol):
-    """Runs the requests of a case: a session on this machine, or torchrun's rank 0. Made by `transport.open_client`."""
+    """Runs the requests of a case. It is a session on this machine or, under torchrun, the client of rank 0. Made by
+    `transport.open_client`."""
 
     run_dir: Path
     work: Path
@@ -104,7 +105,8 @@ class Session:
             raise lost.error from lost
 
     def begin_case(self) -> None:
-        """Begin a case. If any host of this command has crashed, each of its requests raises that crash's error."""
+        """Begin a case. If any host of this command has crashed, each request of this case raises that crash's
+        error."""
         self._crash = next(iter(self._crashes), None)
 
     def end(self) -> None:

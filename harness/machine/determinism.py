@@ -272,7 +272,8 @@ Readings = Mapping[str, Mapping[str, Switch]]
 
 
 def tell_changes(readings: Readings) -> Iterator[str]:
-    """Yield each change of a switch by a system, with its time: `mkldnn_enabled True -> False by its factory`."""
+    """Yield each change of a switch by a system, and the time of the change: `mkldnn_enabled True -> False by its
+    factory`."""
     pairs = ((SET, AFTER_FACTORY, "by its factory"), (AFTER_FACTORY, AFTER_STEPS, "in its steps"))
     for before, after, where in pairs:
         for name, was in readings.get(before, {}).items():

@@ -123,7 +123,8 @@ def _over_nccl(placement: Placement, request: CollectivesRequest | None) -> Plac
 
 
 def unmet_requirement(case: Case, request: str) -> str | None:
-    """The reason why this machine cannot judge a case, in words; None if none is found without the help of torch."""
+    """The reason why this machine cannot judge a case, in words. None if it can, as far as that is known without
+    torch."""
     if case.requires is None:
         return None
     if case.requires == "scipy":

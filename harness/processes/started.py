@@ -25,7 +25,8 @@ START = str(Path(__file__).parents[1] / "runtime" / "start.py")
 
 
 class Started:
-    """A process that runs `MODULE FD ARGUMENTS...` and answers through the descriptor FD; and all its descendants."""
+    """A process that runs `MODULE FD ARGUMENTS...` and answers through the descriptor FD, together with all its
+    descendants."""
 
     def __init__(
         self, module: str, arguments: Sequence[str], *, log: Path, environment: dict[str, str] | None = None

@@ -41,8 +41,8 @@ class Watch:
     def look(self, seconds: float) -> Iterator[tuple[Child, bytes]]:
         """Wait at most `seconds` for messages, and yield each with its sender.
 
-        If a process has a status afterwards, all its messages were yielded: they are read after it has ended. Raises
-        SystemExit if the client has stopped waiting.
+        Once a process has an exit status, all of its messages have been yielded. Raises SystemExit if the client has
+        stopped waiting.
         """
         children = self._children
         leaving = [child for child in children if child.inlet.is_over and child.status is None]

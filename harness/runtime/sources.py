@@ -104,8 +104,8 @@ class Installation:
     """The files covered by `others`."""
 
     def later(self) -> Later | None:
-        """The modules that were loaded after this object was made; None if files have changed since, so that they are
-        unknown."""
+        """The modules that were loaded after this object was made. None if these are unknown, because files have
+        changed since."""
         if at_start is None or not self.sources.are_untouched():
             return None
         files = _loaded_files() - self.loaded - {stat[0] for stat in self.sources.stats}
@@ -124,10 +124,10 @@ loaded_at_start: frozenset[str] = frozenset()
 
 
 def note(loaded: Iterable[str] | None = None) -> None:
-    """Read the sources, once, before any of them is imported. This takes 50 ms.
+    """Read the files of bitproof and of torch, once, before any of them is imported. This takes 50 ms.
 
-    `loaded` are the modules that were loaded before. If some of them are sources, as in a process that has patched a
-    module, nothing is noted, and this process's code stays unknown.
+    `loaded` are the modules that were loaded before. If some of them belong to bitproof or torch, as in a process that
+    has patched a module, nothing is noted, and this process's code stays unknown.
     """
     global at_start, loaded_at_start
     known = ("bitproof.harness", "bitproof.harness.runtime", *(f"bitproof.harness.runtime.{name}" for name in _FIRST))

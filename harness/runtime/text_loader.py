@@ -1,7 +1,7 @@
 """Import hook: validates cached bytecode by the source's hash (PEP 552), never by mtime and size.
 
-Python itself accepts bytecode if the source file has the same size and the same time in whole seconds. So after an edit
-within a second, or an edit whose time was restored, as `cp -p`, rsync and tar do, it runs the old code.
+Python itself accepts bytecode if the source file has the same size and the same time in whole seconds. So Python may
+run old code after an edit: if the edit was within a second, or if `cp -p`, rsync or tar restored the file's time.
 
 With this hook, bytecode must have the hash of the exact text (PEP 552). The hash is checked even if the flags of the
 bytecode say otherwise, and new bytecode is written with it. The hook leaves modules of Python's installation to Python,

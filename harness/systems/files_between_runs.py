@@ -86,7 +86,7 @@ _RUNNING: list[RunFiles] = []
 
 @functools.cache
 def _listen() -> None:
-    """Hear this process's audit events. Python cannot remove an audit hook, so a single hook serves all runs."""
+    """Listen to this process's audit events. Python cannot remove an audit hook, so a single hook serves all runs."""
     sys.addaudithook(_heard)
 
 
@@ -325,7 +325,7 @@ class _Reads:
                 )
 
     def found(self) -> Iterator[str]:
-        """Stop watching, and yield the files that were read and not overwritten before."""
+        """Stop watching, and yield the files that were read before anything changed their content."""
         if self._descriptor < 0:
             return
         seen: dict[int, int] = {}

@@ -4,7 +4,7 @@
     joint       the step as ahead-of-time autograd exports it, partitioned into forward and backward
     autoplace   like graph, for a model with solved placements
 
-This module connects the reference with the graph pipeline, which do not know each other.
+The reference and the graph pipeline do not import each other; this module connects them.
 
 `prepare` traces and rewrites the step once; then every rank runs the same program. Tracing needs no process group: a
 traced collective has only the name of its group, and names are the same on all ranks.

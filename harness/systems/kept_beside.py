@@ -67,7 +67,7 @@ class KeptBeside:
     def _held(self) -> Iterator[tuple[str, Any]]:
         """Yield path and value of each tensor and number in the holder's attributes, if no other record has the value.
 
-        Other records have tensors that share memory with a parameter, a buffer, a gradient or a state.
+        Tensors that share memory with a parameter, a buffer, a gradient or a state are in other records.
         """
         names = _names_of(self._optimizers)
         known = {id(place) for each in self._optimizers for place in (each, each.state, each.param_groups)}

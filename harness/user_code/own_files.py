@@ -61,7 +61,8 @@ def imports_of(text: str, package: str) -> Iterator[str]:
 
 
 def files_of(root: Path, module: str) -> Iterator[Path]:
-    """Yield the files below `root` that run when a module is imported: those of its packages, and its own."""
+    """Yield the files below `root` that run when a module is imported: the `__init__.py` of each package that contains
+    it, then the module's own file."""
     folder = root
     for part in module.split("."):
         for file in (folder / part / "__init__.py", folder / f"{part}.py"):

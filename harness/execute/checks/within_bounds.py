@@ -39,7 +39,7 @@ def bound(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def measure(run: CaseRun) -> Closeness:
-    """Measure the largest relative error between the two recordings.
+    """Measure the largest relative error between the reference's and the candidate's recording.
 
     If the case expects a difference (`differs_within`), only the first step with a difference is measured.
     """

@@ -1,7 +1,7 @@
 """Answers every kind of request, in a machine's host process. Under torchrun each rank has its own host process.
 
-Small requests are answered in the host process. Runs are forked, from the host or from a stage, a forked process that
-traces a step (`execute/host/runners.py`).
+Small requests are answered in the host process. The ranks of a run are forked from the host process, or from a stage,
+which is a forked process that traces a step (`execute/host/runners.py`).
 """
 
 from __future__ import annotations

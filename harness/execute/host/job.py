@@ -67,11 +67,8 @@ class Job:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the run's steps are timed: only in first runs without stress, in which nothing but recording slows
-        them.
-
-        The time for recording is subtracted from the steps' times.
-        """
+        """Whether the run's steps are timed. True only for first runs without stress: only recording slows their steps,
+        and the time for recording is subtracted."""
         return self.run.is_first and self.run.options.stress is None
 
     def device_index_of(self, rank: int) -> int:

@@ -222,7 +222,7 @@ class Ranks:
         return [rank.failure for rank in self.ranks if rank.failure is not None]
 
     def _limit_of_grace(self) -> float | None:
-        """The time until which the host, after a failure, waits for reports of failures that happened before it.
+        """After a rank has failed, the time until which the host waits for reports of earlier failures.
 
         None if no rank has failed.
         """

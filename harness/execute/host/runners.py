@@ -142,7 +142,8 @@ class Runner:
     def _begin_later(self, request: RunRequest, rank_slots: RankSlots) -> None:
         """Start to trace the graph of the next run, if this machine has a second core.
 
-        The graph's passes run now, too, unless a user's pass is among them: that must not run before its run starts.
+        The graph's passes run now, too, unless a user's pass is among them, which must not run before the next run
+        starts.
         """
         later = request.later
         if later is None or self._stage is not None or not _is_staged(later) or num_cores() < 2:

@@ -145,8 +145,8 @@ class Sums:
         self._added[total] = self._added.get(total, 0) + 1
 
     def note_scale(self, sign: str, into: torch.Tensor, factor: Any = None) -> None:
-        """Record that the tensor `into` was multiplied or divided by a number, unless that is a power of two and rounds
-        nothing.
+        """Record that the tensor `into` was multiplied or divided by a number. Powers of two are left out, as they
+        round nothing.
 
         `sign` is "*" or "/". The number is recorded without its power of two: for a mean over 3 ranks, and also for a
         mean over 6, it is "/1.5".

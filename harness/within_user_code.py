@@ -9,8 +9,8 @@ nothing. So a refusal does not depend on the exception:
    refusal.
 2. `theirs(call)` calls the user's code from such a piece: exceptions of the call are the trainer's own, not refusals.
 3. `refusals_raised()` surrounds user code. It passes a refusal to `tell` before the trainer sees it. When the user code
-   ends, it raises the refusal again, in place of any other exception. A rank reports a refusal to its host, which ends
-   the run. So a trainer cannot hide a refusal by running forever or by `os._exit`.
+   ends, it raises the refusal again, in place of any other exception. A rank reports a refusal to the process that
+   forked it, which ends the run. So a trainer cannot hide a refusal by running forever or by `os._exit`.
 
 Example: `with refusing(): observe("grad", name, gradient)` inside an optimizer's hook.
 """

@@ -9,7 +9,7 @@ it detects defects, not deliberate collisions.
     digest   XXH3-128 of header and content
 
 Such a block of 16 KiB is called a leaf. A GPU can hash all leaves of a tensor in parallel (`leaves.py`), and copies
-only 16 bytes per leaf to the host. A host computes the same digest with xxhash alone.
+only 16 bytes per leaf to host memory. On a CPU, xxhash alone computes the same digest.
 """
 
 from __future__ import annotations

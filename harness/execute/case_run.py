@@ -188,10 +188,10 @@ class CaseRun:
         replay: Replay | None = None,
         later: RunRequest | None = None,
     ) -> RunAnswer:
-        """Run a role's system once and return the host's answer. The recording, or the replay's archives, are written
-        to `out`; if it is None, to the folder that belongs to the role and the arm.
+        """Run a role's system once and return the host process's answer. The recording, or the replay's archives, are
+        written to `out`; if it is None, to the folder that belongs to the role and the arm.
 
-        `later` is the next request: the host may trace its graph during this run.
+        `later` is the next request: its graph may be traced during this run.
         """
         self._place()
         return self._run(replace(self._request(role, arm, out, replay), later=later))
@@ -260,7 +260,7 @@ class CaseRun:
         return self.client.ask(request, self._remaining() + _HOST_MARGIN, on_event)
 
     def ask(self, request: Request[A]) -> A:
-        """Send a request other than a run to the host, such as a BitsRequest, and return the answer.
+        """Send the host process a request other than a run, such as a BitsRequest, and return the answer.
 
         The time limit is the rest of the case's.
         """

@@ -1,9 +1,9 @@
 """Import the modules that a case names in `preload` once, in the process from which its ranks are forked.
 
-A framework may take ten seconds to import, and each of a case's four runs would repeat that. The host does not import
-it, but forks a process that does (`Preloader`). That process searches the same paths as the system's own code, and
-serves only runs that preload the same modules from the same folder. So two checkouts of a package need two processes,
-and a later case finds no module that it did not request.
+A framework may take ten seconds to import, and each of a case's four runs would repeat that. The host process does not
+import it, but forks a process that does (`Preloader`). That process searches the same paths as the system's own code,
+and serves only runs that preload the same modules from the same folder. So two checkouts of a package need two
+processes, and a later case finds no module that it did not request.
 
 A system may change the search path later. If an import would then find another file than the preloaded module's, the
 rank is refused. For example, `pkg` was preloaded, and then the system calls `sys.path.insert(0, "vendored")` with a

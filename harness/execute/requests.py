@@ -1,4 +1,4 @@
-"""The classes of requests to a host, which are frozen dataclasses, and of their answers. Imports no torch.
+"""The classes of requests to a host process, which are frozen dataclasses, and of their answers. Imports no torch.
 
 The attribute `answer` of a request's class is the class of its answer. `harness.execute.host.answerer` answers every
 class of request, and `harness.processes.framing` converts requests and answers to lines of JSON.
@@ -35,7 +35,7 @@ VALUES, ARCHIVE = ".safetensors", ".zip"
 
 
 class Request(Generic[A]):
-    """A request to a host. Its answer is an instance of the class `answer`, which is the type A.
+    """A request to a host process. Its answer is an instance of the class `answer`, which is the type A.
 
     `subject` describes the request in errors, with fields in braces: `precompiling {case.name}`.
     """
@@ -77,9 +77,9 @@ class MadeOf:
 
 @dataclass(frozen=True)
 class MadeOfRequest(Request[MadeOf]):
-    """Report the versions and code of the host, which are also those of all ranks that it forks.
+    """Report the versions and code of the host process, which are also those of all ranks that it forks.
 
-    With `names_gpus`, the answer also has the GPUs that the host sees.
+    With `names_gpus`, the answer also has the names of the GPUs that torch can use.
     """
 
     answer = MadeOf
@@ -250,7 +250,7 @@ class RankSlots:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRunRequest(Request[End]):
-    """Run the ranks of `rank_slots` on this host. Other hosts may run the other ranks; the client joins all records.
+    """Run the ranks of `rank_slots`. Other host processes may run the other ranks; the client joins all records.
 
     `is_prefetch`: a stage (a forked process, `host/stage.py`) only makes the run's graph, and sends no answer. If this
     fails, the later request for the run itself raises the error. `asked_at`: the time of the request, by

@@ -1,4 +1,5 @@
-"""Messages that a rank sends to its host during a run, and the host's message about the run's end. Loads no torch."""
+"""Messages that a rank sends to the host process during a run, and the host process's message about the run's end.
+Loads no torch."""
 
 from __future__ import annotations
 
@@ -214,7 +215,7 @@ STATUS_MESSAGES: tuple[type[Account], ...] = (Prepared, Ready, StepBegan, StepsE
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """How a run ended on the ranks of one host.
+    """How a run ended on the ranks of one host process.
 
     - After success, `done` has each rank's last message, in rank order, and `graph` has facts about the graph of all
       ranks.

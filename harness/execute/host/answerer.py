@@ -156,7 +156,8 @@ class Answerer:
         limit: float = float("inf"),
         log: Path | None = None,
     ) -> A:
-        """Answer a request in a forked process, since the host itself never traces and never runs a user's code.
+        """Answer a request in a forked process, since the host process itself never traces and never runs a user's
+        code.
 
         `what` names the result in errors, such as "the plan". `limit` is the time limit in seconds.
         """
@@ -191,7 +192,7 @@ def _place(request: PlaceRequest) -> PlaceAnswer:
 def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: Sequence[Path] = ()) -> RunAnswer:
     """Join the files of the ranks into the requested recording or replay; returns facts about the run.
 
-    - `ends`: how the run ended on each host, all successfully, in rank order.
+    - `ends`: how the run ended on the ranks of each host process, all successfully, in rank order.
     - `parts`: the ranks' files, in rank order.
     - `before`: the ranks' files from the first half of a run that was killed and resumed; else empty.
 

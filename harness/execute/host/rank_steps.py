@@ -34,7 +34,7 @@ logger = logging.getLogger("bitproof")
 
 
 class RankSteps:
-    """Runs a rank's training steps. `seconds` is their total time, and `tell` sends messages to the host."""
+    """Runs a rank's training steps. `seconds` is their total time, and `tell` sends messages to the host process."""
 
     def __init__(self, job: Job, rank: int, device: torch.device, injector: Injection, tell: Tell) -> None:
         from bitproof.harness.execute.host.activity_monitor import ActivityMonitor

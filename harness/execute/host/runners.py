@@ -1,10 +1,10 @@
-"""Fork the ranks of a run: from the host or, for a system with a graph, from a process that holds the graph.
+"""Fork the ranks of a run: from the host process or, for a system with a graph, from a process that has the graph.
 
-Ranks forked from the host descend from a process that never traced and never loaded a user's code. A graph is made by
-two processes. The stage, forked from the host, traces a step once. The finishing process, forked from the stage, runs
-the passes and forks the ranks. A stage is kept as long as runs need the same step, even with other passes: a user's
-pass, or only the first few of the case's passes. Tracing starts early, while the previous run's ranks still take their
-steps: it uses a single core, and a graph does not depend on the time of tracing.
+Ranks forked from the host process descend from a process that never traced and never loaded a user's code. A graph is
+made by two processes. The stage, forked from the host process, traces a step once. The finishing process, forked from
+the stage, runs the passes and forks the ranks. A stage is kept as long as runs need the same step, even with other
+passes: a user's pass, or only the first few of the case's passes. Tracing starts early, while the previous run's ranks
+still take their steps: it uses a single core, and a graph does not depend on the time of tracing.
 
 With a user's pass, each run gets a new finishing process. So neither a second run nor a replay inherits side effects
 that the pass has outside the graph, such as a changed global.

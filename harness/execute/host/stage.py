@@ -1,7 +1,8 @@
-"""Stages: forked processes for work that the host must not do, namely tracing, which runs autograd, and graph passes.
+"""Stages: forked processes for work that the host process must not do, namely tracing, which runs autograd, and graph
+passes.
 
 If torch knows of devices, autograd starts threads, and a process forked from a process with such threads cannot run
-backward. A pass may change any state of its process. So neither may happen in the host, from which the ranks of
+backward. A pass may change any state of its process. So neither may happen in the host process, from which the ranks of
 references, second runs and later cases are forked. The host sends requests to a stage as lines of JSON, and receives
 events and an answer.
 """

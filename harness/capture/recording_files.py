@@ -1,8 +1,8 @@
 """Write and read a recording's folder: manifest.json, digests.parquet and, in values/, selected tensors of each rank.
 
-Files are neither trusted nor executed. A recording is written to a hidden folder beside its own, which is renamed at
-the end, so a recording appears as a whole or not at all. Reading checks types, names, ranges and sizes, and raises
-RecordingError, which names the file. The manifest has the sha256 of every other file, and of its own content.
+Files are neither trusted nor executed. A recording is written to a hidden folder, which is renamed at the end, so a
+recording appears as a whole or not at all. Reading checks types, names, ranges and sizes, and raises RecordingError,
+which names the file. The manifest has the sha256 of every other file, and of its own content.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ class CaseRun:
     def ask(self, request: Request[A]) -> A:
         """Send the host process a request other than a run, such as a BitsRequest, and return the answer.
 
-        The time limit is the rest of the case's.
+        The time limit is the remaining time of the case.
         """
         return self.client.ask(request, self._remaining() + _HOST_MARGIN, self._on_event)
 

@@ -1,4 +1,4 @@
-"""The classes of requests to a host process, which are frozen dataclasses, and of their answers. Imports no torch.
+"""The classes of requests to a host process and of their answers, all frozen dataclasses. Imports no torch.
 
 The attribute `answer` of a request's class is the class of its answer. `harness.execute.host.answerer` answers every
 class of request, and `harness.processes.framing` converts requests and answers to lines of JSON.
@@ -124,7 +124,7 @@ class RunRequest(Request[RunAnswer]):
     - `arm`: the purpose of the run, such as `first` or `control`; see `CaseRun`.
     - `out`: the folder of the recording, or of a replay's archives.
     - `options`: the command's options, limited to those that this run follows.
-    - `timeout`: the time limit in seconds, which is the rest of `case_timeout`.
+    - `timeout`: the time limit in seconds: the remaining part of `case_timeout`, the whole case's limit.
     - `later`: the next request. Its graph may be made while the ranks of this run take their steps.
     - `profile`, `dump_dir`: folders for profiles and graphs.
     - `precompiled`: the step to read. With it, nothing is traced.
@@ -219,7 +219,8 @@ class RunRequest(Request[RunAnswer]):
         return self.logs / f"trace{self._suffix}.log"
 
     def log_of(self, rank: int) -> Path:
-        """The path of a rank's log. All runs but first runs have their `arm` in it, as in `rank1.control.log`."""
+        """The path of a rank's log. Except in a first run, the name contains the run's `arm`, as in
+        `rank1.control.log`."""
         return self.logs / f"rank{rank}{self._suffix}.log"
 
     @property
@@ -250,7 +251,8 @@ class RankSlots:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRunRequest(Request[End]):
-    """Run the ranks of `rank_slots`. Other host processes may run the other ranks; the client joins all records.
+    """Run the ranks of `rank_slots`. Other host processes may run the other ranks; the sender of the requests joins all
+    records.
 
     `is_prefetch`: a stage (a forked process, `host/stage.py`) only makes the run's graph, and sends no answer. If this
     fails, the later request for the run itself raises the error. `asked_at`: the time of the request, by
@@ -393,7 +395,7 @@ class StepRequest(Request[StepAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceAnswer:
-    """A plan, which says how each of a case's tensors is sharded, and facts about it for the report."""
+    """A plan for sharding a case's tensors, and facts about the plan for the report."""
 
     plan: Plan
     placed: Placed
@@ -401,7 +403,7 @@ class PlaceAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceRequest(Request[PlaceAnswer]):
-    """Find the best plan for a case, which says how each tensor is sharded, within `timeout` seconds.
+    """Find the best plan for sharding a case's tensors, within `timeout` seconds.
 
     The solver's output goes to the folder `logs`.
     """

@@ -1,4 +1,5 @@
-"""Watches forked processes: reads their messages, keeps logs short, reaps them, and notices if the client is gone."""
+"""Watches forked processes: reads their messages, keeps logs short, reaps them, and notices if their work is not needed
+any more."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _EXIT_SECONDS = 0.002
 class Watch:
     """Watches processes. Never waits for a process that may hang: reads the messages that have arrived, and the clock.
 
-    `hangup` is a descriptor that hangs up when the client stops waiting.
+    `hangup` is a file descriptor that hangs up when the process that requested the work stops waiting.
     """
 
     def __init__(self, children: Sequence[Child], hangup: int | None = None) -> None:
@@ -41,8 +42,8 @@ class Watch:
     def look(self, seconds: float) -> Iterator[tuple[Child, bytes]]:
         """Wait at most `seconds` for messages, and yield each with its sender.
 
-        Once a process has an exit status, all of its messages have been yielded. Raises SystemExit if the client has
-        stopped waiting.
+        Once a process has an exit status, all of its messages have been yielded. Raises SystemExit if `hangup` hangs
+        up.
         """
         children = self._children
         leaving = [child for child in children if child.inlet.is_over and child.status is None]

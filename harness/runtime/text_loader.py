@@ -144,8 +144,8 @@ def _canonical(code: CodeType) -> bytes:
     """Code as bytes that do not depend on other objects in the process.
 
     Later formats of marshal mark each object that has other references, so their bytes may differ for equal code. The
-    early format does not, but it has no slices, which are constants from Python 3.14 on: each becomes a tuple that
-    begins with StopIteration, which marshal supports and no source text contains as a constant.
+    early format does not, but it lacks slices, which may be constants from Python 3.14 on. So each slice is replaced by
+    a tuple that begins with StopIteration: marshal supports it, and no source text can have it as a constant.
     """
     return marshal.dumps(_without_slices(code) if _MAY_LACK_A_FORM else code, _EARLY_FORM)
 

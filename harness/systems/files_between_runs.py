@@ -4,8 +4,8 @@
     candidate    torch.load("tokens.pt")                               refused
 
 All runs have the user's working directory, so a later run finds the files that earlier runs left there. It may
-overwrite them, as the first run wrote them, too. It may not depend on them. There are three ways to depend on such a
-file:
+overwrite these files, as the first run wrote them, too. But it must not depend on them. A run can depend on such a file
+in three ways:
 
 1. Python opens the file to read it, in this process or in a worker of a DataLoader: refused at once.
 2. Another program, such as `cat`, or a library that opens files itself, such as safetensors, reads the file. inotify
@@ -175,7 +175,8 @@ class RunFiles:
     def _check(self, error: BaseException | None) -> None:
         """Raise UsageError if the run depended on a file that an earlier run wrote.
 
-        It did if another program or library read the file, or if the script asked about the file and did not write it.
+        A run depended on a file if another program or a library read the file, or if the script asked about the file
+        and did not write it.
         """
         for path in self._reads.found():
             raise _refusal(

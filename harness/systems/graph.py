@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 class Layout(NamedTuple):
-    """The name, dtype and local shape of a parameter or buffer, which are the same on every rank."""
+    """The name, dtype and local shape of a parameter or buffer. These are the same on every rank."""
 
     name: str
     dtype: str
@@ -384,7 +384,8 @@ def _check_layout(program: GraphProgram, own: Mapping[str, Tensor]) -> None:
 
 
 def graph_of_program(case: Case, program: GraphProgram) -> tuple[StepGraph, GroupTable]:
-    """A program's finished graph, and the table of the groups that it may name: the mesh's, and those of passes."""
+    """A program's finished graph, and the table of the process groups that its calls may name: the mesh's groups, and
+    groups that passes have added."""
     graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
     return graph, GroupTable({**group_table(Mesh(0, case.parallelism)).groups, **program.groups})
 

@@ -29,8 +29,7 @@ class ActivityMonitor:
 
     `collectives`: the number of collectives and point-to-point messages in the steps so far. `stays_whole`: whether
     some compiled code must have no graph breaks, because a graph break would change the code's bits or make it fail.
-    `in_memory` returns the number of collectives so far by group, for the shared-memory groups, which torch does not
-    count.
+    `in_memory` returns the number of collectives so far for each group in shared memory, as torch does not count these.
     """
 
     def __init__(self, in_memory: Callable[[], Counts] = dict) -> None:

@@ -66,11 +66,11 @@ _PLACEMENT = "placement_sha256"
 
 
 class Answerer:
-    """Answers requests, and passes events to `send`. `hangup` is a descriptor that hangs up when the client stops
-    waiting.
+    """Answers requests, and passes events to `send`.
 
-    `made_of` identifies the code of this process. If it is given, graphs may be kept on disk and reused by later
-    processes with the same code.
+    `hangup` is a file descriptor that hangs up when the process that sent the requests stops waiting. `made_of`
+    identifies the code of this process. If it is given, graphs may be kept on disk and reused by later processes with
+    the same code.
     """
 
     def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
@@ -327,7 +327,7 @@ def measure_closeness(request: ClosenessRequest) -> Closeness:
 def find_layouts(request: BoundsRequest) -> LayoutBounds:
     """Compare two recordings with different layouts: measure each tensor's difference, and find its bound.
 
-    The bound follows from further recordings of the reference, whose sums have other orders.
+    The bound follows from recordings of further runs of the reference, with sums in other orders.
     """
     from bitproof.harness.compare.relaid import LogicalTensor
 

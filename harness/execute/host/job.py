@@ -18,8 +18,8 @@ class Job:
     """A requested run: the ranks that this host process forks, and the graph that was prepared before the ranks were
     forked.
 
-    `program`: the prepared graph; None if each rank makes or reads its own. `graph_cache`: may hold results of checks
-    from an earlier run of the same code, which are not repeated.
+    `program`: the prepared graph; None if each rank makes or reads its own. `graph_cache`: may have results of checks
+    from an earlier run of the same code; these checks are not repeated.
     """
 
     run: RunRequest

@@ -96,7 +96,8 @@ class Ranks:
     def run(self, hangup: int | None = None) -> End:
         """Fork the ranks, watch them until all have ended, and return how the run ended. Never leaves a rank alive.
 
-        Raises SystemExit if the file descriptor `hangup` hangs up, because then the client has stopped waiting.
+        Raises SystemExit if the file descriptor `hangup` hangs up, because then the process that requested the run has
+        stopped waiting.
         """
         # Other children of this process, such as stages, must survive the run.
         began, others = time.monotonic(), children()

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 class Runner:
     """Runs requests. Keeps the last stage (the process that traced a step) for later runs of the same step.
 
-    `hangup` is a descriptor that hangs up when the client stops waiting.
+    `hangup` is a file descriptor that hangs up when the process that sent the requests stops waiting.
     """
 
     def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:

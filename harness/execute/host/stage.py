@@ -95,8 +95,8 @@ class Stage:
 
         `timeout` is the time limit in seconds; errors state the limit of the whole case, `case_timeout`. Raises the
         BitproofError that the stage sends as its answer. Raises RankError, which names `what` and the stage's activity,
-        if the stage ends or exceeds the time limit. Raises SystemExit if the descriptor `hangup` hangs up, because then
-        the client has stopped waiting.
+        if the stage ends or exceeds the time limit. Raises SystemExit if the file descriptor `hangup` hangs up, because
+        then the process that needs the answer has stopped waiting.
         """
         began, self._place = time.monotonic(), "at its start"
         self.tell(request)

@@ -299,7 +299,7 @@ def _values_path(folder: Path, rank: int) -> Path:
 def _write_folder(
     folder: Path, manifest: Manifest, tables: Iterable[pa.Table], silent: Set[str], values: Sequence[Path] = ()
 ) -> None:
-    """Write a recording's folder. Each of `tables` becomes a row group of its table of digests.
+    """Write a recording's folder. Each of `tables` becomes a row group of the recording's table of digests.
 
     `silent` names the columns `cells`, `box` and `placements` if they are empty in all tables. Empty columns are left
     out in this order, up to the first column that is not empty. For example, an empty `box` is kept if `cells` has

@@ -1,7 +1,7 @@
 """Find the precompiled step that a system reads instead of tracing, and refuse unsuitable steps and options.
 
 A precompiled step is a folder with a training step's graph, written by `bitproof precompile`. If a case runs the system
-`precompiled` and names no such folder, the step is made at the start of the case's run, in a separate process that ends
+`precompiled` without --precompiled, the step is made at the start of the case's run, in a separate process that ends
 afterwards.
 """
 

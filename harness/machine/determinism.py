@@ -58,8 +58,8 @@ def set_determinism(seed: int, *, fill_uninitialized: bool = True, num_threads: 
 def settle_attention(device: torch.device) -> None:
     """Run torch's first attention call on a GPU now, and undo the change of switches that it makes.
 
-    On GPUs such as an H100, the first call puts cuDNN's kernels first in the order of choice, whatever was set before.
-    Later calls leave the order unchanged.
+    On GPUs such as an H100, the first call makes torch prefer cuDNN's kernels, whatever was set before. Later calls
+    leave the preference unchanged.
     """
     import torch
 

@@ -25,10 +25,10 @@ from bitproof.harness.shared_memory import is_supported
 class Placement:
     """The type of device of a case's ranks, and the backend of torch.distributed.
 
-    - `shared`: ranks share GPUs: rank r runs on GPU r % num_gpus.
-    - `in_memory`: the ranks of named groups communicate through shared memory, else through the backend. This changes
-      no bit: on gloo, on NCCL and in shared memory each sum has the same parts, in the order of ranks.
-    - `native`: NCCL itself adds, in an order that is fixed but not documented.
+    - `shared`: whether ranks share GPUs. If so, rank r runs on GPU r % num_gpus.
+    - `in_memory`: whether the ranks of named groups communicate through shared memory instead of the backend. This
+      changes no bit: on gloo, on NCCL and in shared memory each sum has the same parts, in the order of ranks.
+    - `native`: whether NCCL itself adds, in an order that is fixed but not documented.
     """
 
     device: Literal["cpu", "cuda"] = "cpu"

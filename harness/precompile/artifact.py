@@ -1,4 +1,4 @@
-"""Precompiles a step in a process without ranks. A run reads it on each rank, or in one process for all its ranks.
+"""Precompiles a step in a process without ranks. A run reads the step on each rank, or in one process for all ranks.
 
 1. Replace the file by a note, so that no old step stays, whatever happens.
 2. Trace the step of the first and the last rank, whose coordinates in the mesh differ on every axis. Both must have the

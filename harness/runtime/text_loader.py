@@ -3,10 +3,10 @@
 Python itself accepts bytecode if the source file has the same size and the same time in whole seconds. So Python may
 run old code after an edit: if the edit was within a second, or if `cp -p`, rsync or tar restored the file's time.
 
-With this hook, bytecode must have the hash of the exact text (PEP 552). The hash is checked even if the flags of the
-bytecode say otherwise, and new bytecode is written with it. The hook leaves modules of Python's installation to Python,
-except bitproof's own. The compiled files of modules that it leaves to Python are checked before a result is kept
-(harness/runtime/sources.py).
+With this hook, bytecode must have the hash of the exact text (PEP 552). The hash is checked even if the bytecode's
+flags say that it need not be. New bytecode is written with the hash. The hook leaves modules of Python's installation
+to Python, except bitproof's own. The compiled files of modules that it leaves to Python are checked before a result is
+kept (harness/runtime/sources.py).
 """
 
 from __future__ import annotations

@@ -144,7 +144,8 @@ def prepare(
     """Trace the case's step for tensors on `device`, and run the passes, including the extra passes of the options.
 
     `enter` is called with the name of each phase when it begins, such as "in pass chunk": an error about a hang names
-    the phase. Raises TraceError, ChunkError and PassError, and UsageError for an extra pass with an unknown anchor.
+    the phase. Raises TraceError, ChunkError and PassError, and UsageError for an extra pass that must run before or
+    after an unknown pass.
     """
     return finish(trace(case, device, enter, system), case, device, options, enter)
 

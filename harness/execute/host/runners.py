@@ -375,10 +375,10 @@ def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
 
 
 def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCache | None:
-    """The cache for the graph of a run's case and for results of checks; None if the run must not use this cache.
+    """The cache for the graph of a run's case and for results of checks.
 
-    A run must not use it if it involves user code, reads a precompiled step, dumps its graph, or has a fault that edits
-    the graph.
+    None if the run must not use a cache, because it involves user code, reads a precompiled step, dumps its graph, or
+    has a fault that edits the graph.
     """
     is_ours = not run.runs_user_code and not run.case.preload and run.system in BUILT_IN
     if run.precompiled is not None:

@@ -193,7 +193,7 @@ class Problem:
         """Convert an error into a Problem. If it is not one of bitproof's own errors, it becomes a RankError with a
         traceback.
 
-        `what` names the failed thing in the RankError's text: "... failed before its ranks started".
+        The RankError's text begins with `what`: "precompiling moe_tiny failed before its ranks started".
         """
         if not isinstance(error, BitproofError):
             error = RankError(

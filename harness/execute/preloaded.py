@@ -64,9 +64,9 @@ class Preloaded:
 
     @refusing()
     def check_again(self) -> None:
-        """If the search path has changed since the last check, check that imports find the preloaded modules' files.
+        """Call `check` if the search path has changed since the last check.
 
-        Called before imports in user code.
+        Used before imports in user code.
         """
         if self._looked_in != _where_imports_look():
             self.check()

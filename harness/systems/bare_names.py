@@ -1,7 +1,7 @@
 """Name a model's parameters and buffers as if no wrapper were around its modules. No two tensors get the same name.
 
 torch.compile, FSDP1 and checkpoint wrappers store the wrapped module as a child with a fixed name, such as `_orig_mod`.
-This name is left out if no name in the wrapped module equals another name in the wrapper. So `_orig_mod.weight` is
+This name is left out unless a name in the wrapped module equals another name in the wrapper. So `_orig_mod.weight` is
 called `weight`, unless the wrapper has a `weight` of its own.
 """
 

@@ -267,7 +267,8 @@ class RunFiles:
     def _unasked(self) -> Iterator[bool]:
         """Context for bitproof's own work, in which opened files do not count.
 
-        Yields True if the script was acting before, and False if bitproof was.
+        Yields True if the script was running until now. Yields False inside another such context, or if the run is not
+        watched.
         """
         is_theirs = self in _RUNNING and not getattr(self._within, "us", False)
         if is_theirs:
@@ -403,7 +404,7 @@ def _content(path: str, found: os.stat_result) -> str | None:
 
 
 def _read_contents(file: Path) -> dict[str, str]:
-    """The hashes that ranks of all runs stored in `file`: each path with the sha256 of its content before the first
+    """The hashes that ranks of all runs stored in `file`: for each path, the result of `_content` before the first
     run."""
     lines = file.read_text(errors="surrogateescape").splitlines() if file.exists() else []
     return {path: content for content, _, path in (line.partition(" ") for line in lines)}

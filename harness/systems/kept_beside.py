@@ -46,8 +46,7 @@ class KeptBeside:
         self._attributes = {name: _content(value) for name, value in self._held()}
 
     def changed_settings(self) -> dict[int, dict[str, Tensor]]:
-        """The settings that have changed since the step began: for each index of a parameter group, its settings by
-        name.
+        """The settings that have changed since the step began, by the index of the parameter group, then by name.
 
         Names end in `@changed`.
         """

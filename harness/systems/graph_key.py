@@ -62,7 +62,7 @@ class GraphCache:
         return keep(self.folder, kind, self.key, {"later": asdict(later), "value": value})
 
     def of_rank(self, rank: int, device: torch.device) -> GraphCache:
-        """For a rank on a GPU, a cache of its own, as each GPU rank traces for itself. On a CPU, this cache.
+        """For a rank on a GPU, a cache of its own, as each rank on a GPU traces its own graph. On a CPU, this cache.
 
         If all ranks read the graph of one rank, a different trace on another rank would go unnoticed. So the rank's
         number is added to the key, and also its GPU, libraries and switches: the host process may not touch a GPU, so

@@ -83,7 +83,8 @@ class RankRows:
         return not any("n" in text for text in values_of(self.columns["value"].drop_null()))
 
     def recorded_like(self, other: RankRows) -> bool:
-        """Whether `other` has the same rows, except for digests and losses, and all losses of these rows are finite."""
+        """Whether `other` has the same rows as this object, except for digests and losses, and all losses of this
+        object are finite."""
         return all(self.columns[name].equals(other.columns[name]) for name in _LIKENESS) and self.is_finite
 
 
@@ -139,13 +140,13 @@ class StoredRecording(Recording):
         return super().records_of(rank) if self.holds_records else self.of_rank(rank).records
 
     def records_at(self, rank: int, step: int) -> dict[Key, Record]:
-        """The records of a rank in one step; no other records are made."""
+        """The records of a rank in one step. No objects are created for other records."""
         if self.holds_records:
             return super().records_at(rank, step)
         return read_records(_where(self.of_rank(rank).columns, "step", lambda at: at == step))
 
     def losses_of(self, rank: int) -> dict[Key, Record]:
-        """The records of a rank's losses; no other records are made."""
+        """The records of a rank's losses. No objects are created for other records."""
         if self.holds_records:
             return super().losses_of(rank)
         return read_records(_where(self.of_rank(rank).columns, "kind", lambda kind: kind == "loss"))

@@ -42,7 +42,8 @@ class PreparedGraph:
 
     @property
     def was_kept(self) -> bool | None:
-        """`is_kept` in the form of the report: None if the graph was read from a precompiled step."""
+        """Whether an earlier run traced the graph, for the report; None if the graph was read from a precompiled
+        step."""
         return None if self.artifact else self.is_kept
 
     @property

@@ -32,7 +32,8 @@ GRACE_SECONDS = 10.0
 
 
 class Interrupt(BaseException):
-    """An interrupt. It is no KeyboardInterrupt, because the command-line library would turn that into status 130."""
+    """An interrupt. It is no KeyboardInterrupt, because the command-line library turns a KeyboardInterrupt into status
+    130."""
 
 
 STOPS = (Interrupt, KeyboardInterrupt, SystemExit)

@@ -1,4 +1,4 @@
-"""Systems whose values differ by at most the bound that the case states are CLOSE."""
+"""Judge systems CLOSE if their values differ, but by at most the bound that the case states."""
 
 from __future__ import annotations
 

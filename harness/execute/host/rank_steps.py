@@ -89,7 +89,7 @@ class RankSteps:
             yield
 
     def take(self, system: System) -> None:
-        """Run all steps. A user's system may run them in a loop of its own, its method `take_steps`."""
+        """Run all steps: one by one or, if a user's system has a method `take_steps`, in that system's own loop."""
         job, resume = self._job, self._job.run.resume
         generators = Generators()
 

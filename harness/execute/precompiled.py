@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 HOST_MARGIN = 15.0
-"""Seconds that a host gets beyond the time limit of its forked process: that process reports more about a late step."""
+"""The seconds that a host process gets beyond the time limit of its forked process, which reports more about a late
+step."""
 
 
 class PrecompiledStep:

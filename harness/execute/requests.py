@@ -432,4 +432,4 @@ AnyRequest = (
 )
 
 REQUESTS: tuple[type[AnyRequest], ...] = get_args(AnyRequest)
-"""Every class of request that a host answers."""
+"""Every class of request that a host process answers."""

@@ -209,7 +209,7 @@ class RunSeconds:
 
 
 Account = Prepared | Ready | StepBegan | StepsEnded | Done | Failure
-"""A message from a rank's process to its host."""
+"""A message from a rank's process to the process that forked it."""
 
 STATUS_MESSAGES: tuple[type[Account], ...] = (Prepared, Ready, StepBegan, StepsEnded, Done, Failure)
 

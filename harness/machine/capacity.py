@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 HOST_BYTES = 400 << 20
-"""Memory of a host with its stages: 231 MiB for moe_seq while its ranks run, more while it traces."""
+"""Memory of a host process with its stages: 231 MiB for moe_seq while its ranks run, more while it traces."""
 RANK_BYTES = 100 << 20
 """A rank's unshared memory: 53 to 59 MiB for each of moe_seq's eight. A user's system may need any amount."""
 

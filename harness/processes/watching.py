@@ -10,7 +10,7 @@ from bitproof.harness.processes.forked import Child
 from bitproof.harness.processes.process import keep_short
 
 _EXIT_SECONDS = 0.002
-"""A process exits a moment after its last message, and no event announces the exit."""
+"""The wait for the exit of a process: it follows the last message by a moment, and no event announces it."""
 
 
 class Watch:

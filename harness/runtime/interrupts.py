@@ -28,7 +28,8 @@ STATUS = 3
 MESSAGE = "bitproof: interrupted"
 
 GRACE_SECONDS = 10.0
-"""Cleaning up takes less time. A later interrupt raises again, in case a user's code swallowed the first."""
+"""Cleaning up after an interrupt takes less. An interrupt after this time raises again, in case a user's code swallowed
+the first."""
 
 
 class Interrupt(BaseException):

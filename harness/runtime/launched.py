@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from bitproof.harness.runtime import interrupts
 
 FORKED = "BITPROOF_RANK"
-"""Set in every rank that bitproof forks: a command that such a rank starts is not a rank of a launcher."""
+"""A variable that is set in every rank that bitproof forks: a command that such a rank starts is not a rank of a
+launcher."""
 
 # How long a failed rank waits for rank 0 to report it: torchrun ends all ranks after the first failure.
 _PATIENCE = 20.0

@@ -44,8 +44,8 @@ Send = Callable[[Event | StagePlace], None]
 Answer = Callable[[AnyRequest, Send, int], Any]
 """A function that answers requests in a stage; it returns None if no answer is expected.
 
-Its arguments are the request, a function that sends events, and a descriptor that hangs up when the client stops
-waiting.
+Its arguments are the request, a function that sends events, and a file descriptor that hangs up when the
+process that needs the answer stops waiting.
 """
 
 # How long a stage with ranks may take, after the time is up, to report their state.

@@ -162,6 +162,7 @@ class CaseRun:
             across = power_module("two_layouts.across")
             self.across = across.compare_layouts(self.case, self.firsts, self._record_across, read_recording, self.ask)
             self.comparison = self.across.comparison
+            # Comparing layouts has run both systems a second time, so `control` need not run them again.
             self.repeats = [Repeat(role, False, found) for role, found in self.across.controls.items()]
             judgement = replace(judgement_of(self.comparison), layouts=self.across.layouts)
         self.seconds.compare = time.monotonic() - began

@@ -123,8 +123,11 @@ def _over_nccl(placement: Placement, request: CollectivesRequest | None) -> Plac
 
 
 def unmet_requirement(case: Case, request: str) -> str | None:
-    """The reason why this machine cannot judge a case, in words. None if it can, as far as that is known without
-    torch."""
+    """The requirement of a case that this machine does not meet, in words, such as "it needs scipy, the extra
+    `placement`".
+
+    None if no unmet requirement is known: this function asks the driver for GPUs, not torch.
+    """
     if case.requires is None:
         return None
     if case.requires == "scipy":

@@ -2,15 +2,15 @@
 
 Hooks, patched functions and dispatch modes of bitproof run in the middle of a trainer. The trainer may catch their
 exceptions (`except Exception`, `contextlib.suppress`, a `return` in `finally`), or a thread or a callback of C++ may
-lose them. Then it continues to train in a way that never occurs without bitproof, and a comparison of that means
+lose them. Then it continues to train in a way that never occurs without bitproof, and comparing such a run proves
 nothing. So a refusal does not depend on the exception:
 
 1. `refusing()` surrounds each piece of bitproof's code that user code calls: any exception that leaves this piece is a
    refusal.
 2. `theirs(call)` calls the user's code from such a piece: exceptions of the call are the trainer's own, not refusals.
 3. `refusals_raised()` surrounds user code. It passes a refusal to `tell` before the trainer sees it. When the user code
-   ends, it raises the refusal again, in place of any other exception. A rank reports a refusal to its host, which ends
-   the run. So a trainer cannot hide a refusal by running forever or by `os._exit`.
+   ends, it raises the refusal again, in place of any other exception. A rank reports a refusal to the process that
+   forked it, which ends the run. So a trainer cannot hide a refusal by running forever or by `os._exit`.
 
 Example: `with refusing(): observe("grad", name, gradient)` inside an optimizer's hook.
 """
@@ -27,7 +27,8 @@ _THEIRS = "_raised_by_user_code"
 
 
 class _Scope:
-    """Stores the first refusal in a `refusals_raised()`. Later refusals may be consequences of it."""
+    """Stores the first refusal in a context `refusals_raised()`. Later refusals are ignored, as they may be
+    consequences of it."""
 
     def __init__(self, tell: Callable[[BaseException], None]) -> None:
         self.first: BaseException | None = None

@@ -1,7 +1,7 @@
 """Convert columns of a recording's table to and from Arrow's memory layout.
 
-`pa.array` and `to_numpy` are avoided, because they import pandas to check for its types, which takes each process 0.25
-s. `to_pylist` is avoided, because it creates an Arrow object for each value first, which would take most of the time of
+`pa.array` and `to_numpy` are avoided, because they import pandas if it is installed, which takes each process 0.25 s.
+`to_pylist` is avoided, because it creates an Arrow object for each value first, which would take most of the time of
 reading a recording.
 """
 
@@ -36,7 +36,7 @@ def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
 
 
 def values_of(column: pa.ChunkedArray) -> list[Any]:
-    """A column's values in Python: the values from which `column` makes it, but lists become tuples.
+    """The values of a column that `column` has made, as Python objects. Lists become tuples.
 
     Equal strings of a chunk are the same object. Numbers, lists and their items must not be null.
     """

@@ -9,7 +9,7 @@ it detects defects, not deliberate collisions.
     digest   XXH3-128 of header and content
 
 Such a block of 16 KiB is called a leaf. A GPU can hash all leaves of a tensor in parallel (`leaves.py`), and copies
-only 16 bytes per leaf to the host. A host computes the same digest with xxhash alone.
+only 16 bytes per leaf to host memory. On a CPU, xxhash alone computes the same digest.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _leaves(view: memoryview) -> bytes:
 
 
 def _may_be_constant(content: ctypes.Array[Any], dtype: torch.dtype) -> bool:
-    """Whether the first element is zero or not finite. It rarely is; if it is not, no other element needs to be read.
+    """Whether the first element is zero or not finite. This is rare; otherwise no further element needs to be read.
 
     The element's highest byte is nearly always enough: it has the sign and seven bits of the exponent, which are all
     ones if the element is not finite.

@@ -25,11 +25,11 @@ NUM_KNOWN = 3
 
 
 def hash_on_device(octets: torch.Tensor) -> memoryview:
-    """The XXH3-128 digests of a tensor's leaves in order, then that of the rest: 16 bytes each, big-endian as in
-    xxhash.
+    """The XXH3-128 digests of a tensor's leaves (blocks of 16 KiB) in order, and of the remaining bytes: 16 bytes each,
+    big-endian as in xxhash.
 
-    `octets` is uint8 [bytes], contiguous. Only 16 bytes per leaf, and the rest of less than 16 KiB, are copied to the
-    host.
+    `octets` is uint8 [bytes], contiguous. Only 16 bytes per leaf, and the remaining bytes, less than 16 KiB, are copied
+    to host memory.
     """
     num_leaves = len(octets) // xxh3.LEAF_BYTES
     whole, rest = octets.tensor_split([num_leaves * xxh3.LEAF_BYTES])

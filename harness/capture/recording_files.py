@@ -1,8 +1,8 @@
 """Write and read a recording's folder: manifest.json, digests.parquet and, in values/, selected tensors of each rank.
 
-Files are neither trusted nor executed. A recording is written to a hidden folder beside its own, which is renamed at
-the end, so a recording appears as a whole or not at all. Reading checks types, names, ranges and sizes, and raises
-RecordingError, which names the file. The manifest has the sha256 of every other file, and of its own content.
+Files are neither trusted nor executed. A recording is written to a hidden folder, which is renamed at the end, so a
+recording appears as a whole or not at all. Reading checks types, names, ranges and sizes, and raises RecordingError,
+which names the file. The manifest has the sha256 of every other file, and of its own content.
 """
 
 from __future__ import annotations
@@ -215,7 +215,8 @@ def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
 
 
 def put_aside(name: str) -> str | None:
-    """The original name of a hidden folder that an interrupted replacement left behind; None for any other name."""
+    """If `name` is the name of a hidden folder that an interrupted replacement left behind, the folder's original name;
+    else None."""
     found = _ASIDE.fullmatch(name)
     return found and found[1]
 
@@ -298,10 +299,11 @@ def _values_path(folder: Path, rank: int) -> Path:
 def _write_folder(
     folder: Path, manifest: Manifest, tables: Iterable[pa.Table], silent: Set[str], values: Sequence[Path] = ()
 ) -> None:
-    """Write a recording's folder, with a row group for each table.
+    """Write a recording's folder. Each of `tables` becomes a row group of the recording's table of digests.
 
-    `silent` names the columns of OF_LAYOUTS that are empty in all tables. In the order of OF_LAYOUTS, these columns are
-    left out up to the first that is not empty.
+    `silent` names the columns `cells`, `box` and `placements` if they are empty in all tables. Empty columns are left
+    out in this order, up to the first column that is not empty. For example, an empty `box` is kept if `cells` has
+    values.
     """
     folder = Path(folder)
     # The random name keeps two writers of the same folder apart.
@@ -399,7 +401,7 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _manifest_checks(manifest: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Yield the checks of a manifest that bound the work of later readers: a rule as text, and whether it is met."""
+    """Yield the checks of a manifest that limit the work of later readers: a rule as text, and whether it is met."""
     steps, world_size = manifest["steps"], manifest["world_size"]
     is_bearable = steps >= 1 and world_size >= 1 and steps * world_size <= MOST_STEPS_OF_RANKS
     yield f"steps and world_size from 1 on, and {MOST_STEPS_OF_RANKS} at most together", is_bearable

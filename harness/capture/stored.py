@@ -83,7 +83,8 @@ class RankRows:
         return not any("n" in text for text in values_of(self.columns["value"].drop_null()))
 
     def recorded_like(self, other: RankRows) -> bool:
-        """Whether `other` has the same rows, except for digests and losses, and all losses of these rows are finite."""
+        """Whether `other` has the same rows as this object, except for digests and losses, and all losses of this
+        object are finite."""
         return all(self.columns[name].equals(other.columns[name]) for name in _LIKENESS) and self.is_finite
 
 
@@ -109,7 +110,7 @@ class StoredRecording(Recording):
         return "records" in self.__dict__
 
     def first_steps(self, steps: int) -> Recording:
-        """The recording of a run with only `steps` steps, which are the first of this run."""
+        """The recording, limited to its first `steps` steps."""
         manifest = replace(self.manifest, steps=steps, case=self.manifest.case | {"steps": steps})
         return super().first_steps(steps) if self.holds_records else self._part(manifest, lambda step: step < steps)
 
@@ -139,13 +140,13 @@ class StoredRecording(Recording):
         return super().records_of(rank) if self.holds_records else self.of_rank(rank).records
 
     def records_at(self, rank: int, step: int) -> dict[Key, Record]:
-        """The records of a rank in one step; no other records are made."""
+        """The records of a rank in one step. No objects are created for other records."""
         if self.holds_records:
             return super().records_at(rank, step)
         return read_records(_where(self.of_rank(rank).columns, "step", lambda at: at == step))
 
     def losses_of(self, rank: int) -> dict[Key, Record]:
-        """The records of a rank's losses; no other records are made."""
+        """The records of a rank's losses. No objects are created for other records."""
         if self.holds_records:
             return super().losses_of(rank)
         return read_records(_where(self.of_rank(rank).columns, "kind", lambda kind: kind == "loss"))
@@ -274,9 +275,10 @@ def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
 
 
 def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
-    """Like `read_rows`, but with only one row group at a time in memory.
+    """The recording whose digests are in `file`, read with only one row group at a time in memory.
 
-    None unless each row group has the rows of a single rank, in ascending order of ranks.
+    None unless each row group has the rows of a single rank, in ascending order of ranks. Raises the errors of
+    `read_rows`.
     """
     tables: dict[int, Callable[[], pa.Table]] = {}
     before: RankRows | None = None
@@ -292,7 +294,7 @@ def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
 
 
 def silent_columns(table: pa.Table) -> set[str]:
-    """The names of those columns of OF_LAYOUTS that are empty in a table."""
+    """The names of those columns about layouts (`cells`, `box` and `placements`) that are empty in a table."""
     return {name for name in OF_LAYOUTS if table[name].null_count == len(table)}
 
 
@@ -371,7 +373,7 @@ def damaged(path: Path, error: BaseException) -> RecordingError:
 
 
 def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
-    """Split a table into slices whose rows have the same rank. Each slice comes after its rank."""
+    """Split a table into slices of consecutive rows with the same rank. Returns pairs of the rank and the slice."""
     ranks = numpy.array(values_of(table["rank"]))
     starts = [0, *(numpy.flatnonzero(numpy.diff(ranks)) + 1).tolist(), len(ranks)]
     return [(int(ranks[start]), table.slice(start, end - start)) for start, end in pairwise(starts) if start < end]

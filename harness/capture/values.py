@@ -26,7 +26,7 @@ from bitproof.harness.records import Key, Record, Recording
 
 
 def copy_value(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense copy of a tensor in host memory, which later in-place updates do not change."""
+    """A dense copy of a tensor in host memory. Later in-place updates of the tensor do not change the copy."""
     return tensor.resolve_conj().resolve_neg().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 

@@ -43,8 +43,8 @@ _INITIAL = (_PRIME32_3, _PRIME64_1, _PRIME64_2, _PRIME64_3, _PRIME64_4, _PRIME32
 
 
 def mix(word: torch.Tensor, neighbour: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The number to add to a lane's accumulator, from the lane's word, the neighbouring lane's word, and the stripe's
-    key."""
+    """The number to add to an accumulator of the hash: from its own word of a stripe, the neighbouring accumulator's
+    word, and the key for its own word."""
     value = word ^ key
     return neighbour + (value & 0xFFFFFFFF) * ((value >> 32) & 0xFFFFFFFF)
 

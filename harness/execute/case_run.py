@@ -67,7 +67,7 @@ class CaseRun:
     - `comparison`: the result of comparing the two first runs.
     - `across`: the comparison of systems whose tensors have different layouts; None if the layouts are alike.
     - `repeats`: for each repetition, its comparison with the first run of the same system.
-    - `races`: a dict whose keys are lines about races in the systems' graphs.
+    - `races`: a dict used as an ordered set of lines, one about each race in the systems' graphs.
     """
 
     case: Case
@@ -151,8 +151,8 @@ class CaseRun:
         return applied(DECIDING, self._compared(), self)
 
     def _compared(self) -> Judgement:
-        """Compare the first runs. Tensors with different layouts are compared by `two_layouts`, unless the case states
-        a bound."""
+        """Compare the first runs. If their tensors have different layouts and the case states no bound, `two_layouts`
+        finds a bound for each tensor."""
         began = time.monotonic()
         reference, candidate = (self._read_first(role) for role in ROLES)
         if self.case.bound is not None or not are_laid_out_otherwise(self.case, reference, candidate):
@@ -162,6 +162,7 @@ class CaseRun:
             across = power_module("two_layouts.across")
             self.across = across.compare_layouts(self.case, self.firsts, self._record_across, read_recording, self.ask)
             self.comparison = self.across.comparison
+            # Comparing layouts has run both systems a second time, so `control` need not run them again.
             self.repeats = [Repeat(role, False, found) for role, found in self.across.controls.items()]
             judgement = replace(judgement_of(self.comparison), layouts=self.across.layouts)
         self.seconds.compare = time.monotonic() - began
@@ -174,7 +175,8 @@ class CaseRun:
 
     @property
     def runs_twice(self) -> bool:
-        """Whether the systems run a second time: always, only after a difference, or never, as the options say."""
+        """Whether each system runs a second time. The option `control` decides: always, never, or only if the first
+        runs differ."""
         control, differs = self.options.control, self.comparison.verdict == Verdict.DIFFERENT
         return control in ("always", "logged") or (control != "never" and differs)
 
@@ -187,10 +189,10 @@ class CaseRun:
         replay: Replay | None = None,
         later: RunRequest | None = None,
     ) -> RunAnswer:
-        """Run a role's system once and return the host's answer. The recording, or the replay's archives, are written
-        to `out`.
+        """Run a role's system once and return the host process's answer. The recording, or the replay's archives, are
+        written to `out`; if it is None, to the folder that belongs to the role and the arm.
 
-        `later` is the next request: the host may trace its graph during this run.
+        `later` is the next request: its graph may be traced during this run.
         """
         self._place()
         return self._run(replace(self._request(role, arm, out, replay), later=later))
@@ -259,9 +261,9 @@ class CaseRun:
         return self.client.ask(request, self._remaining() + _HOST_MARGIN, on_event)
 
     def ask(self, request: Request[A]) -> A:
-        """Send a request other than a run to the host, such as a BitsRequest, and return the answer.
+        """Send the host process a request other than a run, such as a BitsRequest, and return the answer.
 
-        The time limit is the rest of the case's.
+        The time limit is the remaining time of the case.
         """
         return self.client.ask(request, self._remaining() + _HOST_MARGIN, self._on_event)
 
@@ -273,8 +275,8 @@ class CaseRun:
             self.case, self.placed = with_plan(self.case, found.plan), found.placed
 
     def compare_bits(self, archives: Mapping[Role, Path], name: str) -> ComparedBits:
-        """Compare two values bit by bit: the value called `name` in the reference's archive, and that in the
-        candidate's."""
+        """Compare the reference's and the candidate's values called `name` bit by bit. `archives` has the file with the
+        values of each role."""
         return self.ask(BitsRequest(reference=archives["reference"], candidate=archives["candidate"], name=name))
 
     def _remaining(self) -> float:

@@ -51,12 +51,11 @@ class Failure:
 
 
 def failure_of_exception(rank: int, error: BaseException, around: Sequence[FrameSummary] = ()) -> Failure:
-    """The failure of a rank whose code raised `error`.
+    """The failure of a rank whose code raised `error`. `around`: the stack frames that are still active, outermost
+    first.
 
-    `details` is the traceback. But it is only the error's text for a CaseError, and for an error raised by bitproof
-    without user code in the traceback, such as the error about a factory that returned None.
-
-    `around`: the stack frames that are still active, outermost first.
+    The failure's `details` are the traceback. If the traceback adds nothing, they are only the error's text: for each
+    CaseError, and for an error that bitproof raised without user code in the traceback.
     """
     # torch raises RuntimeError for many reasons, so only the text shows whether a peer closed the connection.
     name, text = type(error).__name__, _message_of(error)
@@ -142,9 +141,9 @@ def tell_exit(status: int) -> str:
 
 
 def blame(failures: Iterable[Failure]) -> Failure:
-    """The failure to blame: the earliest of a rank that did not fail only because its connection to another was lost.
+    """The failure to blame: the earliest of those that did not follow from a lost connection to another rank.
 
-    If all ranks failed only because of this, the earliest of all.
+    If all failures followed from a lost connection, the earliest of all.
     """
     return min(failures, key=lambda failure: (failure.secondary, failure.time))
 
@@ -194,7 +193,7 @@ class Problem:
         """Convert an error into a Problem. If it is not one of bitproof's own errors, it becomes a RankError with a
         traceback.
 
-        `what` names the failed thing in the RankError's text: "... failed before its ranks started".
+        The RankError's text begins with `what`: "precompiling moe_tiny failed before its ranks started".
         """
         if not isinstance(error, BitproofError):
             error = RankError(

@@ -59,7 +59,8 @@ class CaseFolders:
         return (self.work / "profile" / self.case.name / self.label(role)).resolve()
 
     def profiles(self) -> dict[str, Path]:
-        """The profiles that ranks of both first runs wrote on this machine, by names such as `graph rank 1`."""
+        """The files of the profiles that ranks of both first runs wrote on this machine. The keys are the system's name
+        and the rank, such as `graph rank 1`."""
         return {
             f"{self.label(role)} rank {rank}": file
             for role in ROLES

@@ -27,7 +27,7 @@ _END_SECONDS = 1.0  # for a host to end its descendants by itself
 
 
 class HostLost(Exception):  # noqa: N818 (a message between modules; users see its `error`)
-    """The host ended, or was killed because it did not respond (`silent` is True). `error` is for the user."""
+    """The host process ended, or was killed because it did not respond (`silent` is True). `error` is for the user."""
 
     def __init__(self, error: RankError, *, silent: bool) -> None:
         super().__init__(str(error))
@@ -36,7 +36,7 @@ class HostLost(Exception):  # noqa: N818 (a message between modules; users see i
 
 
 class Abandoned(Exception):  # noqa: N818 (a message between modules, as above)
-    """The host was killed together with its ranks, because its answer is no longer needed."""
+    """The host process was killed together with its ranks, because the answer to a request is no longer needed."""
 
 
 class HostProcess:
@@ -70,9 +70,9 @@ class HostProcess:
     ) -> A:
         """Send a request and return its answer; events before the answer go to `on_event`.
 
-        Raises the BitproofError that the host sends as its answer, and HostLost if the host dies or sends no answer
-        within `timeout` seconds. `is_abandoned` is called regularly; once it returns True, the host is killed and
-        Abandoned raised.
+        Raises the BitproofError that the host process sends as its answer, and HostLost if it dies or sends no answer
+        within `timeout` seconds. `is_abandoned` is called regularly; once it returns True, the host process is killed
+        and Abandoned raised.
         """
         deadline = time.monotonic() + timeout
         if is_abandoned():
@@ -98,12 +98,13 @@ class HostProcess:
                     return cast(A, answer)
 
     def end_if_idle(self) -> None:
-        """Ask this host to end if it is idle, without waiting. Call it early: freeing torch's memory takes a while."""
+        """Ask the host process to end if it is idle, without waiting. Call it early: freeing torch's memory takes a
+        while."""
         if not self._is_busy:
             self._process.begin_to_end()
 
     def kill(self) -> None:
-        """End the host and all its descendants now. Does nothing if the host has ended."""
+        """End the host process and all its descendants now. Does nothing if it has ended."""
         if self._is_busy and self._process.status is None:  # the host can find processes that left its group
             self._process.hang_up()
             self._process.wait(_END_SECONDS)

@@ -1,7 +1,7 @@
 """Find the precompiled step that a system reads instead of tracing, and refuse unsuitable steps and options.
 
 A precompiled step is a folder with a training step's graph, written by `bitproof precompile`. If a case runs the system
-`precompiled` and names no such folder, the step is made at the start of the case's run, in a separate process that ends
+`precompiled` without --precompiled, the step is made at the start of the case's run, in a separate process that ends
 afterwards.
 """
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 HOST_MARGIN = 15.0
-"""Seconds that a host gets beyond the time limit of its forked process: that process reports more about a late step."""
+"""The seconds that a host process gets beyond the time limit of its forked process, which reports more about a late
+step."""
 
 
 class PrecompiledStep:

@@ -1,9 +1,9 @@
 """Import the modules that a case names in `preload` once, in the process from which its ranks are forked.
 
-A framework may take ten seconds to import, and each of a case's four runs would repeat that. The host does not import
-it, but forks a process that does (`Preloader`). That process searches the same paths as the system's own code, and
-serves only runs that preload the same modules from the same folder. So two checkouts of a package need two processes,
-and a later case finds no module that it did not request.
+A framework may take ten seconds to import, and each of a case's four runs would repeat that. The host process does not
+import it, but forks a process that does (`Preloader`). That process searches the same paths as the system's own code,
+and serves only runs that preload the same modules from the same folder. So two checkouts of a package need two
+processes, and a later case finds no module that it did not request.
 
 A system may change the search path later. If an import would then find another file than the preloaded module's, the
 rank is refused. For example, `pkg` was preloaded, and then the system calls `sys.path.insert(0, "vendored")` with a
@@ -64,16 +64,17 @@ class Preloaded:
 
     @refusing()
     def check_again(self) -> None:
-        """If the search path has changed since the last check, check that imports find the preloaded modules' files.
+        """Call `check` if the search path has changed since the last check.
 
-        Called before imports in user code.
+        Used before imports in user code.
         """
         if self._looked_in != _where_imports_look():
             self.check()
 
 
 def preload_watched(modules: Sequence[str], folder: Path | None = None) -> None:
-    """Preload modules, and from now on check at each import whether other files would be found, as in `Preloaded`.
+    """Preload modules. From now on, check before each import that an import would still find the preloaded modules'
+    files.
 
     The checks also happen in processes that are forked from this one. Raises the errors of `preload`.
     """

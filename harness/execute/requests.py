@@ -1,4 +1,4 @@
-"""The classes of requests to a host, which are frozen dataclasses, and of their answers. Imports no torch.
+"""The classes of requests to a host process and of their answers, all frozen dataclasses. Imports no torch.
 
 The attribute `answer` of a request's class is the class of its answer. `harness.execute.host.answerer` answers every
 class of request, and `harness.processes.framing` converts requests and answers to lines of JSON.
@@ -35,7 +35,7 @@ VALUES, ARCHIVE = ".safetensors", ".zip"
 
 
 class Request(Generic[A]):
-    """A request to a host. Its answer is an instance of the class `answer`, which is the type A.
+    """A request to a host process. Its answer is an instance of the class `answer`, which is the type A.
 
     `subject` describes the request in errors, with fields in braces: `precompiling {case.name}`.
     """
@@ -77,9 +77,9 @@ class MadeOf:
 
 @dataclass(frozen=True)
 class MadeOfRequest(Request[MadeOf]):
-    """Report the versions and code of the host, which are also those of all ranks that it forks.
+    """Report the versions and code of the host process, which are also those of all ranks that it forks.
 
-    With `names_gpus`, the answer also has the GPUs that the host sees.
+    With `names_gpus`, the answer also has the names of the GPUs that torch can use.
     """
 
     answer = MadeOf
@@ -124,7 +124,7 @@ class RunRequest(Request[RunAnswer]):
     - `arm`: the purpose of the run, such as `first` or `control`; see `CaseRun`.
     - `out`: the folder of the recording, or of a replay's archives.
     - `options`: the command's options, limited to those that this run follows.
-    - `timeout`: the time limit in seconds, which is the rest of `case_timeout`.
+    - `timeout`: the time limit in seconds: the remaining part of `case_timeout`, the whole case's limit.
     - `later`: the next request. Its graph may be made while the ranks of this run take their steps.
     - `profile`, `dump_dir`: folders for profiles and graphs.
     - `precompiled`: the step to read. With it, nothing is traced.
@@ -199,7 +199,7 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def graph_options(self) -> GraphOptions:
-        """The options for making the graph that the case itself does not have."""
+        """The options for making the graph that are not in the case: extra passes, and a folder for dumps."""
         return GraphOptions(extra_passes=self.options.extra_passes, dump_dir=self.dump_dir)
 
     @property
@@ -219,7 +219,8 @@ class RunRequest(Request[RunAnswer]):
         return self.logs / f"trace{self._suffix}.log"
 
     def log_of(self, rank: int) -> Path:
-        """The path of a rank's log. All runs but first runs have their `arm` in it, as in `rank1.control.log`."""
+        """The path of a rank's log. Except in a first run, the name contains the run's `arm`, as in
+        `rank1.control.log`."""
         return self.logs / f"rank{rank}{self._suffix}.log"
 
     @property
@@ -229,13 +230,14 @@ class RunRequest(Request[RunAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlots:
-    """The ranks of a run that a host starts, the store in which ranks find each other, and the files for their records.
+    """The ranks of a run that a host process starts, the store in which ranks find each other, and the files for their
+    records.
 
     `part` is a template for the paths of the ranks' files of records, with `{rank}` in it.
 
-    Without `server`, the host starts all ranks, and `store` is the path of a file. Otherwise a launcher such as
-    torchrun started the rank. Then `server` is the host and port of the launcher's store, `store` a prefix for the keys
-    in it, and `gpu` the index of the rank's GPU; `local_rank` and `local_world_size` are as in torchrun.
+    Without `server`, the host process starts all ranks, and `store` is the path of a file. Otherwise a launcher such as
+    torchrun started the rank. Then `server` is the address (host name, port) of the launcher's store, `store` a prefix
+    for the keys in it, and `gpu` the index of the rank's GPU; `local_rank` and `local_world_size` are as in torchrun.
     """
 
     ranks: tuple[int, ...]
@@ -249,7 +251,8 @@ class RankSlots:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRunRequest(Request[End]):
-    """Run the ranks of `rank_slots` on this host. Other hosts may run the other ranks; the client joins all records.
+    """Run the ranks of `rank_slots`. Other host processes may run the other ranks; the sender of the requests joins all
+    records.
 
     `is_prefetch`: a stage (a forked process, `host/stage.py`) only makes the run's graph, and sends no answer. If this
     fails, the later request for the run itself raises the error. `asked_at`: the time of the request, by
@@ -267,10 +270,7 @@ class LocalRunRequest(Request[End]):
 
 @dataclass(frozen=True, kw_only=True)
 class BitsRequest(Request[ComparedBits]):
-    """Compare two values bit by bit: the value called `name` in one archive, and that in another.
-
-    `reference` and `candidate` are the archives.
-    """
+    """Compare two values bit by bit: those called `name` in the archives `reference` and `candidate`."""
 
     answer = ComparedBits
     reference: Path
@@ -342,9 +342,9 @@ class CallRequest(Request[CallAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class PrecompileAnswer:
-    """The artifact (facts about the precompiled step), and the seconds that it took to make it.
+    """The artifact (facts about the precompiled step), and the seconds spent on making it.
 
-    `trace_seconds` has two times: for tracing as the first rank, and as the last.
+    `trace_seconds` has the times for tracing the step of the first rank and that of the last rank.
     """
 
     artifact: Artifact
@@ -357,7 +357,8 @@ class PrecompileAnswer:
 class PrecompileRequest(Request[PrecompileAnswer]):
     """Make the step of a case's system and write it into the folder `out`.
 
-    With `inject`, the name of a fault, nothing is written: the steps of two ranks are compared.
+    `inject` tests the comparison of ranks: it names a fault, which changes the steps of the first and the last rank
+    before the two are compared. Then nothing is written.
     """
 
     answer = PrecompileAnswer
@@ -394,7 +395,7 @@ class StepRequest(Request[StepAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceAnswer:
-    """A plan, which says how each of a case's tensors is sharded, and facts about it for the report."""
+    """A plan for sharding a case's tensors, and facts about the plan for the report."""
 
     plan: Plan
     placed: Placed
@@ -402,7 +403,7 @@ class PlaceAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceRequest(Request[PlaceAnswer]):
-    """Find the best plan for a case, which says how each tensor is sharded, within `timeout` seconds.
+    """Find the best plan for sharding a case's tensors, within `timeout` seconds.
 
     The solver's output goes to the folder `logs`.
     """
@@ -431,4 +432,4 @@ AnyRequest = (
 )
 
 REQUESTS: tuple[type[AnyRequest], ...] = get_args(AnyRequest)
-"""Every class of request that a host answers."""
+"""Every class of request that a host process answers."""

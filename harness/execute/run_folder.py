@@ -60,10 +60,10 @@ def _others(result: CaseResult, folder: Path) -> Iterator[tuple[str, object, str
 
 
 def _other_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object]]:
-    """Yield the counts in a result that differ from those of the case's model.
+    """Yield each count in a result that differs from the count for the case's model: the count's field, its correct
+    value, the source of that value, and the value found.
 
-    As in `_others`, each comes with its field, its correct value, the source of that value, and the value found. Yields
-    nothing for a user's systems, whose counts are unknown.
+    Yields nothing for a user's systems, whose counts are unknown.
     """
     if not {result.case.reference, result.case.candidate} <= {*BUILT_IN}:
         return

@@ -30,7 +30,8 @@ A = TypeVar("A")
 
 
 class Client(Protocol):
-    """Runs the requests of a case: a session on this machine, or torchrun's rank 0. Made by `transport.open_client`."""
+    """Runs the requests of a case. It is a session on this machine or, under torchrun, the client of rank 0. Made by
+    `transport.open_client`."""
 
     run_dir: Path
     work: Path
@@ -52,14 +53,16 @@ class Client(Protocol):
 class Session:
     """A host process and a temporary folder, shared by a command's cases; also opens the sessions for concurrent cases.
 
-    If a host crashes, the machine or the installation is to blame. So every case that begins later fails, in all
-    sessions, while running cases continue. But a host that was killed because a case exceeded its time is replaced.
+    If a host process crashes, the machine or the installation is to blame. So every case that begins later fails, in
+    all sessions, while running cases continue. But a host process that was killed because a case exceeded its time is
+    replaced.
     """
 
     def __init__(
         self, run_dir: Path, options: RunOptions, log: str = "host.log", crashes: list[RankError] | None = None
     ) -> None:
-        """`crashes` lists the crashes of all hosts of the command: its sessions share this list and append to it."""
+        """`crashes` lists the crashes of all host processes of the command: its sessions share this list and append to
+        it."""
         self.run_dir = run_dir
         self.options = options
         self.work = make_work_folder()
@@ -72,17 +75,17 @@ class Session:
         self.host: HostProcess | None = self._start()
 
     def another(self) -> Session:
-        """Open a further session, with its own host. Closing this session closes it, too. Call it in the main thread
-        only."""
+        """Open a further session, with its own host process. Closing this session closes the other, too. Call it in the
+        main thread only."""
         with interrupts.held():  # as in `open_session`
             made = Session(self.run_dir, self.options, f"host{len(self._others) + 2}.log", self._crashes)
             self._others.append(made)
         return made
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """Send a request to the host and return its answer.
+        """Send a request to the host process and return the answer.
 
-        Raises the request's error. If the host has crashed, each call raises that crash's error; after `end`,
+        Raises the request's error. If the host process has crashed, each call raises that crash's error; after `end`,
         Abandoned.
         """
         if self._has_ended.is_set():
@@ -104,11 +107,12 @@ class Session:
             raise lost.error from lost
 
     def begin_case(self) -> None:
-        """Begin a case. If any host of this command has crashed, each of its requests raises that crash's error."""
+        """Begin a case. If any host process of this command has crashed, each request of this case raises that crash's
+        error."""
         self._crash = next(iter(self._crashes), None)
 
     def end(self) -> None:
-        """Make the request that another thread waits for raise Abandoned, and refuse further requests."""
+        """Refuse further requests. If another thread is waiting for a request, Abandoned is raised there."""
         self._has_ended.set()
 
     def place(self, case: Case) -> Placement:
@@ -124,7 +128,8 @@ class Session:
         """Do nothing, because a session has no other ranks to which to send the result."""
 
     def close(self) -> None:
-        """End the host and remove the temporary folder, with all files of the host and its stages."""
+        """End the host process and remove the temporary folder, with all files of the host process and its
+        descendants."""
         hosts = [session.host for session in (self, *self._others) if session.host is not None]
         # First let all idle hosts end at the same time, then kill those that are left.
         for host in hosts:

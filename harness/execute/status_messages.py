@@ -1,4 +1,5 @@
-"""Messages that a rank sends to its host during a run, and the host's message about the run's end. Loads no torch."""
+"""Messages that a rank sends to the host process during a run, and the host process's message about the run's end.
+Loads no torch."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class PreparedGraph:
 
     @property
     def was_kept(self) -> bool | None:
-        """`is_kept` in the form of the report: None if the graph was read from a precompiled step."""
+        """Whether an earlier run traced the graph, for the report; None if the graph was read from a precompiled
+        step."""
         return None if self.artifact else self.is_kept
 
     @property
@@ -207,14 +209,14 @@ class RunSeconds:
 
 
 Account = Prepared | Ready | StepBegan | StepsEnded | Done | Failure
-"""A message from a rank's process to its host."""
+"""A message from a rank's process to the process that forked it."""
 
 STATUS_MESSAGES: tuple[type[Account], ...] = (Prepared, Ready, StepBegan, StepsEnded, Done, Failure)
 
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """How a run ended on the ranks of one host.
+    """How a run ended on the ranks of one host process.
 
     - After success, `done` has each rank's last message, in rank order, and `graph` has facts about the graph of all
       ranks.

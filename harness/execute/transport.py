@@ -1,4 +1,4 @@
-"""Choose the receiver of a case's requests: a host of this machine, or the ranks that torchrun started.
+"""Choose the receiver of a case's requests: a host process of this machine, or the ranks that torchrun started.
 
 Only this file makes this choice. Under torchrun the same command runs in every process. Rank 0 leads: it runs as
 without torchrun, but its client sends the requests to all ranks. The other ranks follow until rank 0 is done; they

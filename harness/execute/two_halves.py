@@ -55,8 +55,8 @@ def _method(system: Any, name: str) -> Any:
 
 
 def first_half(case: Case, system: str) -> tuple[Case, str]:
-    """The case and the system to run in the first half: the given ones or, if the candidate must load the state that
-    the reference saved, the reference's."""
+    """The case and the system of the first half. If the candidate must load the state that the reference saved, these
+    are the reference's; else the given ones."""
     return (case.of("reference"), case.reference) if case.resumes_reference else (case, system)
 
 

@@ -27,7 +27,7 @@ def file_name(name: str) -> str:
 
 
 def longer_name(name: str, ending: str, most: int) -> str:
-    """A name with an ending. If it has more than `most` characters, the rest is cut off and replaced by a digest."""
+    """A name followed by an ending. If this has more than `most` characters, a digest replaces the last characters."""
     whole = name + ending
     return whole if len(whole) <= most else f"{whole[: most - 13]}_{_digest(whole)}"
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 HOST_BYTES = 400 << 20
-"""Memory of a host with its stages: 231 MiB for moe_seq while its ranks run, more while it traces."""
+"""Memory of a host process with its stages: 231 MiB for moe_seq while its ranks run, more while it traces."""
 RANK_BYTES = 100 << 20
 """A rank's unshared memory: 53 to 59 MiB for each of moe_seq's eight. A user's system may need any amount."""
 
@@ -48,11 +48,13 @@ def free_memory() -> int | None:
 
 
 def num_at_once(num_ranks: int, cores: int, memory: int | None) -> int:
-    """The number of runs, each a host and `num_ranks` ranks, that have enough cores and memory; at least 1."""
+    """The number of runs that have enough cores and memory, each with a host process and `num_ranks` ranks; at least
+    1."""
     return num_in_memory(num_ranks, memory, most=cores // num_ranks)
 
 
 def num_in_memory(num_ranks: int, memory: int | None, most: int) -> int:
-    """The number of runs, each a host and `num_ranks` ranks, that fit into memory: at least 1, at most `most`."""
+    """The number of runs that fit into memory, each with a host process and `num_ranks` ranks: at least 1, at most
+    `most`."""
     fit = most if memory is None else min(most, memory // (HOST_BYTES + num_ranks * RANK_BYTES))
     return max(1, fit)

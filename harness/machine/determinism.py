@@ -58,8 +58,8 @@ def set_determinism(seed: int, *, fill_uninitialized: bool = True, num_threads: 
 def settle_attention(device: torch.device) -> None:
     """Run torch's first attention call on a GPU now, and undo the change of switches that it makes.
 
-    On GPUs such as an H100, the first call puts cuDNN's kernels first in the order of choice, whatever was set before.
-    Later calls leave the order unchanged.
+    On GPUs such as an H100, the first call makes torch prefer cuDNN's kernels, whatever was set before. Later calls
+    leave the preference unchanged.
     """
     import torch
 
@@ -243,9 +243,10 @@ class Switches:
 
 @contextmanager
 def keeping_switches(who: str) -> Iterator[None]:
-    """Context that must not change switches or random generators: raises PassError if it did, and undoes the changes.
+    """Context for code that must not change switches or random generators. At the end, changes are undone and PassError
+    is raised for them.
 
-    The error names `who` and the changes.
+    The error names the code, as `who`, and the changes.
     """
     before = Switches.now()
     try:
@@ -271,7 +272,8 @@ Readings = Mapping[str, Mapping[str, Switch]]
 
 
 def tell_changes(readings: Readings) -> Iterator[str]:
-    """Yield each change of a switch by a system, with its time: `mkldnn_enabled True -> False by its factory`."""
+    """Yield each change of a switch by a system, and the time of the change: `mkldnn_enabled True -> False by its
+    factory`."""
     pairs = ((SET, AFTER_FACTORY, "by its factory"), (AFTER_FACTORY, AFTER_STEPS, "in its steps"))
     for before, after, where in pairs:
         for name, was in readings.get(before, {}).items():

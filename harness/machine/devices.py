@@ -25,10 +25,10 @@ from bitproof.harness.shared_memory import is_supported
 class Placement:
     """The type of device of a case's ranks, and the backend of torch.distributed.
 
-    - `shared`: ranks share GPUs: rank r runs on GPU r % num_gpus.
-    - `in_memory`: the ranks of named groups communicate through shared memory, else through the backend. This changes
-      no bit: on gloo, on NCCL and in shared memory each sum has the same parts, in the order of ranks.
-    - `native`: NCCL itself adds, in an order that is fixed but not documented.
+    - `shared`: whether ranks share GPUs. If so, rank r runs on GPU r % num_gpus.
+    - `in_memory`: whether the ranks of named groups communicate through shared memory instead of the backend. This
+      changes no bit: on gloo, on NCCL and in shared memory each sum has the same parts, in the order of ranks.
+    - `native`: whether NCCL itself adds, in an order that is fixed but not documented.
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -123,7 +123,11 @@ def _over_nccl(placement: Placement, request: CollectivesRequest | None) -> Plac
 
 
 def unmet_requirement(case: Case, request: str) -> str | None:
-    """The reason why this machine cannot judge a case, in words; None if none is found without the help of torch."""
+    """The requirement of a case that this machine does not meet, in words, such as "it needs scipy, the extra
+    `placement`".
+
+    None if no unmet requirement is known: this function asks the driver for GPUs, not torch.
+    """
     if case.requires is None:
         return None
     if case.requires == "scipy":

@@ -1,6 +1,6 @@
 """Counts and names GPUs without starting CUDA in this process. Imports no torch before use.
 
-A host must never start CUDA: no rank that is forked from it afterwards could use a GPU. So the driver's library counts
+A host process must never start CUDA: no rank that it forks afterwards could use a GPU. So the driver's library counts
 GPUs; if that fails, another process does. The facts about CUDA's libraries are read in the ranks themselves.
 """
 
@@ -78,7 +78,8 @@ def has_started_driver() -> bool:
 
 
 def read_gpu_facts(device: torch.device) -> MachineFacts | None:
-    """Facts by name that can change a bit and that only a process with CUDA can read; None if `device` is no GPU.
+    """Facts about a rank's GPU, by name: those that can change a bit, and that only a process with CUDA can read. None
+    if `device` is no GPU.
 
     The topology of GPUs is the same for all ranks of a machine, so only the rank with device cuda:0 reads it.
     """
@@ -100,7 +101,7 @@ def read_gpu_facts(device: torch.device) -> MachineFacts | None:
 
 
 def read_gpu_of_keys(device: torch.device) -> MachineFacts:
-    """Facts by name about a rank's GPU that decide torch's choice of operators, or that appear in the trace."""
+    """Facts about a rank's GPU, by name: those that decide torch's choice of operators, or that appear in the trace."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)

@@ -23,6 +23,7 @@ def allow_shared_gpu(environment: MutableMapping[str, str], rank: int) -> None:
 
 
 def pin_nccl(environment: MutableMapping[str, str], *, native: bool) -> None:
-    """Set the variables that NCCL reads when it starts; with `native` also those that fix the order of its own sums."""
+    """Set the variables that NCCL reads when it starts. With `native`, also set those that fix the order of NCCL's own
+    sums."""
     for name, value in (LAUNCH_ORDER | (OWN_SUMS if native else {})).items():
         environment.setdefault(name, value)

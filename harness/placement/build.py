@@ -116,7 +116,8 @@ class PlacementInputs:
 
 
 class _Source(NamedTuple):
-    """The source of a tensor: a node of the problem, the index of the node's output, and whether it is a parameter.
+    """The source of a tensor: a node of the problem, the index of the node's output, and whether the tensor is a
+    parameter.
 
     A tensor made only of parameters, such as a weight's cast, counts as a parameter: it cannot be converted.
     """
@@ -249,8 +250,7 @@ class _Builder:
             self.program.add_edge(layer.name, node.name, np.array(fits))
 
     def add_gradient(self, parameter: PlacedParameter, gradient: Node) -> None:
-        """Add an edge for a gradient, in the reduce dtype, that is converted to its parameter's placement on the tensor
-        axis.
+        """Add an edge that converts a gradient, in the reduce dtype, to its parameter's placement on the tensor axis.
 
         If the parameter is whole, the conversion may be a sum over the tensor axis.
         """

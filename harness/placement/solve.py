@@ -146,7 +146,7 @@ def _written(program: PlacementProblem, choices: dict[str, list[int]], base: dic
 
 
 def _minimized(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndarray, float] | None:
-    """The values of all variables at the optimum, and the gap; None if no choices meet the bound.
+    """The values of all variables at the optimum, and the optimality gap; None if no choices meet the bound.
 
     Step 4 at the top of this file. `sizes` and `bound` are in MiB.
     """

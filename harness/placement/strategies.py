@@ -35,7 +35,10 @@ _ATTENTION = (
 
 
 class Strategy(NamedTuple):
-    """The placements of an operator's outputs if its inputs have certain placements: one per tensor, in order."""
+    """A way to place an operator's tensors on ranks: a placement for each input and each output, in order.
+
+    `outputs` are the placements that the outputs have if the inputs have the placements `inputs`.
+    """
 
     outputs: tuple[str, ...]
     inputs: tuple[str, ...]

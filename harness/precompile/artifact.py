@@ -1,4 +1,4 @@
-"""Precompiles a step in a process without ranks. A run reads it on each rank, or in one process for all its ranks.
+"""Precompiles a step in a process without ranks. A run reads the step on each rank, or in one process for all ranks.
 
 1. Replace the file by a note, so that no old step stays, whatever happens.
 2. Trace the step of the first and the last rank, whose coordinates in the mesh differ on every axis. Both must have the
@@ -59,8 +59,9 @@ def precompile(
 ) -> Precompiled:
     """Trace and compile a case's step and write it into a folder. Determinism switches must be set before this call.
 
-    `fault` is the name of a fault of the catalogue, for testing the comparison of ranks: before the steps of the two
-    ranks are compared, it is put into each, as a run would do on this rank. Nothing is written then.
+    `fault` is the name of a fault of the catalogue, for testing the comparison of ranks. It is injected into the traced
+    steps of both ranks before these are compared, in the form that it has on each rank. With a fault, nothing is
+    written.
 
     Raises CaseError for a case whose steps cannot be precompiled, ArtifactError for a step that differs between ranks
     or cannot be written as data, UsageError for a fault that changes both ranks alike, and the errors of `prepare`. The

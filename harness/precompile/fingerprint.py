@@ -58,7 +58,7 @@ _CALLED = {"batch": "shapes", "precision": "dtypes"}
 _PREFIXES = ("TORCH", "PYTORCH", "ATEN_")
 """Prefixes of variables that may choose operators. Threads and transports may differ between precompiling and a run."""
 _OF_STRESS = ("fill_uninitialized_memory", "num_threads")
-"""Switches that stress uses to disturb a run; torch chooses no operator by them."""
+"""Switches that a run under stress changes; torch chooses no operator by them."""
 
 
 def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:

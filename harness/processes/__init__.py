@@ -1,1 +1,1 @@
-"""The only package that forks or starts processes: their channels, watchers, logs and ends."""
+"""The only package that forks, starts, watches and ends processes."""

@@ -43,7 +43,7 @@ class Child:
             send(self._requests, request)
 
     def hang_up(self) -> None:
-        """Close the pipe of requests, at whose end the child ends."""
+        """Close the pipe of requests. The child ends after the last request."""
         if self._requests is not None:
             close_kept(self._requests)
 
@@ -76,8 +76,8 @@ class Child:
 
 
 def fork(body: Body | Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
-    """Fork a process that runs `body` and then ends. Its output goes to the file `log`, which `adds` does not empty
-    first.
+    """Fork a process that runs `body` and then ends. Its output goes to the file `log`, which is emptied first unless
+    `adds` is True.
 
     The child never returns into its parent's frames. It ends when its parent ends, and writes its stack into its log on
     request.

@@ -19,7 +19,10 @@ _private: set[int] = set()
 
 
 def keep_private(fd: int) -> None:
-    """Mark a descriptor as private to this process: forked processes close it. This ends with `close_kept`."""
+    """Let processes that are forked from now on close the descriptor `fd`, so that it stays private to this process.
+
+    This holds until this process closes the descriptor with `close_kept`.
+    """
     _private.add(fd)
 
 
@@ -37,8 +40,8 @@ def close_private() -> None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Ask Linux to send this process the signal `number` when the thread that started it ends. Elsewhere nothing
-    happens.
+    """Ask Linux to send this process the signal `number` when the thread that started it ends. Does nothing on other
+    systems.
 
     `parent` is the parent's process id. If the parent has ended before, this function itself raises the signal.
     """

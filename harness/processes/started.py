@@ -25,7 +25,8 @@ START = str(Path(__file__).parents[1] / "runtime" / "start.py")
 
 
 class Started:
-    """A process that runs `MODULE FD ARGUMENTS...` and answers through the descriptor FD; and all its descendants."""
+    """A process that runs `MODULE FD ARGUMENTS...` and answers through the descriptor FD, together with all its
+    descendants."""
 
     def __init__(
         self, module: str, arguments: Sequence[str], *, log: Path, environment: dict[str, str] | None = None
@@ -72,7 +73,7 @@ class Started:
             self._process.stdin.close()
 
     def has_ended(self) -> bool:
-        """Whether the process has ended. It is not reaped, so that its process id, also its group's, is not reused."""
+        """Whether the process has ended. It is not reaped yet, so that no new process or group gets its id."""
         if self._process.returncode is not None:
             return True
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

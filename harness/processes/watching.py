@@ -1,4 +1,5 @@
-"""Watches forked processes: reads their messages, keeps logs short, reaps them, and notices if the client is gone."""
+"""Watches forked processes: reads their messages, keeps logs short, reaps them, and notices if their work is not needed
+any more."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from bitproof.harness.processes.forked import Child
 from bitproof.harness.processes.process import keep_short
 
 _EXIT_SECONDS = 0.002
-"""A process exits a moment after its last message, and no event announces the exit."""
+"""The wait for the exit of a process: it follows the last message by a moment, and no event announces it."""
 
 
 class Watch:
     """Watches processes. Never waits for a process that may hang: reads the messages that have arrived, and the clock.
 
-    `hangup` is a descriptor that hangs up when the client stops waiting.
+    `hangup` is a file descriptor that hangs up when the process that requested the work stops waiting.
     """
 
     def __init__(self, children: Sequence[Child], hangup: int | None = None) -> None:
@@ -41,8 +42,8 @@ class Watch:
     def look(self, seconds: float) -> Iterator[tuple[Child, bytes]]:
         """Wait at most `seconds` for messages, and yield each with its sender.
 
-        If a process has a status afterwards, all its messages were yielded: they are read after it has ended. Raises
-        SystemExit if the client has stopped waiting.
+        Once a process has an exit status, all of its messages have been yielded. Raises SystemExit if `hangup` hangs
+        up.
         """
         children = self._children
         leaving = [child for child in children if child.inlet.is_over and child.status is None]

@@ -28,11 +28,13 @@ STATUS = 3
 MESSAGE = "bitproof: interrupted"
 
 GRACE_SECONDS = 10.0
-"""Cleaning up takes less time. A later interrupt raises again, in case a user's code swallowed the first."""
+"""Cleaning up after an interrupt takes less. An interrupt after this time raises again, in case a user's code swallowed
+the first."""
 
 
 class Interrupt(BaseException):
-    """An interrupt. It is no KeyboardInterrupt, because the command-line library would turn that into status 130."""
+    """An interrupt. It is no KeyboardInterrupt, because the command-line library turns a KeyboardInterrupt into status
+    130."""
 
 
 STOPS = (Interrupt, KeyboardInterrupt, SystemExit)

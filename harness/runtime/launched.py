@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from bitproof.harness.runtime import interrupts
 
 FORKED = "BITPROOF_RANK"
-"""Set in every rank that bitproof forks: a command that such a rank starts is not a rank of a launcher."""
+"""A variable that is set in every rank that bitproof forks: a command that such a rank starts is not a rank of a
+launcher."""
 
 # How long a failed rank waits for rank 0 to report it: torchrun ends all ranks after the first failure.
 _PATIENCE = 20.0
@@ -73,7 +74,8 @@ def do_not_wait_for_rank_0() -> None:
 
 
 def speaks_for_its_machine(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether this rank reports an error if rank 0 cannot: one rank of each machine does, which is never rank 0."""
+    """Whether this rank reports an error if rank 0 cannot. A single rank of each machine does; on rank 0's machine it
+    is local rank 1."""
     environment = os.environ if environment is None else environment
     # On rank 0's machine local rank 0 is rank 0 itself, so local rank 1 reports; on any other machine local rank 0
     # does.

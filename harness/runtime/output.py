@@ -86,7 +86,7 @@ class SafeStream:
 
 
 class _Styled:
-    """A SafeStream whose `write` passes escape sequences."""
+    """A SafeStream whose `write` leaves escape sequences unchanged."""
 
     def __init__(self, stream: SafeStream) -> None:
         self._stream = stream
@@ -97,7 +97,8 @@ class _Styled:
 
 
 def styled(stream: TextIO) -> TextIO:
-    """A stream like `stream` that passes colours. So its user must escape foreign text."""
+    """A view of `stream` whose `write` leaves escape sequences for colours unchanged. Callers must escape foreign text
+    themselves."""
     return cast(TextIO, _Styled(stream)) if isinstance(stream, SafeStream) else stream
 
 

@@ -7,6 +7,6 @@ import sys
 
 
 def search_path() -> list[str]:
-    """The search path of the host and its ranks: the working directory first, except in Python's safe mode."""
+    """The search path of the host process and its ranks: the working directory first, except in Python's safe mode."""
     here = [] if sys.flags.safe_path else [""]
     return list(dict.fromkeys(folder or os.getcwd() for folder in (*here, *sys.path)))

@@ -46,7 +46,8 @@ class Sources:
     """The files of bitproof's packages and of torch, as digests and facts.
 
     `digest` covers every byte of bitproof's packages. It covers torch's files, which are 60 MB, only by path, size and
-    time. `own` covers only bitproof's packages, in any folder, so it is equal on machines with the same release.
+    time. `own` covers only bitproof's packages, without the path of their folder, so it is equal on machines with the
+    same release.
     """
 
     digest: str
@@ -66,8 +67,9 @@ Absent = tuple[str]
 class Later:
     """The modules that a process loaded after it had made its key for a cache.
 
-    `files` are as in `Sources`. `code` has, for each module that was compiled from its text, the sha256 of its code.
-    `found` maps packages that were searched for to their path; None if a package was missing.
+    `files` has the path, size and times of each loaded file, or only the path if the file did not exist. `code` has the
+    sha256 of the code of each module that was compiled from its text, by the module's file. `found` maps packages that
+    were searched for to their path; None if a package was missing.
     """
 
     files: tuple[Stat | Absent, ...] = ()
@@ -102,8 +104,8 @@ class Installation:
     """The files covered by `others`."""
 
     def later(self) -> Later | None:
-        """The modules that were loaded after this object was made; None if files have changed since, so that they are
-        unknown."""
+        """The modules that were loaded after this object was made. None if these are unknown, because files have
+        changed since."""
         if at_start is None or not self.sources.are_untouched():
             return None
         files = _loaded_files() - self.loaded - {stat[0] for stat in self.sources.stats}
@@ -122,10 +124,10 @@ loaded_at_start: frozenset[str] = frozenset()
 
 
 def note(loaded: Iterable[str] | None = None) -> None:
-    """Read the sources, once, before any of them is imported. This takes 50 ms.
+    """Read the files of bitproof and of torch, once, before any of them is imported. This takes 50 ms.
 
-    `loaded` are the modules that were loaded before. If some of them are sources, as in a process that has patched a
-    module, nothing is noted, and this process's code stays unknown.
+    `loaded` are the modules that were loaded before. If some of them belong to bitproof or torch, as in a process that
+    has patched a module, nothing is noted, and this process's code stays unknown.
     """
     global at_start, loaded_at_start
     known = ("bitproof.harness", "bitproof.harness.runtime", *(f"bitproof.harness.runtime.{name}" for name in _FIRST))

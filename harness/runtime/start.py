@@ -1,9 +1,9 @@
-"""The first lines of a process of bitproof, run as a file: `bitproof` is the package that contains this file.
+"""The file with which Python starts bitproof's own processes. `bitproof` is the package that contains this file.
 
     python -P .../runtime/start.py MODULE ...    runs MODULE's `main`, as `python -m MODULE ...` would
 
-`-m` would put the working directory first, which may contain another checkout of bitproof. Without `-P` Python would
-put this file's folder first, whose modules could hide others of the same names.
+`-m` would put the working directory first on the search path, and it may contain another checkout of bitproof. Without
+`-P` Python would put this file's folder first, and its modules could hide others of the same names.
 """
 
 import gc
@@ -16,8 +16,7 @@ from types import ModuleType
 
 
 def _run_text(name: str) -> ModuleType:
-    """Load the module `name` beside this file from its text. It must not be loaded in the usual way: it is the import
-    hook."""
+    """Load the module `name` beside this file from its text. Used for the import hook, which cannot load itself."""
     file = Path(__file__).with_name(f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"bitproof.harness.runtime.{name}", file)
     assert spec is not None, "it is Python"

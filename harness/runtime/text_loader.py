@@ -1,12 +1,12 @@
 """Import hook: validates cached bytecode by the source's hash (PEP 552), never by mtime and size.
 
-Python itself accepts bytecode if the source file has the same size and the same time in whole seconds. So after an edit
-within a second, or an edit whose time was restored, as `cp -p`, rsync and tar do, it runs the old code.
+Python itself accepts bytecode if the source file has the same size and the same time in whole seconds. So Python may
+run old code after an edit: if the edit was within a second, or if `cp -p`, rsync or tar restored the file's time.
 
-With this hook, bytecode must have the hash of the exact text (PEP 552). The hash is checked even if the flags of the
-bytecode say otherwise, and new bytecode is written with it. The hook leaves modules of Python's installation to Python,
-except bitproof's own. The compiled files of modules that it leaves to Python are checked before a result is kept
-(harness/runtime/sources.py).
+With this hook, bytecode must have the hash of the exact text (PEP 552). The hash is checked even if the bytecode's
+flags say that it need not be. New bytecode is written with the hash. The hook leaves modules of Python's installation
+to Python, except bitproof's own. The compiled files of modules that it leaves to Python are checked before a result is
+kept (harness/runtime/sources.py).
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class TextLoader(SourceFileLoader):
         return code, compiled
 
     def _read(self, text: bytes) -> tuple[tuple[CodeType, bytes] | None, str | None]:
-        """The cached code of `text` with its bytes, None if there is no valid one; and the path of the cache file."""
+        """The cached code of `text` and its bytes; None if there is no valid cached code. Then the path of the cache
+        file; None if there is no such path."""
         cached, header = None, _header(text)
         with contextlib.suppress(OSError, NotImplementedError, ValueError, EOFError, TypeError):
             cached = importlib.util.cache_from_source(self.path)
@@ -98,9 +99,10 @@ class TextFinder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """A module's spec; None if it is not found. A module of Python's installation keeps its usual loader.
+        """A module's spec; None if the module is not found.
 
-        Its spec is returned, too: otherwise Python's own finder would search for it again.
+        Modules of Python's installation are found here too, but keep their usual loader: if this returned None for
+        them, Python's own finder would search for them again.
         """
         spec = PathFinder.find_spec(name, path, target)
         if spec is None and path is None:
@@ -142,8 +144,8 @@ def _canonical(code: CodeType) -> bytes:
     """Code as bytes that do not depend on other objects in the process.
 
     Later formats of marshal mark each object that has other references, so their bytes may differ for equal code. The
-    early format does not, but it has no slices, which are constants from Python 3.14 on: each becomes a tuple that
-    begins with StopIteration, which marshal supports and no source text contains as a constant.
+    early format does not, but it lacks slices, which may be constants from Python 3.14 on. So each slice is replaced by
+    a tuple that begins with StopIteration: marshal supports it, and no source text can have it as a constant.
     """
     return marshal.dumps(_without_slices(code) if _MAY_LACK_A_FORM else code, _EARLY_FORM)
 

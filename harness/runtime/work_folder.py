@@ -81,7 +81,11 @@ def _remove_if_dead(entry: os.DirEntry[str]) -> None:
 
 
 def _marker(name: str, folder: os.stat_result) -> dict[str, object] | None:
-    """The content of a marker that is made now; None if this machine does not identify its boot."""
+    """The content of a marker file for the folder `folder` called `name`. It states the folder's name and inode, this
+    machine and its boot.
+
+    None if this machine does not identify its boot.
+    """
     try:
         boot = BOOT.read_text(encoding="ascii").strip()
     except (OSError, ValueError):

@@ -40,8 +40,8 @@ from bitproof.reference.step import mean_loss
 class Traced:
     """A case's linear program, and the layers and parameters that it places (`scene`).
 
-    Only one layer of each kind is traced: `kinds` maps its number to the numbers of the model's layers of this kind, as
-    in `{"0": ["0", "1"]}`.
+    Only one layer of each kind is traced: `kinds` maps the number of the traced layer to the numbers of the model's
+    layers of this kind, as in `{"0": ["0", "1"]}`.
     """
 
     program: PlacementProblem

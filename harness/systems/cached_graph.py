@@ -2,8 +2,7 @@
 
 Needs:    a graph cache, whose key covers everything that decides the graph.
 Promises: a program with exactly the traced code: its hash is compared with the kept hash. Its hazards (possible races
-          and deadlocks) are kept with it, because they depend on the devices of values, which a kept graph does not
-          have.
+          and deadlocks) are kept, too: they depend on the devices of values, and a kept graph has no devices.
 Refuses:  to keep graphs that cannot be written as plain data, and graphs made while their source files were edited.
 
 Never kept are graphs that a user's pass has modified (it may have other effects), compiled code of a backend, and

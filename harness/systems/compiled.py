@@ -241,7 +241,8 @@ def kernel_graph_of(module: GraphModule, label: str, direction: str) -> KernelGr
 
 
 def compile_models(made: Any, case: Case, options: GraphOptions, work: Path) -> Capture:
-    """Let torch.compile compile the models of the system `made` when they are called.
+    """Let torch.compile compile the models of the system `made` when they are called. Returns the object that stores
+    facts about each captured graph.
 
     `work` is a folder for generated code. Raises UsageError if the system shows no model.
     """

@@ -160,7 +160,7 @@ def _is_device(given: Any, device: torch.device) -> bool:
 
 
 def _backend_for(device: str, name: Any) -> str | None:
-    """The backend for a type of device in a name such as `gloo` or `cpu:gloo,cuda:nccl`; None if the name has none for
-    it."""
+    """The backend for a type of device in a name such as `gloo` or `cpu:gloo,cuda:nccl`. None if the name has no
+    backend for this type."""
     parts = [part.split(":", 1) if ":" in part else [device, part] for part in str(name).lower().split(",")]
     return {of: backend for of, backend in parts}.get(device)

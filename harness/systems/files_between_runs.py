@@ -4,8 +4,8 @@
     candidate    torch.load("tokens.pt")                               refused
 
 All runs have the user's working directory, so a later run finds the files that earlier runs left there. It may
-overwrite them, as the first run wrote them, too. It may not depend on them. There are three ways to depend on such a
-file:
+overwrite these files, as the first run wrote them, too. But it must not depend on them. A run can depend on such a file
+in three ways:
 
 1. Python opens the file to read it, in this process or in a worker of a DataLoader: refused at once.
 2. Another program, such as `cat`, or a library that opens files itself, such as safetensors, reads the file. inotify
@@ -86,7 +86,7 @@ _RUNNING: list[RunFiles] = []
 
 @functools.cache
 def _listen() -> None:
-    """Hear this process's audit events. Python cannot remove an audit hook, so a single hook serves all runs."""
+    """Listen to this process's audit events. Python cannot remove an audit hook, so a single hook serves all runs."""
     sys.addaudithook(_heard)
 
 
@@ -117,7 +117,10 @@ class RunFiles:
     """
 
     def __init__(self, script: str, case: str, work: Path, folders: Sequence[Path], ours: Sequence[Path] = ()) -> None:
-        """Watch the files in `folders` that are not in `ours`. `work` is the run's own path in the command's folder."""
+        """Watch the files in `folders` that are not in `ours`.
+
+        `work` is this run's own folder. It is inside the temporary folder that all runs of the command share.
+        """
         self._script = script
         self._began = _Began(_stamp(work.parent / f"{case}.first-run"), _stamp(work / "script-run"))
         self._notes = work.parent / f"{case}.written"
@@ -172,7 +175,8 @@ class RunFiles:
     def _check(self, error: BaseException | None) -> None:
         """Raise UsageError if the run depended on a file that an earlier run wrote.
 
-        It did if another program or library read the file, or if the script asked about the file and did not write it.
+        A run depended on a file if another program or a library read the file, or if the script asked about the file
+        and did not write it.
         """
         for path in self._reads.found():
             raise _refusal(
@@ -198,7 +202,7 @@ class RunFiles:
         return path not in self._before or _content(path, found) != self._before[path]
 
     def _is_ours(self, path: str) -> bool:
-        """Whether a file is bitproof's own. It is not if it is in the checkout of a script's revision: that is user
+        """Whether a file is bitproof's own. False for a file in the checkout of a script's revision, which is user
         code."""
         return path.startswith(self._ours) and not path.startswith(self._checkouts)
 
@@ -263,7 +267,8 @@ class RunFiles:
     def _unasked(self) -> Iterator[bool]:
         """Context for bitproof's own work, in which opened files do not count.
 
-        Yields True if the script was acting before, and False if bitproof was.
+        Yields True if the script was running until now. Yields False inside another such context, or if the run is not
+        watched.
         """
         is_theirs = self in _RUNNING and not getattr(self._within, "us", False)
         if is_theirs:
@@ -322,7 +327,7 @@ class _Reads:
                 )
 
     def found(self) -> Iterator[str]:
-        """Stop watching, and yield the files that were read and not overwritten before."""
+        """Stop watching, and yield the files that were read before anything changed their content."""
         if self._descriptor < 0:
             return
         seen: dict[int, int] = {}
@@ -399,7 +404,7 @@ def _content(path: str, found: os.stat_result) -> str | None:
 
 
 def _read_contents(file: Path) -> dict[str, str]:
-    """The hashes that ranks of all runs stored in `file`: each path with the sha256 of its content before the first
+    """The hashes that ranks of all runs stored in `file`: for each path, the result of `_content` before the first
     run."""
     lines = file.read_text(errors="surrogateescape").splitlines() if file.exists() else []
     return {path: content for content, _, path in (line.partition(" ") for line in lines)}

@@ -4,7 +4,7 @@
     joint       the step as ahead-of-time autograd exports it, partitioned into forward and backward
     autoplace   like graph, for a model with solved placements
 
-This module connects the reference with the graph pipeline, which do not know each other.
+The reference and the graph pipeline do not import each other; this module connects them.
 
 `prepare` traces and rewrites the step once; then every rank runs the same program. Tracing needs no process group: a
 traced collective has only the name of its group, and names are the same on all ranks.
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 class Layout(NamedTuple):
-    """The name, dtype and local shape of a parameter or buffer, which are the same on every rank."""
+    """The name, dtype and local shape of a parameter or buffer. These are the same on every rank."""
 
     name: str
     dtype: str
@@ -144,7 +144,8 @@ def prepare(
     """Trace the case's step for tensors on `device`, and run the passes, including the extra passes of the options.
 
     `enter` is called with the name of each phase when it begins, such as "in pass chunk": an error about a hang names
-    the phase. Raises TraceError, ChunkError and PassError, and UsageError for an extra pass with an unknown anchor.
+    the phase. Raises TraceError, ChunkError and PassError, and UsageError for an extra pass that must run before or
+    after an unknown pass.
     """
     return finish(trace(case, device, enter, system), case, device, options, enter)
 
@@ -384,7 +385,8 @@ def _check_layout(program: GraphProgram, own: Mapping[str, Tensor]) -> None:
 
 
 def graph_of_program(case: Case, program: GraphProgram) -> tuple[StepGraph, GroupTable]:
-    """A program's finished graph, and the table of the groups that it may name: the mesh's, and those of passes."""
+    """A program's finished graph, and the table of the process groups that its calls may name: the mesh's groups, and
+    groups that passes have added."""
     graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
     return graph, GroupTable({**group_table(Mesh(0, case.parallelism)).groups, **program.groups})
 

@@ -62,11 +62,11 @@ class GraphCache:
         return keep(self.folder, kind, self.key, {"later": asdict(later), "value": value})
 
     def of_rank(self, rank: int, device: torch.device) -> GraphCache:
-        """The cache of a rank that traces on its own GPU; on a CPU, this cache.
+        """For a rank on a GPU, a cache of its own, as each rank on a GPU traces its own graph. On a CPU, this cache.
 
-        Its key also has the rank, and its GPU, libraries and switches, which the host cannot read: it may not touch a
-        GPU. Each rank has a graph of its own in the cache: if all ranks read the graph of one rank, a different trace
-        on another rank would go unnoticed.
+        If all ranks read the graph of one rank, a different trace on another rank would go unnoticed. So the rank's
+        number is added to the key, and also its GPU, libraries and switches: the host process may not touch a GPU, so
+        it could not add these.
         """
         if device.type == "cpu":
             return self
@@ -112,8 +112,8 @@ def traced_part(case: Case) -> Case:
 
 
 def placed_case(case: Case) -> Case:
-    """The case with a plan of its tensors' placements. If it asks for one (`autoplace`) and has none, the plan is
-    solved for.
+    """The case with a plan of its tensors' placements. If the case has `autoplace` without a plan, the best plan is
+    computed.
 
     A case without `autoplace` is returned unchanged. Raises the errors of `systems.autoplace.place`.
     """

@@ -5,7 +5,8 @@ setting of its groups, a momentum may be an attribute, and schedulers write the 
 attributes are read when a step begins. Those that change during the step are recorded, under a name that ends in
 `@changed`:
 
-    0.weight.lr@changed             a setting, for each parameter of the group, so that the division into groups is free
+    0.weight.lr@changed             a setting, for each parameter of the group: systems may divide parameters into
+                                    groups differently
     optimizer.0.momentum.1@changed  an attribute, by its path: lists, dicts, modules, and objects one level deep
 
 Unchanged values are not recorded, so an implementation may have settings and attributes that others lack. Flags and
@@ -45,8 +46,7 @@ class KeptBeside:
         self._attributes = {name: _content(value) for name, value in self._held()}
 
     def changed_settings(self) -> dict[int, dict[str, Tensor]]:
-        """The settings that have changed since the step began: for each index of a parameter group, its settings by
-        name.
+        """The settings that have changed since the step began, by the index of the parameter group, then by name.
 
         Names end in `@changed`.
         """
@@ -66,7 +66,7 @@ class KeptBeside:
     def _held(self) -> Iterator[tuple[str, Any]]:
         """Yield path and value of each tensor and number in the holder's attributes, if no other record has the value.
 
-        Other records have tensors that share memory with a parameter, a buffer, a gradient or a state.
+        Tensors that share memory with a parameter, a buffer, a gradient or a state are in other records.
         """
         names = _names_of(self._optimizers)
         known = {id(place) for each in self._optimizers for place in (each, each.state, each.param_groups)}
@@ -172,7 +172,11 @@ def _memory(value: Any) -> int | None:
 
 
 def _content(value: Any) -> Any:
-    """A value that is equal for two values of a setting only if they agree in every bit; for a tensor, its digest."""
+    """A value for comparing a setting with its value at another time: two are equal only if the settings agree in every
+    bit.
+
+    For a tensor this is its digest; for any other setting, its type and its text.
+    """
     from torch import Tensor
 
     from bitproof.harness.capture.digest import digest

@@ -27,7 +27,8 @@ class SettingsLog:
         self._names_left = _MAX_NAMES
 
     def note(self, step: int, number: int, optimizer: Optimizer, names: Mapping[int, str]) -> None:
-        """Record the settings of an optimizer, or those that have changed since the last call for it.
+        """Record the settings of an optimizer. After the first call for an optimizer, record only those that have
+        changed.
 
         `number` is the optimizer's index among the step's optimizers. `names` maps ids of parameters to their names.
         """

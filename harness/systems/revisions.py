@@ -60,7 +60,7 @@ def checkout_of(script: Script, folder: Path) -> Path:
 
 
 def place_in(checkout: Path, script: Script, folder: Path) -> Path:
-    """The folder in the checkout that corresponds to a folder of the script's repository, as `checkout/src` to
+    """The folder in the checkout that corresponds to a folder of the script's repository, such as `checkout/src` for
     `repository/src`.
 
     A folder outside of the repository is returned unchanged.

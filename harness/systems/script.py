@@ -142,9 +142,10 @@ class WatchedScript(WatchedLoop):
         return self._find_models()
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Whether a step of this optimizer counts: it wraps no other optimizer, and no other optimizer is calling it.
+        """Whether a step of this optimizer counts towards the end of a training step.
 
-        A running optimizer counts as the caller only if it has all of this optimizer's parameters.
+        It does if the optimizer wraps no other optimizer, and no other optimizer is calling it. A running optimizer
+        counts as the caller only if it has all of this optimizer's parameters.
         """
         return held_optimizers(optimizer) == [optimizer] and not any(
             held_by([optimizer]) <= held_by([each]) for each in self._running if each is not optimizer
@@ -215,7 +216,8 @@ class WatchedScript(WatchedLoop):
 def make_script(script: Script, work: Path, ours: Sequence[Path] = ()) -> Callable[[Any, Any], WatchedScript]:
     """A factory for a script's system. A script of a git revision runs in a checkout of it, next to the folder `work`.
 
-    `ours` are bitproof's own folders, which are not watched even if they are below the script's folder.
+    `ours` are bitproof's own folders: their files are not watched for changes, even if they are below the script's
+    folder.
     """
 
     def make(case: Any, mesh: Any) -> WatchedScript:

@@ -22,7 +22,8 @@ from bitproof.reference.tied_stages import copies_of
 def staged_gradients(
     trainer: Trainer, graph: CutGraph, parameter_names: Sequence[str], buffer_names: Sequence[str]
 ) -> GradientFunction:
-    """Return a function that computes a trainer's loss and gradients, and set `trainer.graph` to the step that it runs.
+    """Return a function that computes a trainer's loss and gradients in stages, and set `trainer.graph` to the staged
+    step.
 
     All ranks must call this together, because it makes process groups. `parameter_names` and `buffer_names` are the
     names of the whole graph's inputs, in order; a rank has only some of these tensors. If two stages share a parameter,

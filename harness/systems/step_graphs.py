@@ -30,9 +30,9 @@ def step_graph(
 ) -> tuple[StepGraph, GroupTable]:
     """The graph of a system's step, and the table of its process groups.
 
-    A traced system has its finished graph; with `observed`, the activations that the case observes are among its
-    outputs. `eager` and `eager_chunked` are traced with every size fixed, and without activations. Raises the errors of
-    `prepare`, and UsageError for a system that cannot be traced.
+    For a traced system, this is its finished graph; with `observed`, the activations that the case observes are among
+    the graph's outputs. `eager` and `eager_chunked` are traced with every size fixed, and without activations. Raises
+    the errors of `prepare`, and UsageError for a system that cannot be traced.
     """
     case = placed_case(case)
     case = case if observed else replace(case, observe=())

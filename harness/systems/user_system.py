@@ -30,8 +30,8 @@ Taking = Callable[[int], AbstractContextManager[Observe]]
 class UserSystem:
     """A user's system, in the form that ranks run. `harness.systems.registry` describes what a factory may return.
 
-    `made` is the factory's result. `names` maps the system's names of tensors to the reference's; if it is empty,
-    `made.names` does. `captured` has, for the system `compiled`, the graphs that torch.compile captures. Raises
+    `made` is the factory's result. `names` maps the system's names of tensors to the reference's; if `names` is empty,
+    `made.names` is used. `captured` has, for the system `compiled`, the graphs that torch.compile captures. Raises
     UsageError for an object that cannot take steps.
     """
 
@@ -95,7 +95,7 @@ class UserSystem:
 
     @contextmanager
     def _showing(self, index: int, observe: Observe) -> Iterator[Observe]:
-        """Context of a step. Yields the function that checks and records a value.
+        """Context in which a step runs. Yields the function that checks and records a value.
 
         At the end, raises RecordingError if the step has shown no value.
         """
@@ -125,8 +125,8 @@ class UserSystem:
         return said | self._origin | ({"names": self.names.rules} if self.names.rules else {}) | declared
 
     def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
-        """The state of the system's models and optimizers that steps changed and no record has, as in `buffer
-        blocks.0.count`."""
+        """The state of the system's models and optimizers that steps have changed and that is in no record, such as
+        `buffer blocks.0.count`."""
         return self._kept.unshown(rows)
 
     def races(self) -> list[str]:

@@ -7,9 +7,9 @@ This module knows no framework. Hooks of torch's optimizers report when an optim
    and the next step begins. Optimizers that alternate, each with the others' parameters frozen, all count.
 3. After the last step the loop is left, by an exception that `except Exception` does not catch.
 
-If the loop works between the optimizers' steps and its next batch, for example sets the learning rate, this work
-belongs to the next step. The loss is the tensor with which backward began; if gradients are computed without autograd,
-it is the result of a method of the framework. Imports torch when it is used.
+If the loop does other work between the optimizers' steps and its next batch, such as setting the learning rate, this
+work belongs to the next step. The loss is the tensor with which backward began; if gradients are computed without
+autograd, it is the result of a method of the framework. Imports torch when it is used.
 """
 
 from __future__ import annotations
@@ -96,9 +96,10 @@ class WatchedLoop(WatchedStep):
         return False
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer's step counts: `watch` got this optimizer.
+        """Whether an optimizer's step counts towards the end of a training step: it does if the optimizer was passed to
+        `watch`.
 
-        If `watch` got no optimizers, an optimizer counts if it has parameters of the models and wraps no other
+        If no optimizer was passed to `watch`, an optimizer counts if it has parameters of the models and wraps no other
         optimizer.
         """
         if self.watched_optimizers:
@@ -110,8 +111,8 @@ class WatchedLoop(WatchedStep):
     def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
         """Whether the optimizers in `stepped`, which have run their steps, complete a training step.
 
-        If `watch` got optimizers, these must all have run. If not, the optimizers in `stepped` must have all parameters
-        of the models, except those that require no gradients and belong to no optimizer.
+        If optimizers were passed to `watch`, all of these must have run. If none were, the optimizers in `stepped` must
+        have all parameters of the models, except those that require no gradients and belong to no optimizer.
         """
         if self.watched_optimizers:
             return len(stepped) == len(self.watched_optimizers)
@@ -204,8 +205,8 @@ class _Steps:
     def optimizer_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called before each optimizer's step. If the step counts, add two hooks to the optimizer.
 
-        One hook records its gradients, the other may end the training step. They are added at this time so that they
-        run after all hooks that the optimizer has.
+        One hook records the optimizer's gradients, the other may end the training step. They are added only now, so
+        that they run after all other hooks of the optimizer.
         """
         if self._is_within_own_step(optimizer):
             return

@@ -304,8 +304,8 @@ class WatchedStep:
     def _show_other_states(self, shown: Sequence[Optimizer], observe: Observe) -> None:
         """Record the states of optimizers that took a step and are not in `shown`, each value once.
 
-        If an earlier optimizer has the same parameter, its name is its index in this optimizer:
-        `optimizer.1.group0.param2`.
+        If an earlier optimizer has the same parameter, the state is recorded under the parameter's index in the later
+        optimizer, such as `optimizer.1.group0.param2`.
         """
         named = {id(p): name for name, p in self.trained_parameters().items()}
         # A parameter in two optimizers has two states: the second needs a name of its own.

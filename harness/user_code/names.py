@@ -109,7 +109,7 @@ def _checked(rules: Any, declared_by: str) -> dict[str, str]:
 
 
 def _pattern(own: str) -> re.Pattern[str]:
-    """A regular expression for a rule's first name, in which each `*` matches the shortest text before the next words.
+    """A regular expression for a rule's first name, in which each `*` matches the shortest possible text.
 
     It never backtracks: a longer match could not help the rest, and with 25 `*` backtracking would take forever.
     """

@@ -26,7 +26,8 @@ def package_of(path: Path) -> tuple[Path, str]:
 
 
 def imported_beside(path: Path) -> set[str]:
-    """The top-level names of all modules that a file imports, and those that imported files of its folder import.
+    """The top-level names of all modules that a file imports. If these include files in the file's folder, the imports
+    of those files are added, and so on.
 
     A file that is not valid Python has no imports here: running it reports the error.
     """
@@ -60,7 +61,8 @@ def imports_of(text: str, package: str) -> Iterator[str]:
 
 
 def files_of(root: Path, module: str) -> Iterator[Path]:
-    """Yield the files below `root` that run when a module is imported: those of its packages, and its own."""
+    """Yield the files below `root` that run when a module is imported: the `__init__.py` of each package that contains
+    it, then the module's own file."""
     folder = root
     for part in module.split("."):
         for file in (folder / part / "__init__.py", folder / f"{part}.py"):

@@ -1,4 +1,5 @@
-"""Withdraw an EQUAL that proves nothing: all values are zero, a graph has a race, or no record shows a pass's calls."""
+"""Withdraw EQUAL if it proves nothing: all values are zero, or a graph has a race. Add remarks about races and
+uncompared calls."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def cause(judgement: Judgement, run: CaseRun) -> Judgement:
     """Trace a difference between systems, or between two runs of a system, to an operator call.
 
-    Other records may be missing: two records that differ are enough. If a replay does not repeat its recording's bits,
-    DIFFERENT becomes NONDETERMINISTIC.
+    Records may be missing: a single pair of differing records is enough. If a replay does not repeat its recording's
+    bits, DIFFERENT becomes NONDETERMINISTIC.
     """
     first = judgement.first_divergence
     assert first is not None, "there is a difference to explain"

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def with_findings(result: CaseResult, run: CaseRun) -> CaseResult:
-    """Let each active check judge the case, if it judges cases with the case's verdict, and add its finding to the
-    result."""
+    """Let each active check judge the case, and add its finding to the result. A check may skip cases with certain
+    verdicts."""
     for check in run.options.active:
         if (finding := judged(check, evidence_of(result, run, check.name))) is not None:
             result = replace(result, checks=result.checks | {check.name: finding})
@@ -34,7 +34,7 @@ def with_findings(result: CaseResult, run: CaseRun) -> CaseResult:
 
 
 def prepared(cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
-    """Call each active check's `prepare` before any case runs, and yield the lines that it yields.
+    """Call each active check's `prepare` before any case runs, and yield the lines of all checks.
 
     Raises UsageError if a check refuses the run, or if its `prepare` fails.
     """
@@ -69,7 +69,7 @@ def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
 
 
 def judged(check: Check, evidence: Evidence) -> Finding | None:
-    """A check's finding about a case. None if it finds nothing, or if it does not judge cases with the case's verdict.
+    """A check's finding about a case. None if the check finds nothing, or if it skips cases with the case's verdict.
 
     If the check returns something else than a Finding, or a Finding that cannot be written as JSON, then the returned
     finding states that the case was not judged.

@@ -1,4 +1,4 @@
-"""Systems whose values differ by at most the bound that the case states are CLOSE."""
+"""Judge systems CLOSE if their values differ, but by at most the bound that the case states."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bound(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def measure(run: CaseRun) -> Closeness:
-    """Measure the largest relative error between the two recordings.
+    """Measure the largest relative error between the reference's and the candidate's recording.
 
     If the case expects a difference (`differs_within`), only the first step with a difference is measured.
     """

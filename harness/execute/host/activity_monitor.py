@@ -1,7 +1,7 @@
-"""Count a rank's collectives with other ranks, and its uses of torch.compile, which no record shows.
+"""Count two activities of a rank that no record shows: collectives with other ranks, and uses of torch.compile.
 
-A trainer that found no process group, or whose compiler is switched off, agrees with itself in every bit. Without these
-counts its case would pass. Most of the counts come from counters that torch and the shared-memory groups keep anyway;
+Without these counts, a trainer that found no process group, or whose compiler is switched off, would pass: it agrees
+with itself in every bit. Most of the counts come from counters that torch and the shared-memory groups keep anyway;
 these are read between steps.
 """
 
@@ -28,8 +28,8 @@ class ActivityMonitor:
     """Counts a rank's collectives with other ranks, and its uses of torch.compile.
 
     `collectives`: the number of collectives and point-to-point messages in the steps so far. `stays_whole`: whether
-    some compiled code must have no graph breaks, as they would change its bits or make it fail. `in_memory` returns the
-    number of collectives so far by group, for the shared-memory groups, which torch does not count.
+    some compiled code must have no graph breaks, because a graph break would change the code's bits or make it fail.
+    `in_memory` returns the number of collectives so far for each group in shared memory, as torch does not count these.
     """
 
     def __init__(self, in_memory: Callable[[], Counts] = dict) -> None:

@@ -1,7 +1,7 @@
 """Answers every kind of request, in a machine's host process. Under torchrun each rank has its own host process.
 
-Small requests are answered in the host process. Runs are forked, from the host or from a stage, a forked process that
-traces a step (`execute/host/runners.py`).
+Small requests are answered in the host process. The ranks of a run are forked from the host process, or from a stage,
+which is a forked process that traces a step (`execute/host/runners.py`).
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ _PLACEMENT = "placement_sha256"
 
 
 class Answerer:
-    """Answers requests, and passes events to `send`. `hangup` is a descriptor that hangs up when the client stops
-    waiting.
+    """Answers requests, and passes events to `send`.
 
-    `made_of` identifies the code of this process. If it is given, graphs may be kept on disk and reused by later
-    processes with the same code.
+    `hangup` is a file descriptor that hangs up when the process that sent the requests stops waiting. `made_of`
+    identifies the code of this process. If it is given, graphs may be kept on disk and reused by later processes with
+    the same code.
     """
 
     def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
@@ -156,7 +156,8 @@ class Answerer:
         limit: float = float("inf"),
         log: Path | None = None,
     ) -> A:
-        """Answer a request in a forked process, since the host itself never traces and never runs a user's code.
+        """Answer a request in a forked process, since the host process itself never traces and never runs a user's
+        code.
 
         `what` names the result in errors, such as "the plan". `limit` is the time limit in seconds.
         """
@@ -191,7 +192,7 @@ def _place(request: PlaceRequest) -> PlaceAnswer:
 def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: Sequence[Path] = ()) -> RunAnswer:
     """Join the files of the ranks into the requested recording or replay; returns facts about the run.
 
-    - `ends`: how the run ended on each host, all successfully, in rank order.
+    - `ends`: how the run ended on the ranks of each host process, all successfully, in rank order.
     - `parts`: the ranks' files, in rank order.
     - `before`: the ranks' files from the first half of a run that was killed and resumed; else empty.
 
@@ -304,7 +305,7 @@ def _met(done: Sequence[Done]) -> list[Meeting]:
 
 
 def _decisive(graph: PreparedGraph) -> GraphIdentity:
-    """A graph's hashes and the settings of its passes, which decide its bits; times and counts are left out."""
+    """The facts that decide a graph's bits: the hashes of its code, and the settings of its passes."""
     passes = [PassSettings(name=entry.name, settings=entry.settings) for entry in graph.passes]
     return GraphIdentity(code_hash=graph.code_hash, generated_hash=graph.generated_hash, passes=passes)
 
@@ -324,7 +325,10 @@ def measure_closeness(request: ClosenessRequest) -> Closeness:
 
 
 def find_layouts(request: BoundsRequest) -> LayoutBounds:
-    """Measure the differences between two layouts, and the bounds that follow from runs with sums in other orders."""
+    """Compare two recordings with different layouts: measure each tensor's difference, and find its bound.
+
+    The bound follows from recordings of further runs of the reference, with sums in other orders.
+    """
     from bitproof.harness.compare.relaid import LogicalTensor
 
     apart = [LogicalTensor(*tensor) for tensor in request.apart]

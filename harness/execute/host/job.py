@@ -15,10 +15,11 @@ _COLLECTIVE_GRACE = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A requested run: its ranks on this host, and the graph that was prepared before the ranks were forked.
+    """A requested run: the ranks that this host process forks, and the graph that was prepared before the ranks were
+    forked.
 
-    `program`: the prepared graph; None if each rank makes or reads its own. `graph_cache`: may hold results of checks
-    from an earlier run of the same code, which are not repeated.
+    `program`: the prepared graph; None if each rank makes or reads its own. `graph_cache`: may have results of checks
+    from an earlier run of the same code; these checks are not repeated.
     """
 
     run: RunRequest
@@ -28,7 +29,7 @@ class Job:
 
     @property
     def is_alone(self) -> bool:
-        """Whether all ranks of the run start on this host. False under torchrun."""
+        """Whether this host process forks all ranks of the run. False under torchrun."""
         return self.rank_slots.server is None
 
     @property
@@ -67,11 +68,8 @@ class Job:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the run's steps are timed: only in first runs without stress, in which nothing but recording slows
-        them.
-
-        The time for recording is subtracted from the steps' times.
-        """
+        """Whether the run's steps are timed. True only for first runs without stress: only recording slows their steps,
+        and the time for recording is subtracted."""
         return self.run.is_first and self.run.options.stress is None
 
     def device_index_of(self, rank: int) -> int:

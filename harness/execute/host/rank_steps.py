@@ -34,7 +34,7 @@ logger = logging.getLogger("bitproof")
 
 
 class RankSteps:
-    """Runs a rank's training steps. `seconds` is their total time, and `tell` sends messages to the host."""
+    """Runs a rank's training steps. `seconds` is their total time, and `tell` sends messages to the host process."""
 
     def __init__(self, job: Job, rank: int, device: torch.device, injector: Injection, tell: Tell) -> None:
         from bitproof.harness.execute.host.activity_monitor import ActivityMonitor
@@ -89,7 +89,7 @@ class RankSteps:
             yield
 
     def take(self, system: System) -> None:
-        """Run all steps. A user's system may run them in a loop of its own, its method `take_steps`."""
+        """Run all steps: one by one or, if a user's system has a method `take_steps`, in that system's own loop."""
         job, resume = self._job, self._job.run.resume
         generators = Generators()
 

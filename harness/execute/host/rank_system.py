@@ -84,7 +84,7 @@ def _kept_or_made(job: Job, rank: int, device: torch.device) -> Any:
 
 
 def disturbance(injector: Injection) -> Any:
-    """A function that wraps a process group such that it adds over ranks in the order that the injected fault asks for.
+    """A function that wraps a process group: the wrapped group adds over ranks in the order of the injected fault.
 
     None if there is no fault, or a fault that does not change the order of sums.
     """

@@ -1,4 +1,4 @@
-"""Fork the ranks of a run that belong to this host, watch them, and end all of them if a rank fails or time is up.
+"""Fork a host process's ranks of a run, watch them, and end all of them if a rank fails or time is up.
 
 Each rank reports its steps and its end through its own pipe. The watching process never waits for a rank, which may
 hang: it reads the messages that have arrived in the pipes, notices processes that have ended, and checks the time.
@@ -66,7 +66,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass
 class Rank:
-    """A forked rank as its host sees it: its process, log and progress; once it has ended, its report or failure."""
+    """A forked rank as its parent sees it: its process, log and progress; once it has ended, its report or failure."""
 
     rank: int
     process: Child
@@ -81,7 +81,7 @@ class Rank:
 
 @dataclass
 class Ranks:
-    """The ranks of a run that this host forks and watches."""
+    """The ranks of a run that this process forks and watches."""
 
     job: Job
     log_of: Callable[[int], Path]
@@ -96,7 +96,8 @@ class Ranks:
     def run(self, hangup: int | None = None) -> End:
         """Fork the ranks, watch them until all have ended, and return how the run ended. Never leaves a rank alive.
 
-        Raises SystemExit if the file descriptor `hangup` hangs up, because then the client has stopped waiting.
+        Raises SystemExit if the file descriptor `hangup` hangs up, because then the process that requested the run has
+        stopped waiting.
         """
         # Other children of this process, such as stages, must survive the run.
         began, others = time.monotonic(), children()
@@ -222,7 +223,7 @@ class Ranks:
         return [rank.failure for rank in self.ranks if rank.failure is not None]
 
     def _limit_of_grace(self) -> float | None:
-        """The time until which the host, after a failure, waits for reports of failures that happened before it.
+        """After a rank has failed, the time until which this process waits for reports of earlier failures.
 
         None if no rank has failed.
         """

@@ -1,10 +1,10 @@
-"""Fork the ranks of a run: from the host or, for a system with a graph, from a process that holds the graph.
+"""Fork the ranks of a run: from the host process or, for a system with a graph, from a process that has the graph.
 
-Ranks forked from the host descend from a process that never traced and never loaded a user's code. A graph is made by
-two processes. The stage, forked from the host, traces a step once. The finishing process, forked from the stage, runs
-the passes and forks the ranks. A stage is kept as long as runs need the same step, even with other passes: a user's
-pass, or only the first few of the case's passes. Tracing starts early, while the previous run's ranks still take their
-steps: it uses a single core, and a graph does not depend on the time of tracing.
+Ranks forked from the host process descend from a process that never traced and never loaded a user's code. A graph is
+made by two processes. The stage, forked from the host process, traces a step once. The finishing process, forked from
+the stage, runs the passes and forks the ranks. A stage is kept as long as runs need the same step, even with other
+passes: a user's pass, or only the first few of the case's passes. Tracing starts early, while the previous run's ranks
+still take their steps: it uses a single core, and a graph does not depend on the time of tracing.
 
 With a user's pass, each run gets a new finishing process. So neither a second run nor a replay inherits side effects
 that the pass has outside the graph, such as a changed global.
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 class Runner:
     """Runs requests. Keeps the last stage (the process that traced a step) for later runs of the same step.
 
-    `hangup` is a descriptor that hangs up when the client stops waiting.
+    `hangup` is a file descriptor that hangs up when the process that sent the requests stops waiting.
     """
 
     def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
@@ -142,7 +142,8 @@ class Runner:
     def _begin_later(self, request: RunRequest, rank_slots: RankSlots) -> None:
         """Start to trace the graph of the next run, if this machine has a second core.
 
-        Its passes wait for the run itself if a user's pass is among them.
+        The graph's passes run now, too, unless a user's pass is among them, which must not run before the next run
+        starts.
         """
         later = request.later
         if later is None or self._stage is not None or not _is_staged(later) or num_cores() < 2:
@@ -209,7 +210,8 @@ class Tracer:
         self._program = ""
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
-        """Run the requested ranks, and return how the run ended. A prefetch only makes the graph, and returns None."""
+        """Run the requested ranks, and return how the run ended. For a prefetch, only make the graph, and return
+        None."""
         assert isinstance(request, LocalRunRequest), "a runner asks for nothing else"
         if request.is_prefetch:
             try:
@@ -297,7 +299,8 @@ class Finisher:
         self._refusal: BaseException | None = None
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
-        """Run the requested ranks, and return how the run ended. A prefetch only makes the graph, and returns None."""
+        """Run the requested ranks, and return how the run ended. For a prefetch, only make the graph, and return
+        None."""
         assert isinstance(request, LocalRunRequest), "a stage asks for nothing else"
         run, rank_slots = request.run, request.rank_slots
         if request.is_prefetch:
@@ -372,10 +375,10 @@ def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
 
 
 def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCache | None:
-    """The cache for the graph of a run's case and for results of checks; None if the run must not use this cache.
+    """The cache for the graph of a run's case and for results of checks.
 
-    A run must not use it if it involves user code, reads a precompiled step, dumps its graph, or has a fault that edits
-    the graph.
+    None if the run must not use a cache, because it involves user code, reads a precompiled step, dumps its graph, or
+    has a fault that edits the graph.
     """
     is_ours = not run.runs_user_code and not run.case.preload and run.system in BUILT_IN
     if run.precompiled is not None:

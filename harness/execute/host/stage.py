@@ -1,7 +1,8 @@
-"""Stages: forked processes for work that the host must not do, namely tracing, which runs autograd, and graph passes.
+"""Stages: forked processes for work that the host process must not do, namely tracing, which runs autograd, and graph
+passes.
 
 If torch knows of devices, autograd starts threads, and a process forked from a process with such threads cannot run
-backward. A pass may change any state of its process. So neither may happen in the host, from which the ranks of
+backward. A pass may change any state of its process. So neither may happen in the host process, from which the ranks of
 references, second runs and later cases are forked. The host sends requests to a stage as lines of JSON, and receives
 events and an answer.
 """
@@ -43,8 +44,8 @@ Send = Callable[[Event | StagePlace], None]
 Answer = Callable[[AnyRequest, Send, int], Any]
 """A function that answers requests in a stage; it returns None if no answer is expected.
 
-Its arguments are the request, a function that sends events, and a descriptor that hangs up when the client stops
-waiting.
+Its arguments are the request, a function that sends events, and a file descriptor that hangs up when the
+process that needs the answer stops waiting.
 """
 
 # How long a stage with ranks may take, after the time is up, to report their state.
@@ -94,8 +95,8 @@ class Stage:
 
         `timeout` is the time limit in seconds; errors state the limit of the whole case, `case_timeout`. Raises the
         BitproofError that the stage sends as its answer. Raises RankError, which names `what` and the stage's activity,
-        if the stage ends or exceeds the time limit. Raises SystemExit if the descriptor `hangup` hangs up, because then
-        the client has stopped waiting.
+        if the stage ends or exceeds the time limit. Raises SystemExit if the file descriptor `hangup` hangs up, because
+        then the process that needs the answer has stopped waiting.
         """
         began, self._place = time.monotonic(), "at its start"
         self.tell(request)

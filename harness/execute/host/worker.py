@@ -190,7 +190,8 @@ def _gpu_facts(job: Job, device: torch.device) -> MachineFacts | None:
 
 
 def _is_alone(job: Job, system: System, collectives: int) -> bool:
-    """Whether a rank ran no collective in a run of several ranks, and its system is not `independent_ranks`."""
+    """Whether a rank ran no collective in a run of several ranks, although its system does not declare
+    `independent_ranks`."""
     may_be_alone = getattr(system, "independent_ranks", False)
     return job.run.case.parallelism.world_size > 1 and not collectives and not may_be_alone
 

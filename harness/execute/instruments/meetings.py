@@ -87,9 +87,9 @@ class Sums:
     def meetings(self) -> tuple[Meeting, ...] | None:
         """The sums and exchanges of all steps, without duplicates; None if they were not collected.
 
-        The first entry has the largest number of backward passes in a step. The next entries have the numbers of parts
-        that gradients are sums of, one entry per distinct number. The others are the sums and exchanges; `backwards` is
-        the number of a step's backward passes in which the operation ran.
+        The first entry has the largest number of backward passes in a step. Entries about gradients follow: a gradient
+        is a sum of one or more parts, and each number of parts that occurred has an entry. The others are the sums and
+        exchanges; `backwards` is the number of a step's backward passes in which the operation ran.
         """
         if not self._is_asked:
             return None
@@ -145,8 +145,8 @@ class Sums:
         self._added[total] = self._added.get(total, 0) + 1
 
     def note_scale(self, sign: str, into: torch.Tensor, factor: Any = None) -> None:
-        """Record that the tensor `into` was multiplied or divided by a number, unless that is a power of two and rounds
-        nothing.
+        """Record that the tensor `into` was multiplied or divided by a number. Powers of two are left out, as they
+        round nothing.
 
         `sign` is "*" or "/". The number is recorded without its power of two: for a mean over 3 ranks, and also for a
         mean over 6, it is "/1.5".

@@ -114,7 +114,8 @@ def tokens_of(case: Case) -> int:
 
 
 def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str | None]:
-    """The peak FLOPs per second of a rank's device, and a text that names the source of that number.
+    """The peak FLOPs per second of a rank's device, and the source of that number in words, such as "H100's data sheet,
+    bfloat16".
 
     (None, None) if the peak is unknown.
     """

@@ -175,6 +175,7 @@ class Verifier:
     _number: int = field(default=_FIRST_NUMBER, init=False)
     _values: dict[Role, dict[ValueSite, tuple[Path, str]]] = field(default_factory=dict, init=False)
     _runs: int = field(default=0, init=False)
+    _outputs: dict[Role, dict[int, dict[str, ValueSite]]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.ready = self.ready or ready_logs(self.logs["reference"], self.logs["candidate"])
@@ -384,12 +385,24 @@ class Verifier:
         if not wanted:
             return
         folder = archives_of(self.folder, role, self._number)
-        if hand_on(archives_of(self.folder, role), folder, wanted):
+        if hand_on(archives_of(self.folder, role), folder, [self._kept_as(role, site) for site in wanted]):
             self._number += 1
         else:
             is_alias = any(site.position < 0 for site in wanted)  # only a log shows which tensors are aliases
             folder = self._replay(role, Replay(step=self.step, values=wanted, log=is_alias))
         known |= {site: (folder.resolve(), name_of_value(number)) for number, site in enumerate(wanted)}
+
+    def _kept_as(self, role: Role, site: ValueSite) -> ValueSite:
+        """The first output of the same value on this rank, as the first replay keeps no inputs and views.
+
+        For example, the input of an `mm` is kept as the output of the all-gather before it.
+        """
+        calls = self.logs[role][site.rank]
+        if site.rank not in (outputs := self._outputs.setdefault(role, {})):
+            computed = ((index, call.outputs) for index, call in enumerate(calls) if not call.view)
+            sites = ((value, (index, at)) for index, values in computed for at, value in enumerate(values))
+            outputs[site.rank] = {value: ValueSite(site.rank, *where) for value, where in reversed([*sites])}
+        return outputs[site.rank].get(value_at(calls[site.call], site) or "", site)
 
     def _replay(self, role: Role, replay: Replay) -> Path:
         number, self._number = self._number, self._number + 1

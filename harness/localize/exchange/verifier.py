@@ -393,14 +393,13 @@ class Verifier:
         known |= {site: (folder.resolve(), name_of_value(number)) for number, site in enumerate(wanted)}
 
     def _kept_as(self, role: Role, site: ValueSite) -> ValueSite:
-        """The first output of the same value on this rank, as the first replay keeps no inputs and views.
+        """The first output of the same value on this rank, as the first replay keeps no inputs.
 
         For example, the input of an `mm` is kept as the output of the all-gather before it.
         """
         calls = self.logs[role][site.rank]
         if site.rank not in (outputs := self._outputs.setdefault(role, {})):
-            computed = ((index, call.outputs) for index, call in enumerate(calls) if not call.view)
-            sites = ((value, (index, at)) for index, values in computed for at, value in enumerate(values))
+            sites = ((value, (index, at)) for index, call in enumerate(calls) for at, value in enumerate(call.outputs))
             outputs[site.rank] = {value: ValueSite(site.rank, *where) for value, where in reversed([*sites])}
         return outputs[site.rank].get(value_at(calls[site.call], site) or "", site)
 

@@ -432,9 +432,8 @@ class CallRecorder(TorchDispatchMode):
 
     def _add_output(self, index: int, tensor: Tensor) -> None:
         call = self.calls[index]
-        # A view shows bytes that are kept with its tensor already, so the spare budget is not spent on it.
         site, size = ValueSite(self._rank, index, len(call.outputs)), tensor.numel() * tensor.element_size()
-        is_spare = 0 < size <= self._spare and not call.view and tensor.layout is torch.strided and _has_bytes(tensor)
+        is_spare = 0 < size <= self._spare and tensor.layout is torch.strided and _has_bytes(tensor)
         self._spare -= size if is_spare else 0
         if is_spare or site in self._keep:
             self.kept[site] = plain(tensor).clone()

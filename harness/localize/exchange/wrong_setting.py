@@ -49,9 +49,9 @@ def _changing(
 ) -> Collection[str]:
     """The names of the settings that explain why the two systems have different numbers, such as -0.01 and -0.1.
 
-    `pair` has the candidate's and the reference's number as text, None if that system lacks the call. `setting` has all
-    settings of both systems, and `own` those that differ. A setting explains the numbers if a formula results in each
-    system's number with that system's settings, and its result changes with this setting.
+    `pair` has the candidate's and the reference's number as text, None if that system lacks the call. `setting` holds
+    all settings of its optimizer in both systems, and `own` are those that differ. A setting explains the numbers if a
+    formula results in each system's number with that system's settings, and its result changes with this setting.
     """
     names = {other.name for other in own}
     sides = _formulas(setting.mine, step), _formulas(setting.theirs, step)

@@ -132,7 +132,7 @@ class Exchanges:
         return other
 
     def _may(self, planned: ValueExchange, held: str, operator: str, reads: tuple[str, ...] | None) -> bool:
-        """Whether to make a planned exchange; if not, its outcome is noted. `held` is the digest of the present value.
+        """Whether to make a planned exchange; if not, its outcome is noted. `held` is the present value's digest.
 
         A value that is right already is not exchanged, and counts as done.
         """

@@ -60,9 +60,9 @@ def _rewritten(calls: Sequence[Call], idle: set[int]) -> Sequence[Call]:
 
 
 def _copied_back(calls: Sequence[Call], index: int, idle: set[int]) -> set[int]:
-    """The index of a call that copies an unchanged part out of an idle bucket, and those of the views of that part.
+    """For a `copy_` that writes an unchanged part of a bucket back: its index, and those of the views of that part.
 
-    An idle bucket is the output of a broadcast in `idle`, which changed no memory. Empty for any other call.
+    The bucket is the output of a broadcast in `idle`, which changed no memory. Empty if call `index` is no such copy.
     """
     call = calls[index]
     if name_of(call) != "copy_" or len(call.producers) < 2 or call.outputs[:1] != call.inputs[:1]:

@@ -68,7 +68,7 @@ class Matching:
     def _match_in_order(self, own: Sequence[int], due: Sequence[int]) -> None:
         """Match the calls `own` with the calls `due` in order, if they are equally many.
 
-        If not, only calls match that have equal numbers and read the outputs of equal operators.
+        If not, two calls match only if their numbers are equal and the same operators produced their inputs.
         """
         pairs = [*zip(own, due, strict=False)] if len(own) == len(due) else []
         if own and due and not pairs:
@@ -86,7 +86,10 @@ class Matching:
         return (calls[index].scalars, before) if is_known else (side, index)
 
     def _match(self, key: Key, own: Iterable[int] | None = None, due: Iterable[int] | None = None) -> None:
-        """Match unmatched calls with equal values of `key`, in order, if their directions and chunks agree."""
+        """Match unmatched calls with equal values of `key`, in order, if their directions and chunks agree.
+
+        `own` and `due` are the candidate's and the reference's calls to match; None for all.
+        """
         calls, known = self.calls
         waiting: dict[Hashable, list[int]] = defaultdict(list)
         for index in range(len(known)) if due is None else due:
@@ -102,7 +105,7 @@ class Matching:
                 self._pair(index, other)
 
     def _is_packed(self, side: int, index: int) -> bool:
-        """Whether a call is a collective of a bucket of packed values.
+        """Whether a call is a collective of a bucket of packed values. `side`: 0 is the candidate, 1 the reference.
 
         Such a call matches no collective of a single value: a pass may pack values that the other system sums one by
         one.

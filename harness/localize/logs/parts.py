@@ -27,7 +27,7 @@ class _Geometry(NamedTuple):
 
 
 class Parts:
-    """For each storage, its parts that calls have written: the calls, and the digests of the values."""
+    """For each storage, its parts that calls have written, each with the call and the value's digest."""
 
     def __init__(self, digest: Callable[[Tensor], str]) -> None:
         self._digest = digest

@@ -38,8 +38,8 @@ class ValueSite(NamedTuple):
     """The site of a value: an output of a rank's operator call or, with `is_input`, an input of it.
 
     `call` is the call's index in the step, `position` the value's index among the call's outputs or inputs. Positions
-    -1, -2, ... are those of the call's aliases: other tensors over the memory that it wrote, such as the gradient of
-    which `xor_` changes a single element.
+    -1, -2, ... are those of the call's aliases: other tensors that share the memory that the call wrote. For example,
+    `xor_` flips an element of a gradient through a view; then the gradient is an alias.
     """
 
     rank: int
@@ -64,8 +64,8 @@ class ValueExchange:
     - `operator`: the operator of the call.
     - `found`: the digest of the value to replace, "" for any value.
     - `reads`: the digests that the call's inputs must have for the exchange to be made; None for any.
-    - `in_place`: overwrite an input in its memory, for all later readers, as if a call that writes in place came
-      before. Otherwise only this call reads the other value.
+    - `in_place`: overwrite the input's memory, so that all later readers get the other value too. Otherwise only this
+      call does.
     """
 
     site: ValueSite
@@ -132,7 +132,7 @@ def name_of_spare(site: ValueSite) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedStep:
-    """A request to a recording run: it logs as `replay` asks, and writes the archives of this replay into `folder`."""
+    """A request to a recording run, to log as `replay` asks and to write its archives into `folder`."""
 
     replay: Replay
     folder: Path

@@ -17,10 +17,10 @@ A verdict that contradicts its own numbers is worse than none. The rules follow 
   CLOSE have such a divergence, and name the kinds; the list of differing keys has the same counts, kind by kind;
 - a case has a single result; NCCL joins GPUs only; no time is negative;
 - a verdict without a control has a remark with the reason, and the remarks that a run's options require are present;
-- each case that is listed as not run requires a device or a package, since a machine may lack these;
+- only a case that requires a device or a package may be listed as not run, since a machine may lack these;
 - a cause is "verified" only by two experiments: with the reference's values in place of the candidate's wrong values,
-  no record of the step differs any more; with the wrong values in the reference, the reference computes the
-  candidate's step.
+  no record of the step differs any more; with the wrong values in the reference, the reference computes the candidate's
+  step.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def _unfounded_different(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _unfounded_closeness(result: CaseResult) -> Iterator[Contradiction]:
-    """Yield the contradictions of a closeness that must be within the case's bound.
+    """Yield the contradictions of a result whose measured closeness must be within the case's bound.
 
     Every compared kind must be measured, and no tensor or element may be beyond the bound.
     """

@@ -7,10 +7,12 @@ state: if only one system has it, nothing shows that its values are right.
     candidate alone   positions   the same bits at every step     EQUAL is EQUAL, with a remark
     candidate alone   count       other bits at a later step      EQUAL and CLOSE are UNVERIFIED
 
-This holds only for buffers, and only if the system without them records every buffer that it has (`shows_every_buffer`
-in its manifest): otherwise it may have the buffer without a record. If each system has buffers that the other lacks,
-they may be the same buffers under two names. Then their records count as missing, like those of any other kind. So do
-the records of a buffer that the other system has on some rank or at some step.
+A record counts as missing, like one of any other kind, in three cases:
+
+- The system without the buffer does not record all of its buffers (no `shows_every_buffer` in its manifest), so it may
+  have the buffer without a record.
+- Each system has buffers that the other lacks. They may be the same buffers under two names.
+- The other system has the buffer on some rank or at some step.
 
 Settings and attributes of an optimizer have records (`@changed`) only at the steps that change them. If such a record
 has no partner, EQUAL and CLOSE become UNVERIFIED, as for a buffer that steps change. If the other system never records

@@ -74,7 +74,10 @@ class Judgement:
 
 
 class Repeat(NamedTuple):
-    """The comparison of a system's second run with its first. The second run is a plain run, or a run under stress."""
+    """The comparison of a system's second run with its first.
+
+    The second run is a plain run or, with `stressed`, has random sleeps and other values in uninitialized memory.
+    """
 
     side: Role
     stressed: bool

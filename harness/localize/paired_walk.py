@@ -6,16 +6,17 @@ that differs. It goes on if the producers match. If they do not, or if nothing i
     reference    mm x w -> a    silu a -> b    sum b -> l
     candidate    mm x w -> a    silu a -> B    sum B -> L    from L to sum, and to silu, whose inputs are equal
 
-1. Equal inputs and another output: the call computes wrong ("computes").
+1. Equal inputs and a different output: the call computes a wrong value ("computes").
 2. The candidate's producer is an extra call: walk on to the producers of its wrong inputs. If none of its inputs is
    wrong, the extra call is the cause ("adds"). Calls that only pack right values are a cause only if no call before
    them computes. If they fill a bucket, the bucket's collective is the cause; if the record has another tensor's value,
    it is the call that packs.
-3. The reference's producer is missing, and the candidate has its output nowhere: it is the cause, or a missing call
-   before it ("lacks").
-4. Both producers match other calls, and are right: the call reads another value ("reads", "inherits" if no call of the
-   step computed it), its inputs in another order ("exchanges"), or the record has another tensor's value ("misplaces").
-5. A collective is compared on all of its ranks, so the walk goes on to the rank that passes another value.
+3. The reference's producer has no match, and no call of the candidate has its output: it is the cause, or a missing
+   call before it ("lacks").
+4. Both producers match other calls, and are right. Then the call reads the wrong one of several right values ("reads",
+   or "inherits" if no call of the step computed it), or its inputs in another order ("exchanges"), or the record has
+   another tensor's value ("misplaces").
+5. A collective is compared on all of its ranks, so the walk goes on to the rank that passes a different value.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ class Parting(NamedTuple):
 
 
 class Walk:
-    """A walk back through both logs from some records. `found` has the possible causes and their weights, 0 the
-    likeliest.
+    """A walk back through both logs from differing records.
+
+    `found` has the possible causes, each with a weight; 0 is the likeliest.
 
     - `replaced`: for an extra call, by rank and index, the reference's call that it replaces.
     - `readers`: for a call, by rank and index, the call with a match from which the walk reached it.

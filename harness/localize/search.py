@@ -235,9 +235,9 @@ class Search:
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
         """For each call of the culprit's chain, the difference in its output; empty if none differs.
 
-        The culprit's is first. An entry is None for a call without a match, for a call that agrees, and for an output
-        that the replay did not reproduce. Such an output need not contradict the verdict: values that no record shows
-        may vary between runs, for example rows that no call reads.
+        The first entry is that of the culprit. An entry is None for a call without a match, for a call that agrees, and
+        for an output that the replay did not reproduce. Such an output need not contradict the verdict: values that no
+        record shows may vary between runs, for example rows that no call reads.
         """
         links = culprit.chain or (Link(culprit.call, culprit.rank, 0, culprit.reference, culprit.candidate),)
         outputs = [_first_difference(link, logs) for link in links]

@@ -168,7 +168,7 @@ class Meeting:
 
     - "sum": a collective that adds over ranks. "exchange": a collective that sends rows from rank to rank.
     - "scale": a multiplication or division that rounds the terms of a sum over ranks, or the sum itself.
-    - "backward": the number of a step's backward passes. "parts": a number of parts whose sum is a gradient.
+    - "backward": the number of a step's backward passes. "parts": the number of parts that are added up to a gradient.
 
     `phase` is "forward", "backward", "clip" (from backward to the first recorded gradient) or "update". `ranks` are the
     ranks of the collective's group, such as "0,1". For a collective, `operator` is its name, such as "allreduce_", and

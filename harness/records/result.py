@@ -140,8 +140,12 @@ class CaseSeconds:
     """A case's time by part, in seconds; None if not measured.
 
     `passes` has the time of each pass by name. `reference` and `candidate` are the times of the two systems' first
-    runs, including recording. Four parts have a time for each system, by role: `control` is a second run, `stress` a
-    run under stress, `start_ranks` the start of the ranks, and `record` the part of the first run that recording took.
+    runs, including recording. Four parts have a time for each system, by role:
+
+    - `control`: a second run.
+    - `stress`: a run with random sleeps and other values in uninitialized memory.
+    - `start_ranks`: the start of the ranks.
+    - `record`: the part of the first run that recording took.
     """
 
     __pydantic_config__ = GROWING
@@ -259,7 +263,8 @@ class CaseResult(CaseFindings):
     """The result of a case.
 
     - `control`: by role, the verdict of comparing two runs of the same system; None if it ran once.
-    - `stress`: by role, the verdict of comparing a plain run of a system with a run under stress.
+    - `stress`: by role, the verdict of comparing a plain run of a system with one that has random sleeps and other
+      values in uninitialized memory.
     - `logs`: paths within the run folder.
     - `options`: the options of the run that the case was merged from, if they are not those of the report.
     - `remarks`: sentences that qualify the evidence.

@@ -122,7 +122,7 @@ class FlatKey:
 
 @dataclass(frozen=True, kw_only=True)
 class FlatCloseness:
-    """A measured closeness of two systems, with keys as objects."""
+    """A measured closeness of two systems. Records are named by `FlatKey` objects."""
 
     __pydantic_config__ = GROWING
 

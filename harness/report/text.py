@@ -238,7 +238,7 @@ def blame_label(divergence: Divergence) -> str:
 def evidence(call: BlamedCall | None) -> list[tuple[str, str]]:
     """Labels and texts about the blamed call: what was expected and found, and the results of exchanges.
 
-    Empty if no exchange verified the call at least in part; `blame` states that. For example:
+    Empty if no exchange verified the call, not even in part. For example:
 
         expected: eps=1e-05
         found: eps=0.001

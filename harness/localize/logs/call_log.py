@@ -395,8 +395,7 @@ class CallRecorder(TorchDispatchMode):
         return result
 
     def _exchanged(self, index: int, tensor: Tensor) -> Tensor:
-        """Overwrite a call's output, now complete, if an exchange with the other system is planned. Returns the output.
-        """
+        """Overwrite a call's output, now complete, if an exchange with the other system is planned; returns it."""
         call = self.calls[index]
         return self.exchanges.put(index, len(call.outputs), tensor, call.operator, call.inputs)
 

@@ -97,8 +97,7 @@ class CandidateLog(IndexedLog):
         return self._before_unchanged(self._last.get(digest), digest)
 
     def _before_unchanged(self, index: int | None, value: str) -> int | None:
-        """The call that produced a value, found by going back from call `index` over calls that leave the value
-        unchanged.
+        """The call that produced a value: goes back from call `index` over calls that leave the value unchanged.
 
         For example, `_fused_adamw_` counts its gradients as written, but does not change them.
         """
@@ -128,8 +127,7 @@ class CandidateLog(IndexedLog):
         return giver
 
     def how_it_came(self, index: int, known: Sequence[str] = ()) -> Literal["unwritten", "outside"] | None:
-        """The defect of a call that reads, directly or through views, an input that no call wrote; None if it reads
-        none.
+        """The defect of a call that reads, directly or through views, an input that no call wrote; else None.
 
         The defect is "unwritten" if the input is uninitialized memory, and "outside" if it was written outside torch's
         operators, such as by NumPy. Inputs with a value among `known` do not count.

@@ -97,7 +97,7 @@ class Replay:
     - `log`: log every call of the last step, or with `every_step` of all steps.
     - `record`: the recorded tensor whose value to keep, or None.
     - `values`: the inputs and outputs of calls whose values to keep.
-    - `stressed`: run under stress: collectives are delayed, and new memory has other values.
+    - `stressed`: run with random sleeps and with other values in uninitialized memory.
     - `spare`: also keep the outputs of calls, as long as they fit into this number of bytes on each rank.
     - `exchanges`: values of the other system to insert in the last step.
     """

@@ -253,7 +253,7 @@ def _unfounded_close(result: CaseResult) -> Iterator[Contradiction]:
 def _unfounded_layouts(result: CaseResult, found: LayoutBounds) -> Iterator[Contradiction]:
     """Yield the reasons why the result does not support CLOSE of two systems with different layouts.
 
-    It needs a difference, and every tensor within its measured bound.
+    CLOSE needs a difference, and every tensor within its measured bound.
     """
     if not found.is_rounding or not found.rows or len(found.rows) > found.regrouped:
         yield _no(result, "as no evidence shows every tensor within what sums in other orders explain")

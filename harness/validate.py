@@ -250,7 +250,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _restored(value: Any) -> Any:
-    """The value with surrogate halves in place of the private characters that stood for them during reading."""
+    """The value with surrogate halves in place of the private-use characters that replaced them during reading."""
     if isinstance(value, str) and type(value) is str:
         return value.translate(_WHOLE)
     if isinstance(value, dict):

@@ -92,8 +92,8 @@ def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recordin
 def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> bool:
     """Whether layouts differ for no other reason than that some ranks lack a gradient or an optimizer state.
 
-    Then calls can still be matched rank by rank. Example: a rank leaves a parameter out of its update, or another rank
-    updates it for all.
+    If so, calls can still be matched rank by rank. Example: a rank leaves a parameter out of its update, or another
+    rank updates it for all.
     """
     across = [] if case.reference_parallelism is not None else [*_across(reference, candidate)]
     return bool(across) and all(_is_part_lacking(tensor, *sides) for tensor, sides in across)
@@ -110,7 +110,7 @@ def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayout
 
 
 def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
-    """By `kind/name`, the indices at which the parts of each tensor begin or end, if its layouts differ.
+    """For each tensor whose layouts differ, by `kind/name`, the indices at which its parts begin or end.
 
     A tensor whose shape as a whole differs between the two systems is left out.
     """
@@ -162,7 +162,7 @@ class _RelaidRecording(Recording):
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks that are in either recording."""
+        """The ranks that have records in either recording."""
         return sorted({*self._reference.ranks, *self._candidate.ranks})
 
     @cached_property

@@ -95,7 +95,7 @@ class Repeat(NamedTuple):
 
 
 def compare(reference: Recording, candidate: Recording, case: Case) -> Comparison:
-    """Compare two recordings of `case`: EQUAL, DIFFERENT or UNVERIFIED. Missing records raise no error."""
+    """Compare two recordings of `case`; the verdict is EQUAL, DIFFERENT or UNVERIFIED. Missing records are no error."""
     reasons = [*contradictions("reference", reference, case), *contradictions("candidate", candidate, case)]
     if reasons := [*reasons, *unlike_digests(reference, candidate), *unlike_chunks(reference, candidate)]:
         return Comparison(verdict=Verdict.UNVERIFIED, reason=tell("the recordings are not comparable", reasons))
@@ -186,7 +186,7 @@ def _tell_repeat(repeat: Repeat, system: str) -> str:
 
 
 def tell(what: str, details: Iterable[str]) -> str:
-    """The sentence `what`, and below it the first 20 `details`, one a line, with "and N more" if there are more."""
+    """The sentence `what`, followed by the first 20 `details`, one per line, and "and N more" if there are more."""
     return "\n".join([what, *(f"  {detail}" for detail in _first_few(details))])
 
 

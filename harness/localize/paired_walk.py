@@ -253,9 +253,11 @@ class Walk:
         return self._add(rank, mine, due, "exchanges") if is_exchange else self._reads(rank, (mine, due))
 
     def _unlike(self, rank: int, mine: int, due: int) -> Iterator[tuple[int | None, int | None, str]]:
-        """For each input in which two calls differ: the producers on both sides, and the candidate's value.
+        """For each input in which two calls differ: its producers in the candidate and in the reference, and its
+        digest.
 
-        `mine` and `due` are the calls' indices. A producer is None if no call of the step produced the input.
+        `mine` and `due` are the calls' indices. A producer is None if no call of the step produced the input. The
+        digest is the candidate's.
         """
         log = self.logs[rank]
         values, wanted = log.log[mine].inputs, log.reference.log[due].inputs
@@ -283,8 +285,8 @@ class Walk:
     ) -> bool:
         """Search for the cause if an input or a record has the output of an extra call, `mine`, not that of `due`.
 
-        `here` is the candidate's call that matches `due`, and `reader` the pair of calls with this input. Returns
-        whether a cause is found.
+        `here` is the candidate's call that matches `due`. `reader` is the pair of matching calls with this input; None
+        for a record. Returns whether a cause is found.
         """
         log, call = self.logs[rank], self.logs[rank].log[mine]
         computes = not log.packs(mine)
@@ -395,7 +397,7 @@ class Walk:
     def _missing(self, rank: int, due: int, is_named: bool = True) -> bool:
         """Search the calls before a missing call, which only the reference makes. Returns whether a cause is found.
 
-        If no call before it is the cause, the missing call is, unless `is_named` is False.
+        If no call before it is the cause, the missing call itself is the cause, unless `is_named` is False.
         """
         if (known := self._once(("missing", rank, due, is_named))) is not None:
             return known
@@ -423,7 +425,7 @@ def _is_for_its_reader(call: Call) -> bool:
 def ordered(walk: Walk) -> list[Parting]:
     """The causes that a walk found, the likeliest and earliest first.
 
-    Calls with equal inputs and another output come first, calls that only pack or take no input last.
+    Calls with equal inputs and a different output come first, calls that only pack or take no input last.
     """
 
     def when(parting: Parting) -> tuple[int, int, int, int]:

@@ -171,10 +171,11 @@ class Places:
         return around if around in made_by else module
 
     def _is_untold(self) -> bool:
-        """Whether the direction of a call outside autograd is unknown: a graph may compute gradients without it.
+        """Whether the direction of a call outside autograd is unknown.
 
-        After such a call it is also unknown where the update begins. But if a module of the model runs with autograd
-        later, the call only prepared that module's input.
+        It may be, since a graph may compute gradients without autograd. After such a call it is also unknown where the
+        update begins. But if a module of the model runs with autograd later, the call only prepared that module's
+        input.
         """
         if self.shows_gradients and not self.computes_gradients:
             return False

@@ -184,9 +184,9 @@ class Search:
         return None
 
     def _explained(self, first: Key, explains: tuple[int, str, str]) -> Divergence:
-        """The divergence of the record that the blamed call leads to, instead of the first differing record.
+        """The divergence to report if the blamed call does not lead to the first differing record, but to a later one.
 
-        `explains` has the record's rank and digests. A remark names both records.
+        `explains` has the later record's rank and digests. A remark names both records.
         """
         rank, *pair = explains
         sides = [self.recordings[role].records_at(rank, first.step) for role in ROLES]
@@ -301,7 +301,7 @@ def _tell(key: Key) -> str:
 
 
 def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:
-    """The reference's record that has the bits which the candidate has in the differing record `key`, as kind and name.
+    """Kind and name of the reference's only record that equals the candidate's differing record `key` bit for bit.
 
     For example, "grad b" for the record of grad a, if two gradients were exchanged. Only records of the same step, rank
     and kind are considered. None if none of them has these bits, or several have.

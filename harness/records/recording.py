@@ -194,20 +194,37 @@ class Meeting:
 class Manifest:
     """How a recording was made: everything that can change a bit.
 
-    - Run: `case` is the case as written; `stress` is the run's disturbance, None for a plain run; `values` are the
-      patterns of the tensors whose values are kept, which changes no bit; `collectives` is the ranks' transport. It
-      changes no bit either, as all sums are in rank order, except for "native": there NCCL chooses the order.
-    - Code and machine: `sources` is the sha256 of bitproof's own files. `sources`, `machine`, `commit` and
-      `environment` are the same on every rank. `determinism` has the switches that were set before the system was made;
-      `switches` has their values at three moments: at that time, after the system was made, and after the last step.
-    - Ranks: `ranks` has, by rank, the system's own facts, such as its data's sha256; `chunked`, for a system that
-      chunks, is how often a step runs each module in chunks; `alone` are the ranks that ran no collective with another
-      rank in any step, though their system does not declare them independent; `compiled` is the effect of torch.compile
-      on each rank's code, None if nothing was to be compiled; `unshown` names state of a user's system that steps
-      changed and no record contains; `shows_every_buffer`: every buffer of the system's models has records; `meetings`
-      are the sums and exchanges over ranks, if the run requests them.
-    - Files: `calls` are the logs stored with a baseline, and `accepted` says why the baseline was accepted; neither
-      affects the recording. The sha256 sums of the folder's files are known once these are written.
+    Run:
+
+    - `case`: the case as written.
+    - `stress`: the settings of a run with random sleeps; None for a plain run.
+    - `values`: the patterns of the tensors whose values are kept. They change no bit.
+    - `collectives`: the ranks' transport. It changes no bit, as all sums are in rank order, except for "native": there
+      NCCL chooses the order.
+
+    Code and machine:
+
+    - `sources`: the sha256 of bitproof's own files. `sources`, `machine`, `commit` and `environment` are the same on
+      every rank.
+    - `determinism`: the switches that were set before the system was made.
+    - `switches`: their values at three moments: before the system was made, after that, and after the last step.
+
+    Ranks:
+
+    - `ranks`: by rank, the system's own facts, such as its data's sha256.
+    - `chunked`: for a system that chunks, how often a step runs each module in chunks.
+    - `alone`: the ranks that ran no collective with another rank in any step, though their system does not declare them
+      independent.
+    - `compiled`: the effect of torch.compile on each rank's code; None if nothing was to be compiled.
+    - `unshown`: state of a user's system that steps changed and no record contains.
+    - `shows_every_buffer`: whether every buffer of the system's models has records.
+    - `meetings`: the sums and exchanges over ranks, if the run requests them.
+
+    Files:
+
+    - `calls`: the logs stored with a baseline. `accepted`: the reason why the baseline was accepted. Neither affects
+      the recording.
+    - The sha256 sums of the folder's files: known once these are written.
 
     Fields that may be None are newer than the first recordings.
     """

@@ -176,10 +176,11 @@ class CaseSeconds:
 class Drift:
     """The difference of a tensor between two recordings, such as a baseline and a new run.
 
-    `records` counts the differing records; `step` and `rank` are those of the first. `measured` counts the differing
-    records whose values both recordings have. `elements`, `elements_differing` and `histogram` (of differing elements)
-    are totals over these, `max_ulp` is the largest distance among them, and the bits are those of the first differing
-    element of the first of them.
+    - `records`: the number of records that differ. `step`, `rank`: those of the first of them.
+    - `measured`: the number of differing records whose values both recordings have. The other fields describe these.
+    - `elements`, `elements_differing`, `histogram`: totals; the histogram counts differing elements.
+    - `max_ulp`: the largest distance.
+    - `reference_bits`, `candidate_bits`: the bits of the first differing element of the first measured record.
     """
 
     __pydantic_config__ = GROWING

@@ -82,7 +82,7 @@ class WrongCall:
 
 @dataclass
 class ExchangePlan:
-    """Exchanges, and the reasons why values cannot be exchanged."""
+    """`groups`: the planned exchanges, by wrong call. `problems`: the reasons why other values cannot be exchanged."""
 
     groups: list[WrongCall] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -251,9 +251,9 @@ def _reads_right(log: CandidateLog, mine: int | None) -> bool:
 
 
 def _is_akin(call: Call, blamed: Call, wrong: Wrong) -> bool:
-    """Whether a call may have the blamed call's wrong argument, since its operator is of the same family.
+    """Whether a call may have the blamed call's wrong argument: their operators are of the same family.
 
-    If an optimizer setting is wrong, a call of the same optimizer, whatever its operator.
+    If the wrong argument is an optimizer setting, whether it is a call of the same optimizer.
     """
     if of_setting(wrong):
         return call.place.direction == blamed.place.direction and call.part == blamed.part
@@ -442,7 +442,7 @@ def _of_matching(log: CandidateLog, rank: int, mine: int, theirs: int) -> _Draft
 
 
 def _checked(plan: _Draft) -> _Draft:
-    """`plan`, or only a problem if it would exchange a value that has no bytes of its own, such as a sparse tensor."""
+    """`plan`; or a draft with only a problem, if `plan` exchanges a value without bytes, such as a sparse tensor."""
     has_none = [swap for swap in (*plan.candidate, *plan.reference) if OPAQUE in (swap.found, swap.wanted)]
     if has_none:
         told = f"{has_none[0].operator} gives a tensor without bytes of its own, such as a sparse one"
@@ -575,7 +575,10 @@ class _Readers:
         return _checked(plan)
 
     def _of_readers(self, index: int, depth: int) -> _Draft:
-        """Exchange the outputs of a call's readers. Their other inputs must be right, so that no defect is hidden."""
+        """Exchange the outputs of the calls that read a call's output.
+
+        The other inputs of these calls must be right, so that no defect is hidden.
+        """
         plan = _Draft()
         self.passed.update((index, *self._with_it(index)))
         for reader in dict.fromkeys(reader for reader, _ in self.log.readers(index)):

@@ -1,4 +1,4 @@
-"""Verify a cause by exchange: run the step again with the other side's value where the blamed call is wrong.
+"""Verify a cause by exchange: run the step again with the other system's value where the blamed call is wrong.
 
 1. The candidate's step runs with the reference's value in place of the blamed call's output. If all records of the step
    then equal the reference's, nothing else is wrong.
@@ -185,10 +185,10 @@ class Verifier:
         self._arguments = WrongArguments(self.settings, self.step)
 
     def verify(self, culprit: Culprit, *others: Culprit) -> tuple[Culprit, Verification]:
-        """The cause and its verification.
+        """Search for the cause, verify it, and return both the cause and its verification.
 
-        The cause is `culprit`, or one of `others` if `culprit` cannot be a cause. It is a call that the search finds
-        later if exchanging that call makes the step right without the exchanges of `culprit`.
+        The cause is the first of `culprit` and `others` that can be one. If the step also becomes right without its
+        exchanges, the cause is a call that the search found later.
         """
         causes, reason, run = list[Cause](), "", ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {})
         try:
@@ -268,7 +268,7 @@ class Verifier:
         return tried, cause, groups
 
     def blamed(self, recording: Recording, logs: Sequence[CandidateLog]) -> list[Culprit]:
-        """The calls that may be to blame for a recording of the candidate, the likeliest first."""
+        """The calls that may be to blame for the differences of a candidate's recording, the likeliest first."""
         pairs = self._pairs(recording)
         rank = next(iter(pairs), None)
         return [] if rank is None else culprits_in(logs, pairs, (rank, pairs[rank][0]))[:MAX_CULPRITS]
@@ -322,9 +322,9 @@ class Verifier:
         return self._digests(run.recording) == self._keys["candidate"]
 
     def _at_first(self, swap: Swap) -> Swap | None:
-        """An exchange in the reference that inserts the value of the candidate's first replay, before any exchange.
+        """`swap`, an exchange in the reference, changed to insert the value that the candidate had before any exchange.
 
-        None if that replay has no such value.
+        None if the candidate's first replay has no such value.
         """
         calls, index = self.logs["candidate"][swap.value.rank], swap.value.call
         value = value_at(calls[index], swap.value) if index < len(calls) else None
@@ -476,7 +476,7 @@ def _only_moves(log: CandidateLog, index: int) -> bool:
 
 
 def _may_replace_part(log: CandidateLog, values: set[str]) -> bool:
-    """Whether the reference takes a part of one of these values by a call that the candidate lacks."""
+    """Whether the reference takes a part of one of these values with a call that the candidate lacks."""
     return any(
         call.view and not values.isdisjoint(call.inputs) and log.matching_here(index) is None
         for index, call in enumerate(log.reference.log)
@@ -486,7 +486,7 @@ def _may_replace_part(log: CandidateLog, values: set[str]) -> bool:
 def _has_inputs(log: CandidateLog, index: int) -> bool:
     """Whether the candidate has all inputs of a call of the reference.
 
-    An input also counts if only missing calls lead to it from values that the candidate has.
+    An input that it lacks counts too, if missing calls compute it from values that the candidate has.
     """
     for value, giver in zip(log.reference.log[index].inputs, log.reference.given(index), strict=False):
         if value in log.values or giver is None:

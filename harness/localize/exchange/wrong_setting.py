@@ -1,7 +1,7 @@
 """Find the wrong optimizer settings that explain the wrong numbers of a call of an update.
 
-A setting reaches several calls, as another number in each: with AdamW's beta1, `lerp` gets `1 - beta1`, and `addcdiv`
-gets `-lr / (1 - beta1**t)`. These wrong numbers are a single defect, named by the setting.
+A setting reaches several calls, in each as a different number: with AdamW's beta1, `lerp` gets `1 - beta1`, and
+`addcdiv` gets `-lr / (1 - beta1**t)`. These wrong numbers are a single defect, named by the setting.
 
 A setting explains a call's wrong number by a formula of `_formulas`: with the candidate's settings the formula results
 in the candidate's number, with the reference's settings in the reference's, and the result changes with this setting. A

@@ -298,7 +298,7 @@ class CallRecorder(TorchDispatchMode):
     def _with_state(self, read: _Inputs, state: str) -> _Inputs:
         """A random call's inputs, followed by the generator's state before the call.
 
-        The producer of the state is the random call that ended in it.
+        The producer of the state is the random call that left the generator in it.
         """
         # `producers` may go on after those of the inputs, with writers of parts: the state's comes before these.
         own, more = read.producers[: len(read.digests)], read.producers[len(read.digests) :]
@@ -477,7 +477,7 @@ def _full_name(function: Any) -> str:
 
 
 def _peers(function: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
-    """The ranks of a collective's group; for a message, sender and receiver. Empty if the group is unknown."""
+    """The ranks of a collective's group; for a point-to-point message, sender and receiver; empty if unknown."""
     given = given_to(function, args, kwargs)
     # A functional collective names its group; a c10d collective takes the group itself, and `dst` and `src` are ranks
     # within it.
@@ -504,8 +504,8 @@ def _digest(tensor: Tensor) -> str:
 def _is_filled(tensor: Tensor, *, with_zeros: bool) -> bool:
     """Whether a tensor looks like uninitialized memory: all its elements are NaN, the largest integer, or True.
 
-    In deterministic mode torch fills new memory with these values. `with_zeros` is for memory that was filled with
-    zeros instead, as under stress: then all elements must be zero.
+    In deterministic mode torch fills new memory with these values. A run under stress fills it with zeros instead;
+    then, `with_zeros`, all elements must be zero.
     """
     local = plain(tensor)
     if with_zeros:

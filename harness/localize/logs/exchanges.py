@@ -221,7 +221,7 @@ def _beside(tensor: Tensor, value: Tensor) -> Tensor:
 
 
 def _is_apart(tensor: Tensor) -> bool:
-    """Whether no two elements share memory. Those of an expanded tensor do."""
+    """Whether no two elements share memory. False for an expanded tensor."""
     return all(step or size < 2 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 

@@ -22,8 +22,9 @@ _BROADCASTS = {"broadcast_", "broadcast"}
 
 
 def without_idle_broadcasts(logs: Sequence[Sequence[Call]]) -> list[Sequence[Call]]:
-    """The logs of all ranks, in which a broadcast that changes no memory is no call's producer. Indices do not
-    change.
+    """The logs of all ranks, in which a broadcast that changes no memory is no call's producer.
+
+    Calls keep their indices.
     """
     joined = JoinedLogs(logs)
     return [_rewritten(calls, _idle(rank, calls, joined)) for rank, calls in enumerate(logs)]

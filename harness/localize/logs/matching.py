@@ -1,9 +1,9 @@
 """Match a rank's calls with the reference's: by origin first, then by values, and last by shared inputs.
 
 The origin of a call is its operator, module, direction, chunk, micro-batch and part. Calls of one origin are matched by
-equal inputs and outputs, then by equal inputs, then by equal outputs. If equally many remain on both sides, these are
-matched in order. The others may have moved, so they are matched across origins by the same values. Then views are
-matched that return the same value by different operators, such as `slice` for a half of `split`. Last, each call is
+equal inputs and outputs, then by equal inputs, then by equal outputs. If equally many remain in both systems, these are
+matched in order. The others may have moved, so they are matched across origins by the same values. Then views that
+return the same value by different operators are matched, such as `slice` with a half of `split`. Last, each call is
 matched with the call of the same operator that shares the most inputs. Example, within one module:
 
     reference    mm x w -> a    mm y w -> b

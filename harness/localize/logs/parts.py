@@ -22,7 +22,7 @@ class _Geometry(NamedTuple):
 
     @property
     def end(self) -> int:
-        """One more than the largest index in the storage."""
+        """One more than the largest index, within the storage, of these elements."""
         return self.offset + 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
 
 
@@ -34,7 +34,7 @@ class Parts:
         self._left: dict[int, dict[_Geometry, tuple[str, int]]] = defaultdict(dict)
 
     def leave(self, storage: int, tensor: Tensor, value: str, index: int) -> None:
-        """Note that call `index` wrote a value into `tensor`, if this is only a part of its storage.
+        """Note that call `index` wrote a value into `tensor`, if `tensor` is only a part of its storage.
 
         `value` is the digest of the value.
         """

@@ -194,9 +194,10 @@ def write_archive(path: Path, step_trace: StepTrace) -> None:
 
 
 def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
-    """Write the archives of a replay for the values at `sites` into `target`, from spare values in `source`.
+    """Write the values at `sites`, which an earlier replay kept as spare values in `source`, as a replay's archives.
 
-    Then that replay need not run. Returns False, and writes nothing, if `source` lacks any of the values.
+    The archives are written into `target`, so that no replay needs to run for these values. Returns False, and writes
+    nothing, if `source` lacks any of the values.
     """
     found: dict[int, dict[str, memoryview]] = {}
     try:
@@ -234,7 +235,7 @@ def read_log(path: Path) -> list[Call]:
 
 
 def read_steps(path: Path) -> list[tuple[int, int]]:
-    """The number of each logged step, with the number of its calls. Raises RecordingError if these are damaged."""
+    """A pair (step, number of its calls) for each logged step. Raises RecordingError if these are damaged."""
     try:
         return [(int(step), int(count)) for step, count in json.loads(_read(path, STEPS))]
     except (ValueError, TypeError, RecursionError) as error:

@@ -50,7 +50,7 @@ class DifferingPair(NamedTuple):
     """Two paired records that differ, and their position in the run.
 
     `records` are the reference's and the candidate's record. If several ranks recorded the same names, dtypes and
-    shapes, the digests may be those of the first of these ranks.
+    shapes, the digests may be the first rank's.
     """
 
     place: ComputedAt

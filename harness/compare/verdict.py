@@ -157,8 +157,8 @@ def with_repeats(judgement: Judgement, case: Case, comparison: Comparison, repea
     """The judgement after each system's second run was compared with its first; `repeats` has these comparisons.
 
     If a second run lacks evidence, the case is UNVERIFIED. If a system differs from itself, the case is
-    NONDETERMINISTIC, with the first divergence of the system from itself. If `comparison`, that of the two systems,
-    lacks evidence, the case stays UNVERIFIED.
+    NONDETERMINISTIC, with the first divergence of the system from itself. `comparison` compares the two systems with
+    each other: if it lacks evidence, the case stays UNVERIFIED.
     """
     verdicts = dict.fromkeys(ROLES) | {each.side: each.comparison.verdict.value for each in repeats}
     are_stressed = any(each.stressed for each in repeats)

@@ -70,8 +70,8 @@ def culprits_in(
 ) -> list[Culprit]:
     """All calls that may be to blame for a differing tensor, the likeliest first.
 
-    The tensors are searched in the order of `culprit_in`; the result is that of the first tensor for which a call is
-    found, and empty if none is found for any.
+    The tensors are searched in the order of `culprit_in`, until calls are found for one of them. Empty if no call is
+    found for any tensor.
     """
     joined, known = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
     records = [(rank, pair) for rank, pairs in differing.items() for pair in pairs]

@@ -108,8 +108,7 @@ def links_of(
 ) -> list[Link]:
     """A link for each call of the path `way` that a report shows, at most `MAX_LINKS`.
 
-    `sides` returns a call's index in the reference's and in the candidate's log; None if that system has no matching
-    call.
+    `sides` returns a call's index in the reference's log and in the candidate's log; None if that system has no match.
     """
     kept = [i for i, (rank, index) in enumerate(way) if i in (0, len(way) - 1) or not logs[rank][index].view]
     if len(kept) > MAX_LINKS:

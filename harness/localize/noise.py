@@ -31,7 +31,7 @@ from bitproof.harness.records import ROLES, Divergence, Key, Record, Role, Tenso
 
 @dataclass
 class NoiseSearch(Search):
-    """A search for the call that makes a system, that of `role`, differ from itself.
+    """A search for the call that makes a system differ from itself. `role` is the system's role.
 
     "Reference" and "candidate" are here two runs of this system. With `stressed`, the candidate's run has random sleeps
     and other values in uninitialized memory. Takes two replays, and two more for the differing output of the blamed

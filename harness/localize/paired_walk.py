@@ -117,7 +117,7 @@ class Walk:
         return known
 
     def _joint(self, rank: int, mine: int, due: int | None, reader: tuple[int, int] | None) -> bool:
-        """Find out why the candidate has the output of call `mine` where the reference has that of call `due`.
+        """Find out why the candidate has the output of call `mine` where the reference has the output of call `due`.
 
         `reader` has the indices of the two matching calls with this input; None for a record. Returns whether a cause
         is found.
@@ -253,8 +253,7 @@ class Walk:
         return self._add(rank, mine, due, "exchanges") if is_exchange else self._reads(rank, (mine, due))
 
     def _unlike(self, rank: int, mine: int, due: int) -> Iterator[tuple[int | None, int | None, str]]:
-        """For each input in which two calls differ: its producers in the candidate and in the reference, and its
-        digest.
+        """For each input in which two calls differ: the candidate's producer, the reference's producer, and the digest.
 
         `mine` and `due` are the calls' indices. A producer is None if no call of the step produced the input. The
         digest is the candidate's.
@@ -283,7 +282,7 @@ class Walk:
     def _behind_extra(
         self, rank: int, mine: int, due: int | None, here: int | None, reader: tuple[int, int] | None
     ) -> bool:
-        """Search for the cause if an input or a record has the output of an extra call, `mine`, not that of `due`.
+        """Search for the cause if an input or a record has the output of an extra call, `mine`, in place of `due`'s.
 
         `here` is the candidate's call that matches `due`. `reader` is the pair of matching calls with this input; None
         for a record. Returns whether a cause is found.

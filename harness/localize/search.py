@@ -3,7 +3,7 @@
 Usually each system is replayed twice. The first replay logs every call of that step on every rank, and keeps the first
 differing record. It is left out if an earlier run has logged the step's calls. The second replay fetches the outputs of
 the calls on the path from the blamed call to the record. If the blamed call reads a value from an earlier step, another
-replay logs all steps up to that of the difference.
+replay logs all steps up to the first that differs.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class Search:
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
         """For each call of the culprit's chain, the difference in its output; empty if none differs.
 
-        The first entry is that of the culprit. An entry is None for a call without a match, for a call that agrees, and
+        The culprit's difference comes first. An entry is None for a call without a match, for a call that agrees, and
         for an output that the replay did not reproduce. Such an output need not contradict the verdict: values that no
         record shows may vary between runs, for example rows that no call reads.
         """

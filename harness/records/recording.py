@@ -53,7 +53,7 @@ class Key(NamedTuple):
 
     @property
     def is_changed_setting(self) -> bool:
-        """Whether the record is that of a setting or attribute of an optimizer, at a step that changed it."""
+        """Whether the record has a setting or attribute of an optimizer, at a step that changed it."""
         return self.kind == "optimizer" and self.name.endswith(CHANGED)
 
 

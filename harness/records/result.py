@@ -62,7 +62,7 @@ class Closeness:
 
     If the case expects DIFFERENT, only the tensors of the first differing step are measured.
 
-    A tensor's error is |r - c| / |r|. It is None if it is not finite: for a NaN or an infinity on one side only, a
+    A tensor's error is |r - c| / |r|. It is None if it is not finite: for a NaN or an infinity in one system only, a
     reference of zeros, or integers that differ. `largest` names the tensor with the largest error. `first_beyond` is,
     in the order of computation, the first tensor beyond the bound. `histogram` has for each kind the number of elements
     by their distance in ULPs: "0", "1", "2", "3-4", "5-8", ..., and "unlike" for elements without a distance.
@@ -176,8 +176,9 @@ class CaseSeconds:
 class Drift:
     """The difference of a tensor between two recordings, such as a baseline and a new run.
 
-    - `records`: the number of records that differ. `step`, `rank`: those of the first of them.
-    - `measured`: the number of differing records whose values both recordings have. The other fields describe these.
+    - `records`: the number of records that differ. `step`, `rank`: the step and the rank of the first of them.
+    - `measured`: the number of differing records whose values both recordings have. The following fields describe
+      these.
     - `elements`, `elements_differing`, `histogram`: totals; the histogram counts differing elements.
     - `max_ulp`: the largest distance.
     - `reference_bits`, `candidate_bits`: the bits of the first differing element of the first measured record.
@@ -267,7 +268,7 @@ class CaseResult(CaseFindings):
     - `stress`: by role, the verdict of comparing a plain run of a system with one that has random sleeps and other
       values in uninitialized memory.
     - `logs`: paths within the run folder.
-    - `options`: the options of the run that the case was merged from, if they are not those of the report.
+    - `options`: if the case was merged from another run, that run's options, unless they equal the report's.
     - `remarks`: sentences that qualify the evidence.
     - `collectives`: the ranks' transport, "shared" for shared memory. `backend`: the backend of torch's default group.
     """

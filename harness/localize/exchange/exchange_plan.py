@@ -305,11 +305,11 @@ def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | No
 
 
 def _in_turn(groups: Sequence[WrongCall]) -> list[WrongCall]:
-    """The wrong calls, with corrected conditions (`reads`) for calls of which several inputs are exchanged.
+    """The wrong calls, with corrected conditions (`reads`) if several inputs of a call are exchanged.
 
-    A call's inputs are exchanged one by one, in order of position. When an input is exchanged, the later inputs still
-    have their wrong values, and its condition must expect them. For example, if `stack a b` reads two losses that were
-    not divided, then `b` is still undivided when `a` is exchanged.
+    The inputs of a call are exchanged one by one, in order of position. When an input is exchanged, the later inputs
+    still have their wrong values, and its condition must expect them. For example, if `stack a b` reads two losses that
+    were not divided, then `b` is still undivided when `a` is exchanged.
     """
     expected: dict[tuple[int, int], dict[int, str]] = defaultdict(dict)
     for swap in (swap for group in groups for swap in group.candidate if swap.site.is_input):

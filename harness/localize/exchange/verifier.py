@@ -565,7 +565,7 @@ def _other(cause: Cause) -> OtherCause:
 def _swaps(causes: Sequence[Cause], role: Role) -> list[Swap]:
     """The exchanges in one system for some causes, one per site.
 
-    If several are planned for a site, that of a blamed call is preferred to that of another call with its defect.
+    If several are planned for a site, an exchange of a blamed call takes precedence over one of another call.
     """
     groups = sorted((group for cause in causes for group in cause.groups), key=lambda group: not group.is_lead)
     found: dict[ValueSite, Swap] = {}

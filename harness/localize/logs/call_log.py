@@ -58,8 +58,8 @@ GENERATORS = 0
 class _Inputs(NamedTuple):
     """The inputs of a call: their digests, and the indices of the calls that produced them, as in `Call`.
 
-    `unwritten` are the positions of inputs that are uninitialized memory of this step; `outside` are those of inputs
-    that were written outside torch's operators, such as by NumPy.
+    `unwritten` are the positions of inputs that are uninitialized memory of this step; `outside` are the positions of
+    inputs that were written outside torch's operators, such as by NumPy.
     """
 
     digests: tuple[str, ...]

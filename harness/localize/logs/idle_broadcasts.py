@@ -61,9 +61,10 @@ def _rewritten(calls: Sequence[Call], idle: set[int]) -> Sequence[Call]:
 
 
 def _copied_back(calls: Sequence[Call], index: int, idle: set[int]) -> set[int]:
-    """For a `copy_` that writes an unchanged part of a bucket back: its index, and those of the views of that part.
+    """The indices of a `copy_` that writes an unchanged part of a bucket back, and of the views that select this part.
 
-    The bucket is the output of a broadcast in `idle`, which changed no memory. Empty if call `index` is no such copy.
+    `index` is the copy's. The bucket is the output of a broadcast in `idle`, which changed no memory. Empty if `index`
+    is no such copy.
     """
     call = calls[index]
     if name_of(call) != "copy_" or len(call.producers) < 2 or call.outputs[:1] != call.inputs[:1]:

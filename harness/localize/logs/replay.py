@@ -37,8 +37,8 @@ RECORD = "record"
 class ValueSite(NamedTuple):
     """The site of a value: an output of a rank's operator call or, with `is_input`, an input of it.
 
-    `call` is the call's index in the step, `position` the value's index among the call's outputs or inputs. Positions
-    -1, -2, ... are those of the call's aliases: other tensors that share the memory that the call wrote. For example,
+    `call` is the call's index in the step, `position` the value's index among the call's outputs or inputs. Negative
+    positions -1, -2, ... are the call's aliases: other tensors that share the memory that the call wrote. For example,
     `xor_` flips an element of a gradient through a view; then the gradient is an alias.
     """
 
@@ -142,8 +142,9 @@ class LoggedStep:
 class StepTrace:
     """The content of a rank's archive.
 
-    `steps` has a pair for each logged step, in order: its number, and the number of its calls. `records` are those of
-    all steps. `values` are the requested values by name, and `spare` the values kept within the spare budget.
+    `steps` has a pair for each logged step, in order: its number, and the number of its calls. `records` has the
+    records of all steps. `values` are the requested values by name, and `spare` the values kept within the spare
+    budget.
     """
 
     calls: list[Call] = field(default_factory=list)

@@ -78,7 +78,7 @@ class Apart:
 class DivergenceBlock:
     """The first differing tensor and the blamed call.
 
-    `apart` describes two differences: that of the tensor, and that of the call's output.
+    `apart` describes how the tensor differs, and how the call's output differs.
     """
 
     where: str

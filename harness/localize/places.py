@@ -173,9 +173,8 @@ class Places:
     def _is_untold(self) -> bool:
         """Whether the direction of a call outside autograd is unknown.
 
-        It may be, since a graph may compute gradients without autograd. After such a call it is also unknown where the
-        update begins. But if a module of the model runs with autograd later, the call only prepared that module's
-        input.
+        A graph may compute gradients without autograd, so such a call may be of forward or of backward. Then later
+        calls outside all modules are unknown too, until a module of the model runs with autograd.
         """
         if self.shows_gradients and not self.computes_gradients:
             return False

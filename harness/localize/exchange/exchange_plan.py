@@ -253,7 +253,7 @@ def _reads_right(log: CandidateLog, mine: int | None) -> bool:
 def _is_akin(call: Call, blamed: Call, wrong: Wrong) -> bool:
     """Whether a call may have the blamed call's wrong argument: their operators are of the same family.
 
-    If the wrong argument is an optimizer setting, whether it is a call of the same optimizer.
+    If the wrong argument is an optimizer setting, the two calls must be of the same optimizer instead.
     """
     if of_setting(wrong):
         return call.place.direction == blamed.place.direction and call.part == blamed.part
@@ -659,7 +659,7 @@ class _Readers:
         return found
 
     def _of_join(self, mine: int, theirs: int) -> _Draft:
-        """Exchange the outputs of a call that lacks one of its matching call's inputs, or reads it in another dtype."""
+        """Exchange the outputs of a call that lacks an input of its matching call, or reads it in another dtype."""
         call = self.log.log[mine]
         if set(call.inputs) <= self.log.reference.values:
             return _of_matching(self.log, self.rank, mine, theirs)

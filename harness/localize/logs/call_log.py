@@ -504,8 +504,8 @@ def _digest(tensor: Tensor) -> str:
 def _is_filled(tensor: Tensor, *, with_zeros: bool) -> bool:
     """Whether a tensor looks like uninitialized memory: all its elements are NaN, the largest integer, or True.
 
-    In deterministic mode torch fills new memory with these values. A run under stress fills it with zeros instead;
-    then, `with_zeros`, all elements must be zero.
+    In deterministic mode torch fills new memory with these values. In a run under stress new memory is filled with
+    zeros; `with_zeros` is for such memory, and all elements must be zero.
     """
     local = plain(tensor)
     if with_zeros:

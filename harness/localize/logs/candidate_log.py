@@ -97,7 +97,7 @@ class CandidateLog(IndexedLog):
         return self._before_unchanged(self._last.get(digest), digest)
 
     def _before_unchanged(self, index: int | None, value: str) -> int | None:
-        """The call that produced a value: goes back from call `index` over calls that leave the value unchanged.
+        """Follow a value back from call `index` over calls that leave it unchanged; returns the call that produced it.
 
         For example, `_fused_adamw_` counts its gradients as written, but does not change them.
         """

@@ -195,10 +195,10 @@ def write_archive(path: Path, step_trace: StepTrace) -> None:
 
 
 def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
-    """Write the values at `sites`, which an earlier replay kept as spare values in `source`, as a replay's archives.
+    """Write archives as of a replay for the values at `sites`, so that this replay need not run.
 
-    The archives are written into `target`, so that no replay needs to run for these values. Returns False, and writes
-    nothing, if `source` lacks any of the values.
+    The values are spare values that an earlier replay kept in `source`; the archives are written into `target`. Returns
+    False, and writes nothing, if `source` lacks any of the values.
     """
     found: dict[int, dict[str, memoryview]] = {}
     try:

@@ -99,10 +99,12 @@ class Likeness:
 class Evidence:
     """The comparison of two recordings so far.
 
-    `compared` and `mismatched` count records by kind. `first` is the differing record that was computed first. `kinds`
-    has the kinds that differ at each step. `shown` has the facts that decide whether agreement is evidence: for
-    example, tensors of zeros agree without showing anything. `one_sided` are the buffers and settings that only one
-    system has, which are no gaps; it is set at the end, from `unpaired_state`.
+    - `compared`, `mismatched`: the number of records by kind.
+    - `first`: the differing record that was computed first.
+    - `kinds`: the kinds that differ at each step.
+    - `shown`: the facts that decide whether agreement is evidence. For example, equal tensors of zeros are none.
+    - `one_sided`: the buffers and settings that only one system has, which are no gaps. It is set at the end, from
+      `unpaired_state`.
     """
 
     case: Case

@@ -63,9 +63,12 @@ class Closeness:
     If the case expects DIFFERENT, only the tensors of the first differing step are measured.
 
     A tensor's error is |r - c| / |r|. It is None if it is not finite: for a NaN or an infinity in one system only, a
-    reference of zeros, or integers that differ. `largest` names the tensor with the largest error. `first_beyond` is,
-    in the order of computation, the first tensor beyond the bound. `histogram` has for each kind the number of elements
-    by their distance in ULPs: "0", "1", "2", "3-4", "5-8", ..., and "unlike" for elements without a distance.
+    reference of zeros, or integers that differ.
+
+    - `largest`: the tensor with the largest error.
+    - `first_beyond`: the first tensor, in the order of computation, that is beyond the bound.
+    - `histogram`: for each kind, the number of elements by their distance in ULPs: "0", "1", "2", "3-4", "5-8", ...,
+      and "unlike" for elements without a distance.
     """
 
     bound: float
@@ -113,9 +116,10 @@ STAGES = "stages"
 class PassReport:
     """A pass that ran: its seconds without verification, the number of nodes before and after, and its own facts.
 
-    `settings` determine its effect, as JSON values; a recording's manifest has them as well. `changed` has, for each
-    operator whose count changed, the number of calls before and after. In a pipeline a pass runs on the graph of each
-    stage: then `facts` has the facts of all stages, in order, and the numbers are sums over stages.
+    - `settings`: the settings that determine its effect, as JSON values. A recording's manifest has them as well.
+    - `changed`: for each operator whose count changed, the number of calls before and after.
+    - `facts`: the pass's own facts. In a pipeline a pass runs on the graph of each stage: then `facts` has the facts of
+      all stages, in order, and all numbers are sums over stages.
     """
 
     __pydantic_config__ = GROWING
@@ -206,9 +210,11 @@ class Drift:
 class BaselineResult:
     """A system's recording compared with its baselines.
 
-    `path` is the folder of the baseline, or None if there is no baseline. `reasons` say why the status is not EQUAL.
-    `compared` and `mismatched` count records, `tensors_drifted` counts tensors; `drift` describes the first of these.
-    `call` is the first operator call whose output differs from the baseline's, if known.
+    - `path`: the folder of the baseline, or None if there is no baseline.
+    - `reasons`: the reasons why the status is not EQUAL.
+    - `compared`, `mismatched`: numbers of records.
+    - `tensors_drifted`: the number of tensors that differ. `drift` has entries for the first few of them.
+    - `call`: the first operator call whose output differs from the baseline's, if known.
     """
 
     __pydantic_config__ = GROWING

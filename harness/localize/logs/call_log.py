@@ -71,10 +71,13 @@ class _Inputs(NamedTuple):
 class _Reading(NamedTuple):
     """The facts about a call that are collected before it runs, since it may overwrite its inputs.
 
-    A call over lists of tensors is split into a call for each index: `lanes` is the number of indices, and `inputs` has
-    an entry for each. For a call that is not split, `lanes` is 0 and `inputs` has a single entry. `generator` is the
-    random generator from which the call may draw, and `state` the digest of the generator's state; both are None for a
-    call that is not random. For example, `_foreach_add_` of two lists of 3 tensors has 3 lanes and 3 entries.
+    - `lanes`: for a call over lists of tensors, the length of the lists: the call is split into one call per index. 0
+      for a call that is not split.
+    - `inputs`: an entry per lane; a single entry for a call that is not split.
+    - `generator`: the random generator from which the call may draw. `state`: the digest of its state. Both are None
+      for a call that is not random.
+
+    For example, `_foreach_add_` of two lists of 3 tensors has 3 lanes and 3 entries.
     """
 
     lanes: int

@@ -142,9 +142,10 @@ class LoggedStep:
 class StepTrace:
     """The content of a rank's archive.
 
-    `steps` has a pair for each logged step, in order: its number, and the number of its calls. `records` has the
-    records of all steps. `values` are the requested values by name, and `spare` the values kept within the spare
-    budget.
+    - `steps`: a pair for each logged step, in order: its number, and the number of its calls.
+    - `records`: the records of all steps.
+    - `values`: the requested values by name.
+    - `spare`: the values kept within the spare budget.
     """
 
     calls: list[Call] = field(default_factory=list)

@@ -7,7 +7,7 @@ state: if only one system has it, nothing shows that its values are right.
     candidate alone   positions   the same bits at every step     EQUAL is EQUAL, with a remark
     candidate alone   count       other bits at a later step      EQUAL and CLOSE are UNVERIFIED
 
-A record counts as missing, like one of any other kind, in three cases:
+In three cases the records of such a buffer count as missing, as records of any other kind would:
 
 - The system without the buffer does not record all of its buffers (no `shows_every_buffer` in its manifest), so it may
   have the buffer without a record.

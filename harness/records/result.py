@@ -353,8 +353,9 @@ class CaseResult(CaseFindings):
 class Event:
     """A sign of a case's progress.
 
-    `arm` says which run of `system` it is about: "first", "control", "stress", "replay1" and so on. "prepare" and
-    "prepared" are about a graph, "start" is about ranks. For "step", `step` of `steps` has ended; steps count from 0.
+    - `event`: "prepare" and "prepared" are about a graph, "start" is about ranks. For "step", `step` of `steps` has
+      ended; steps count from 0.
+    - `arm`: the run of `system` that the event is about: "first", "control", "stress", "replay1" and so on.
     """
 
     event: Literal["prepare", "prepared", "start", "step", "compare"]

@@ -127,7 +127,7 @@ class Cause:
     def _is_argument_of(self, call: Call, how: str) -> bool:
         """Whether an extra call has this cause's wrong argument, or a missing one the right argument.
 
-        `add` with `alpha=0.99` has a backward `mul` by 0.99, and one with `alpha=1` has none.
+        For example, the backward of `add` with `alpha=0.99` makes a `mul` by 0.99; with `alpha=1` it makes none.
         """
         values = {pair[how == "lacks"] for pair in self.wrong}
         return any(value in values for _, value in call.scalars)

@@ -1,10 +1,14 @@
 """Match a rank's calls with the reference's: by origin first, then by values, and last by shared inputs.
 
-The origin of a call is its operator, module, direction, chunk, micro-batch and part. Calls of one origin are matched by
-equal inputs and outputs, then by equal inputs, then by equal outputs. If equally many remain in both systems, these are
-matched in order. The others may have moved, so they are matched across origins by the same values. Then views that
-return the same value by different operators are matched, such as `slice` with a half of `split`. Last, each call is
-matched with the call of the same operator that shares the most inputs. Example, within one module:
+The origin of a call is its operator, module, direction, chunk, micro-batch and part.
+
+1. Calls of one origin are matched by equal inputs and outputs, then by equal inputs, then by equal outputs.
+2. If equally many calls of an origin remain in both systems, these are matched in order.
+3. The other calls may have moved, so they are matched across origins by the same values.
+4. Views that return the same value by different operators are matched, such as `slice` with a half of `split`.
+5. Last, each remaining call is matched with the call of the same operator that shares the most inputs.
+
+Example, within one module:
 
     reference    mm x w -> a    mm y w -> b
     candidate    mm y w -> B    mm x w -> a        by inputs, the first call matches the reference's second

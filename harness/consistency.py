@@ -1,26 +1,39 @@
 """Check that a case's result supports its verdict, with the same rules for results judged here and read from disk.
 
-A verdict that contradicts its own numbers is worse than none. The rules follow from how verdicts are made:
+A verdict that contradicts its own numbers is worse than none. The rules follow from how verdicts are made.
 
-- a judged case ran its steps on its ranks, with one loss per step on rank 0 of each system, and a record of each
-  required kind at every step on every rank, equally many at each step;
-- EQUAL and CLOSE have no error; EQUAL has equal losses and nothing that differs; CLOSE has values within the case's
-  bound;
-- DIFFERENT has records that differ, of the kinds that it lists;
-- in an EQUAL, CLOSE or DIFFERENT case, no system differs from itself: neither its control (a plain second run) nor its
-  run under stress (with random sleeps) differs from its first run;
-- a baseline is EQUAL if records were compared and none differs, DRIFTED if some differ;
-- in a NONDETERMINISTIC case, some control or run under stress differs from the first run of its system;
-- both systems have equally many losses, and as many losses were compared as rank 0 has, plus at least one for each
-  other rank and step; for built-in systems all ranks have equally many records, and each parameter has a gradient;
-- the first divergence is within the case, of a kind that differs, and at most all its elements differ; DIFFERENT and
-  CLOSE have such a divergence, and name the kinds; the list of differing keys has the same counts, kind by kind;
-- a case has a single result; NCCL joins GPUs only; no time is negative;
-- a verdict without a control has a remark with the reason, and the remarks that a run's options require are present;
-- each case that is listed as not run requires a device or a package, since a machine may lack these;
-- a cause is "verified" only by two experiments: with the reference's values in place of the candidate's wrong values,
-  no record of the step differs any more; with the wrong values in the reference, the reference computes the
-  candidate's step.
+Counts of a judged case:
+
+- It ran its steps on its ranks: each system has one loss per step on rank 0, and a record of each required kind at
+  every step on every rank, equally many at each step.
+- Both systems have equally many losses. As many losses were compared as rank 0 has, plus at least one for each other
+  rank and step.
+- In built-in systems all ranks have equally many records, and each parameter has a gradient.
+
+Verdicts:
+
+- EQUAL and CLOSE have no error. EQUAL has equal losses and nothing that differs. CLOSE has values within the case's
+  bound.
+- DIFFERENT has records that differ, of the kinds that it lists.
+- In an EQUAL, CLOSE or DIFFERENT case, no system differs from itself: neither its control (a plain second run) nor its
+  run under stress (with random sleeps) differs from its first run. In a NONDETERMINISTIC case, one of these does.
+- A baseline is EQUAL if records were compared and none differs, and DRIFTED if some differ.
+
+Differences:
+
+- DIFFERENT and CLOSE have a first divergence, and name the kinds that differ.
+- The first divergence is within the case and of a kind that differs, and at most all its elements differ.
+- The differing keys, listed or left out, are as many as the records that differ. No kind has more keys than records
+  that differ.
+- A cause is "verified" only by two experiments. With the reference's values in place of the candidate's wrong values,
+  no record of the step differs any more. With the wrong values in the reference, the reference computes the candidate's
+  step.
+
+The report:
+
+- A case has a single result. NCCL joins GPUs only. No time is negative.
+- A verdict without a control has a remark with the reason, and the remarks that a run's options require are present.
+- Only a case that requires a device or a package may be listed as not run, since a machine may lack these.
 """
 
 from __future__ import annotations
@@ -253,7 +266,7 @@ def _unfounded_close(result: CaseResult) -> Iterator[Contradiction]:
 def _unfounded_layouts(result: CaseResult, found: LayoutBounds) -> Iterator[Contradiction]:
     """Yield the reasons why the result does not support CLOSE of two systems with different layouts.
 
-    It needs a difference, and every tensor within its measured bound.
+    CLOSE needs a difference, and every tensor within its measured bound.
     """
     if not found.is_rounding or not found.rows or len(found.rows) > found.regrouped:
         yield _no(result, "as no evidence shows every tensor within what sums in other orders explain")
@@ -276,7 +289,7 @@ def _unfounded_different(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _unfounded_closeness(result: CaseResult) -> Iterator[Contradiction]:
-    """Yield the contradictions of a closeness that must be within the case's bound.
+    """Yield the contradictions of a result whose measured closeness must be within the case's bound.
 
     Every compared kind must be measured, and no tensor or element may be beyond the bound.
     """
@@ -303,7 +316,8 @@ def _unfounded_baselines(result: CaseResult) -> Iterator[Contradiction]:
 def _miscounted(result: CaseResult) -> Iterator[Contradiction]:
     """Yield the contradictions in the list of differing keys.
 
-    Each must be a key of the case, and there must be as many as the mismatched records.
+    Each must be a key of the case. With the keys that are left out, there must be as many as records that differ; of
+    each kind, no more than records of this kind that differ.
     """
     places = [
         (kind, int(step), rank)

@@ -1,9 +1,11 @@
 """Read untrusted JSON into dataclasses, and name the first wrong field in the error.
 
-A dataclass read this way declares its strictness by a class attribute, `__pydantic_config__ = STRICT` or `GROWING`;
-conditions beyond its fields' types are in their annotations as `That`. pydantic does the work. It is loaded at the
-first read, as its import takes 0.1 s and more; only this module imports it. A field that is a tuple is a plain tuple,
-not a NamedTuple: pydantic has no strict mode for these, and would accept `true` for a number.
+A dataclass that is read this way declares its strictness by a class attribute, `__pydantic_config__ = STRICT` or
+`GROWING`. If a field has conditions beyond its type, its annotation has them as `That`.
+
+pydantic does the work. It is loaded at the first read, as its import takes 0.1 s and more; only this module imports it.
+A field that is a tuple is a plain tuple, not a NamedTuple: pydantic has no strict mode for these, and would accept
+`true` for a number.
 """
 
 from __future__ import annotations
@@ -250,7 +252,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _restored(value: Any) -> Any:
-    """The value with surrogate halves in place of the private characters that stood for them during reading."""
+    """The value with surrogate halves in place of the private-use characters that replaced them during reading."""
     if isinstance(value, str) and type(value) is str:
         return value.translate(_WHOLE)
     if isinstance(value, dict):

@@ -66,9 +66,10 @@ class Unpaired:
         return gaps
 
     def _strangers(self) -> Iterator[str]:
-        """Yield a sentence for each kind in which each system has names that the other lacks, as only names may differ.
+        """Yield a sentence for each kind in which each system has names that the other lacks.
 
-        Example: the reference has `grad layers.0.w` and the candidate `grad module.layers.0.w`.
+        The same tensors may have different names. Example: the reference has `grad layers.0.w` and the candidate
+        `grad module.layers.0.w`.
         """
         missing, extra = (_names_by_kind(keys) for keys in (self.missing, self.extra))
         for kind in missing:

@@ -38,7 +38,7 @@ def agreed_by_ranks(
 
 
 def unlike_chunks(reference: Recording, candidate: Recording) -> Iterator[str]:
-    """Yield the reasons why two systems cannot be compared: they chunk other modules, or not equally often."""
+    """Yield the reasons why two systems cannot be compared: they chunk different modules, or not equally often."""
     found: list[Calls] = []
     for side, recording in (("reference", reference), ("candidate", candidate)):
         if not _runs_in_chunks(recording.manifest):

@@ -27,10 +27,12 @@ class _Held(NamedTuple):
 class DifferingSetting(NamedTuple):
     """A setting that differs between the optimizers of two trainers, and the `parameters` to which it applies.
 
-    `found` is the candidate's value, `expected` the reference's. If the optimizers' classes differ, `name` is empty,
-    and `found` and `expected` are the classes. `mine` and `theirs` are all settings of the candidate and of the
-    reference for the first of the parameters, as far as they are numbers. Example: `DifferingSetting("AdamW", "beta1",
-    "0.95", "0.9", ("ln1.weight",), {"beta1": 0.95, ...}, ...)`.
+    - `found`, `expected`: the candidate's value, and the reference's. If the optimizers' classes differ, `name` is
+      empty, and these are the classes.
+    - `mine`, `theirs`: all settings of the candidate, and of the reference, for the first of the parameters, as far as
+      they are numbers.
+
+    Example: `DifferingSetting("AdamW", "beta1", "0.95", "0.9", ("ln1.weight",), {"beta1": 0.95, ...}, ...)`.
     """
 
     optimizer: str

@@ -26,8 +26,8 @@ def measure_drift(reference: Path, candidate: Path) -> list[Drift]:
     """A `Drift` for each kind and name of record that differs at any step on any rank, in the order of computation.
 
     `reference` and `candidate` are the recordings' folders. Only the records of one rank are in memory at a time. The
-    statistics of an entry without stored values are None. Raises RecordingError if values are damaged or do not have
-    the recorded digests.
+    statistics of an entry are None if no values of its records are stored. Raises RecordingError if values are damaged
+    or do not have the recorded digests.
     """
     folders = (reference, candidate)
     recordings = (read_recording(reference), read_recording(candidate))

@@ -49,8 +49,8 @@ _is_digest = re.compile("[0-9a-f]{32}").fullmatch
 class DifferingPair(NamedTuple):
     """Two paired records that differ, and their position in the run.
 
-    `records` are the reference's and the candidate's. Their dtypes and shapes are right, but their digests may be those
-    of another rank, if that rank recorded tensors of the same names, dtypes and shapes.
+    `records` are the reference's and the candidate's record. If several ranks recorded the same names, dtypes and
+    shapes, the digests may be the first rank's.
     """
 
     place: ComputedAt
@@ -99,10 +99,12 @@ class Likeness:
 class Evidence:
     """The comparison of two recordings so far.
 
-    `compared` and `mismatched` count records by kind. `first` is the differing record that was computed first. `kinds`
-    has the kinds that differ at each step. `shown` collects whether the agreement of tensors is any evidence (tensors
-    of zeros are none). `one_sided` are the buffers and settings that only one system has, which are no gaps; it is set
-    at the end, from `unpaired_state`.
+    - `compared`, `mismatched`: the number of records by kind.
+    - `first`: the differing record that was computed first.
+    - `kinds`: the kinds that differ at each step.
+    - `shown`: the facts that decide whether agreement is evidence. For example, equal tensors of zeros are none.
+    - `one_sided`: the buffers and settings that only one system has, which are no gaps. It is set at the end, from
+      `unpaired_state`.
     """
 
     case: Case
@@ -157,8 +159,8 @@ class Evidence:
     def add(self, reference: Mapping[Key, Record], candidate: Mapping[Key, Record]) -> bool:
         """Add the records of some ranks. Returns False if anything but digests is wrong with these records.
 
-        That is the case if a record is there twice or has no partner, if partners differ in dtype, shape or placements,
-        if a pair is outside the case or has no real digest, or if a name is missing at a step.
+        For example, a record is there twice or has no partner; partners differ in dtype, shape or placements; the case
+        does not have the step, rank or kind; a digest is malformed; or a name is missing at a step.
         """
         alignment = align(reference.items(), candidate.items())
         before = len(self._skipped), len(self._unusable), len(self._unlike), len(self._sharded)

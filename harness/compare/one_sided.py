@@ -7,10 +7,12 @@ state: if only one system has it, nothing shows that its values are right.
     candidate alone   positions   the same bits at every step     EQUAL is EQUAL, with a remark
     candidate alone   count       other bits at a later step      EQUAL and CLOSE are UNVERIFIED
 
-This holds only for buffers, and only if the system without them records every buffer that it has (`shows_every_buffer`
-in its manifest): otherwise it may have the buffer without a record. If each system has buffers that the other lacks,
-they may be the same buffers under two names. Then their records count as missing, like those of any other kind. So do
-the records of a buffer that the other system has on some rank or at some step.
+In three cases the records of such a buffer count as missing, as records of any other kind would:
+
+- The system without the buffer does not record all of its buffers (no `shows_every_buffer` in its manifest), so it may
+  have the buffer without a record.
+- Each system has buffers that the other lacks. They may be the same buffers under two names.
+- The other system has the buffer on some rank or at some step.
 
 Settings and attributes of an optimizer have records (`@changed`) only at the steps that change them. If such a record
 has no partner, EQUAL and CLOSE become UNVERIFIED, as for a buffer that steps change. If the other system never records
@@ -45,12 +47,12 @@ class OneSided:
     compared: frozenset[Role] = frozenset()
 
     def covers(self, key: Key) -> bool:
-        """Whether a record without a partner is that of one of these buffers or settings."""
+        """Whether a record without a partner belongs to a buffer or setting that only one system has."""
         is_setting = key.is_changed_setting and any(bare(key.name) in names for names in self.settings.values())
         return is_setting or (key.kind == "buffer" and bare(key.name) in self.names)
 
     def remarks(self) -> Iterator[str]:
-        """Yield sentences that name these buffers and settings, for the report."""
+        """Yield sentences for the report that name the buffers and settings that only one system has."""
         if self.side is not None:
             what = "it stays the same" if len(self.names) == 1 else "they stay the same"
             held = f"; {what} in all steps, and what it changes is compared" if not self.changed else ""

@@ -92,8 +92,8 @@ def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recordin
 def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> bool:
     """Whether layouts differ for no other reason than that some ranks lack a gradient or an optimizer state.
 
-    Then calls can still be matched rank by rank. Example: a rank leaves a parameter out of its update, or another rank
-    updates it for all.
+    If so, calls can still be matched rank by rank. Example: a rank leaves a parameter out of its update, or another
+    rank updates it for all.
     """
     across = [] if case.reference_parallelism is not None else [*_across(reference, candidate)]
     return bool(across) and all(_is_part_lacking(tensor, *sides) for tensor, sides in across)
@@ -110,7 +110,7 @@ def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayout
 
 
 def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
-    """By `kind/name`, the indices at which the parts of each tensor begin or end, if its layouts differ.
+    """For each tensor whose layouts differ, by `kind/name`, the indices at which its parts begin or end.
 
     A tensor whose shape as a whole differs between the two systems is left out.
     """
@@ -162,7 +162,7 @@ class _RelaidRecording(Recording):
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks that are in either recording."""
+        """The ranks that have records in either recording."""
         return sorted({*self._reference.ranks, *self._candidate.ranks})
 
     @cached_property
@@ -172,8 +172,8 @@ class _RelaidRecording(Recording):
     def records_of(self, rank: int) -> dict[Key, Record]:
         """A rank's records, as they would be if the reference had the candidate's layout.
 
-        For a tensor that is compared by cells, it is the candidate's record, with another digest if the reference's
-        bits differ. For any other tensor, it is the reference's own record. Records that only the reference has follow.
+        A tensor that is compared by cells has the candidate's record, with another digest if the reference's bits
+        differ. Any other tensor has the reference's own record. Records that only the reference has follow.
         """
         own, found = self._reference.records_of(rank), dict[Key, Record]()
         for key, record in self._candidate.records_of(rank).items():
@@ -218,7 +218,7 @@ class _Cells:
     - `first`: the reference's first record of the tensor.
     - `digests`: for each system, the digest of each cell, or a set of digests if ranks differ; empty if the layout is
       unknown.
-    - `has`, `placed`: for each system, the number of ranks that have a part, and of those whose part has placements.
+    - `has`, `placed`: for each system, how many ranks have a part, and on how many the part has placements.
     """
 
     tensor: LogicalTensor
@@ -330,9 +330,9 @@ def _across(
 def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_as_many: bool) -> bool:
     """Whether a tensor's layouts differ, so that its records do not pair rank by rank.
 
-    True if the numbers of ranks differ (`have_as_many` is False); otherwise False for a tensor that one system lacks. A
-    part without elements never makes layouts differ: the gradient None of a parameter that FSDP2 shards has such a
-    part, and its records pair, and differ.
+    True if the numbers of ranks differ (`have_as_many` is False); otherwise False for a tensor that one system lacks.
+    If a rank's part has no elements in one of the systems, that rank is not compared. For example, FSDP2's gradient of
+    a sharded parameter may be None on a rank: then the records pair, and differ.
     """
     if not have_as_many:
         return True
@@ -348,7 +348,7 @@ def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_a
 def holds_any(part: Record | PartLayout) -> bool:
     """Whether a rank has a part of a tensor, by its record.
 
-    A plain tensor without elements counts as no part, an empty shard of a DTensor as a part, since it has a position.
+    False for a plain tensor without elements. True for an empty shard of a DTensor, since it has a position.
     """
     return bool(part.box or part.placements) or 0 not in part.shape
 

@@ -143,7 +143,7 @@ def _tell_ranks(ranks: Sequence[int], manifest: Manifest) -> str:
 def _vacuity(key: Key, pair: tuple[Record, Record]) -> str | None:
     """The reason why the agreement of two records is no evidence, such as "all zeros".
 
-    None if it is evidence, and if the records differ.
+    None if it is evidence, or if the records differ.
     """
     reference, candidate = pair
     if reference[:3] != candidate[:3]:

@@ -74,7 +74,10 @@ class Judgement:
 
 
 class Repeat(NamedTuple):
-    """The comparison of a system's second run with its first. The second run is a plain run, or a run under stress."""
+    """The comparison of a system's second run with its first.
+
+    The second run is a plain run or, with `stressed`, has random sleeps and other values in uninitialized memory.
+    """
 
     side: Role
     stressed: bool
@@ -92,7 +95,7 @@ class Repeat(NamedTuple):
 
 
 def compare(reference: Recording, candidate: Recording, case: Case) -> Comparison:
-    """Compare two recordings of `case`: EQUAL, DIFFERENT or UNVERIFIED. Missing records raise no error."""
+    """Compare two recordings of `case`; the verdict is EQUAL, DIFFERENT or UNVERIFIED. Missing records are no error."""
     reasons = [*contradictions("reference", reference, case), *contradictions("candidate", candidate, case)]
     if reasons := [*reasons, *unlike_digests(reference, candidate), *unlike_chunks(reference, candidate)]:
         return Comparison(verdict=Verdict.UNVERIFIED, reason=tell("the recordings are not comparable", reasons))
@@ -154,8 +157,8 @@ def with_repeats(judgement: Judgement, case: Case, comparison: Comparison, repea
     """The judgement after each system's second run was compared with its first; `repeats` has these comparisons.
 
     If a second run lacks evidence, the case is UNVERIFIED. If a system differs from itself, the case is
-    NONDETERMINISTIC, with the first divergence of the system from itself. If `comparison`, that of the two systems,
-    lacks evidence, the case stays UNVERIFIED.
+    NONDETERMINISTIC, with the first divergence of the system from itself. `comparison` compares the two systems with
+    each other: if it lacks evidence, the case stays UNVERIFIED.
     """
     verdicts = dict.fromkeys(ROLES) | {each.side: each.comparison.verdict.value for each in repeats}
     are_stressed = any(each.stressed for each in repeats)
@@ -183,7 +186,7 @@ def _tell_repeat(repeat: Repeat, system: str) -> str:
 
 
 def tell(what: str, details: Iterable[str]) -> str:
-    """The sentence `what`, and below it the first 20 `details`, one a line, with "and N more" if there are more."""
+    """The sentence `what`, followed by the first 20 `details`, one per line, and "and N more" if there are more."""
     return "\n".join([what, *(f"  {detail}" for detail in _first_few(details))])
 
 

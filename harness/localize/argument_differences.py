@@ -14,9 +14,9 @@ GIVEN = "an input of the step"
 
 
 def argument_differences(call: Call, partner: Call) -> str:
-    """The number and word arguments in which two calls of an operator differ, as text.
+    """The differing arguments of two calls of the same operator, as text: numbers, strings and dtypes, but no tensors.
 
-    For example, "eps=1e-05 where the reference has 1e-06". Empty if no such argument differs.
+    For example, "eps=1e-05 where the reference has 1e-06". Empty if none differ.
     """
     theirs = dict(partner.scalars)
     unlike = [(name, value, theirs[name]) for name, value in call.scalars if theirs.get(name, value) != value]
@@ -25,11 +25,11 @@ def argument_differences(call: Call, partner: Call) -> str:
 
 
 def input_differences(log: CandidateLog, index: int, partner: int) -> str:
-    """Describe the last input in which a call and its partner differ, by the call that produced it on each side.
+    """The last input in which a call and its partner differ, as text that names its producer in each system.
 
-    `index` is the call's index in the candidate's log, and `partner` its partner's in the reference's. For example,
-    "the output of silu ..., where the reference has the output of mm ...". Empty if no input differs, if no call of the
-    step produced the input on either side, or if the two calls do not match and have no input in common.
+    `index` is the call's index in the candidate's log, and `partner` the partner's index in the reference's log. For
+    example, "the output of silu ..., where the reference has the output of mm ...". Empty if no input differs, if no
+    call of the step produced the input in either system, or if the two calls do not match and have no input in common.
     """
     told = input_sources(log, index, partner)
     if told is None:
@@ -65,9 +65,9 @@ def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str
 def _what_gave(side: CandidateLog | ReferenceLog, index: int, position: int) -> str:
     """The call that produced an input, as text; "an input of the step" if no call of the step produced it.
 
-    The input is at `position` among the inputs of the call at `index`. For a view, it is the producer of the viewed
-    tensor. For a copy, the producer of the copied value is added: "the output of clone ..., a copy of the output of mm
-    ...".
+    The input is at `position` among the inputs of the call at `index`. If it is a view, the text names the producer of
+    the viewed tensor. If it is a copy, the text also names the producer of the copied value: "the output of clone ...,
+    a copy of the output of mm ...".
     """
     made = maker_of(side.log, side.given, index, position)
     if made is None:
@@ -80,10 +80,10 @@ def _what_gave(side: CandidateLog | ReferenceLog, index: int, position: int) -> 
 
 
 def list_differences(log: CandidateLog, missing: Call) -> str:
-    """The number of tensors in the candidate's lists, if `missing` is an entry of a call such as `_foreach_add_`.
+    """If `missing` belongs to a call over lists, such as `_foreach_add_`: how many tensors the candidate's lists have.
 
-    For example, "3 of the reference's 4 tensors in its lists". Empty for other calls, and if the candidate has none or
-    all of the entries.
+    For example, "3 of the reference's 4 tensors in its lists". Empty for other calls, and if the candidate's lists have
+    none or all of the tensors.
     """
     if not name_of(missing).startswith(OVER_LISTS):
         return ""
@@ -95,7 +95,7 @@ def list_differences(log: CandidateLog, missing: Call) -> str:
 
 
 def strange_output(log: CandidateLog, call: Call) -> str:
-    """The first output of a compiled graph that is no value of the reference, as text with the call that computes it.
+    """The first output of a compiled graph whose value the reference lacks, as text with the call that computes it.
 
     `call` runs the graph. For example, "output 1 of 3, mm_2 of layers.0 (forward)". Empty if there is no such output,
     or if the log does not say which call computes it.

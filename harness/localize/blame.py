@@ -68,9 +68,10 @@ def culprit_in(
 def culprits_in(
     logs: Sequence[CandidateLog], differing: Differing, first: tuple[int, Pair] | None = None
 ) -> list[Culprit]:
-    """All calls that may be to blame for the first differing tensor for which any is found, the likeliest first.
+    """All calls that may be to blame for a differing tensor, the likeliest first.
 
-    The parameters are those of `culprit_in`. Empty if no call is found for any tensor.
+    The tensors are searched in the order of `culprit_in`, until calls are found for one of them. Empty if no call is
+    found for any tensor.
     """
     joined, known = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
     records = [(rank, pair) for rank, pairs in differing.items() for pair in pairs]
@@ -119,7 +120,7 @@ def _culprit_of(parting: Parting, walk: Walk, everywhere: Iterable[Parting]) -> 
 def _is_same(first: Parting, second: Parting, walk: Walk) -> bool:
     """Whether two causes are the same defect of the same call, on one rank or on two.
 
-    They are if the operator, the place and the number of such calls before are equal.
+    They are if operator, place and defect are equal, and equally many calls of this operator and place come before.
     """
     if first.how != second.how or (first.candidate is None) != (second.candidate is None):
         return False

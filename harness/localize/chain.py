@@ -93,10 +93,10 @@ def _followed(site: Site, after: dict[Site, Site | None]) -> Iterable[Site]:
 
 
 def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) -> Place:
-    """The place of the first call of the path `way`, as "backward" instead of "update" if backward calls follow.
+    """`place`, the place of the path's first call, with "backward" in place of "update" if a later call is backward.
 
-    A call outside autograd seems to be of the update, even if backward reads its output later. For example, gradients
-    are scaled between micro-batches, or a pipeline stage sends a gradient to the stage before.
+    A call outside autograd is taken for one of the update, even if backward reads its output later. For example,
+    gradients are scaled between micro-batches, or a pipeline stage sends a gradient to the stage before.
     """
     calls = [logs[rank][index] for rank, index in way]
     later = (call.place.direction for call in calls if not call.collective and call.place.direction != "update")
@@ -108,7 +108,7 @@ def links_of(
 ) -> list[Link]:
     """A link for each call of the path `way` that a report shows, at most `MAX_LINKS`.
 
-    `sides` returns a call's index in the reference's and in the candidate's log, None if a side has no matching call.
+    `sides` returns a call's index in the reference's log and in the candidate's log; None if that system has no match.
     """
     kept = [i for i, (rank, index) in enumerate(way) if i in (0, len(way) - 1) or not logs[rank][index].view]
     if len(kept) > MAX_LINKS:

@@ -71,9 +71,9 @@ class Culprit:
 
     - `how`: its defect, a key of `HOW`.
     - `ranks`: all ranks on which the call has this defect.
-    - `candidate`, `reference`: the call's index in the candidate's log, and its matching call's in the reference's;
-      None if that system lacks the call, or the matching call is unknown.
-    - `arguments`: differing numbers and words, such as "eps=1e-05 where the reference has 1e-06".
+    - `candidate`, `reference`: the call's index in the candidate's log, and the index of its matching call in the
+      reference's log; None if that system lacks the call, or the matching call is unknown.
+    - `arguments`: the differing arguments, such as "eps=1e-05 where the reference has 1e-06".
     - `reading`: the source of an input that the matching call does not read.
     - `instead_of`: for an extra call, the operator of the reference's call that it replaces; `call` then has that
       call's place.
@@ -105,7 +105,7 @@ class Culprit:
     def rank(self) -> int:
         """The rank whose logs `candidate` and `reference` refer to.
 
-        It is the lowest of `ranks`, unless the call leads to the record only on another rank.
+        It is the lowest of `ranks`; but if the call leads to the record only on another rank, it is that rank.
         """
         return self.ranks[0] if self.at is None else self.at
 
@@ -113,10 +113,10 @@ class Culprit:
 def call_of(
     culprit: Culprit, told: Mapping[How, str] = HOW, changed: Sequence[TensorDifference | None] = ()
 ) -> BlamedCall:
-    """The culprit as a record for reports.
+    """The culprit in the form that reports store.
 
-    `told` has a sentence for each defect: `HOW`, or `HOW_ITSELF` for two runs of the same system. `changed` has the
-    difference in the output of each call of the chain, the culprit's first; None if unknown.
+    `told` has the wording of each defect: `HOW`, or `HOW_ITSELF` if both logs are of the same system. `changed` has,
+    for each call of the chain, the difference in its output; None if unknown. The culprit's own comes first.
     """
     call, arguments, reading = culprit.call, culprit.arguments, culprit.reading
     # Then both sides are runs of the same system.

@@ -136,7 +136,7 @@ class EveryCall:
         )
 
     def _replay(self, role: Role, number: int) -> Key | None:
-        """Run a system's replay with this number, with every call logged.
+        """Run a system's first or second replay (`number` is 1 or 2), with every call logged.
 
         Returns the first record, rank by rank, in which the replay differs from the recording; None if there is none.
         """

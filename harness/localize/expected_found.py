@@ -103,7 +103,7 @@ def _readers(log: CandidateLog, theirs: int) -> list[int]:
 
 
 def _arguments(call: Call, partner: Call) -> tuple[str, str] | None:
-    """The texts for "expected" and "found" if numbers or words of two calls differ; None if none differ."""
+    """The texts for "expected" and "found" if numbers, strings or dtypes of two calls differ; None if none differ."""
     if call.operator != partner.operator:
         return None
     sides = dict(partner.scalars), dict(call.scalars)

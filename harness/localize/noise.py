@@ -31,10 +31,11 @@ from bitproof.harness.records import ROLES, Divergence, Key, Record, Role, Tenso
 
 @dataclass
 class NoiseSearch(Search):
-    """A search for the call that makes the system of a `role` differ from itself.
+    """A search for the call that makes a system differ from itself. `role` is the system's role.
 
-    Its reference and candidate are two runs of this system; with `stressed`, the second runs under stress. Takes two
-    replays, and two more for the differing output of the blamed call.
+    "Reference" and "candidate" are here two runs of this system. With `stressed`, the candidate's run has random sleeps
+    and other values in uninitialized memory. Takes two replays, and two more for the differing output of the blamed
+    call.
     """
 
     role: Role
@@ -79,7 +80,7 @@ class NoiseSearch(Search):
         return replace(first, call=call), _tell(key, found, step)
 
     def _abandoned(self, key: Key) -> Culprit | None:
-        """The first collective that was never waited for, in the record's step and on its rank; None without one."""
+        """The first collective that was never waited for, in the record's step and on its rank; else None."""
         archive = archive_of(self._archives("candidate", 1), key.rank)
         calls, begin = read_log(archive), 0
         for step, count in read_steps(archive):
@@ -105,7 +106,10 @@ class NoiseSearch(Search):
         return found
 
     def _log_until(self, side: Role, rank: int, last: int) -> list[Call]:
-        """A rank's calls in the first replay for `side`, up to the end of the step `last`."""
+        """A rank's calls in one of the first two replays, up to the end of the step `last`.
+
+        `side` names the replay: "reference" for the first, "candidate" for the second.
+        """
         archive = archive_of(self._archives(side, 1), rank)
         return read_log(archive)[: sum(count for step, count in read_steps(archive) if step <= last)]
 
@@ -131,9 +135,9 @@ class NoiseSearch(Search):
 
 
 def _tell(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
-    """A sentence for the report if the replays differ first at another record, or after the blamed call's step.
+    """A sentence for the report: two replays first differ at `replayed`; the call to blame is in step `blamed_step`.
 
-    `recorded` and `replayed` are the first differing records. None if there is nothing to report.
+    None if the recordings first differ at the same record (`recorded`), and the call is in its step or unknown.
     """
     if recorded == replayed and blamed_step in (None, recorded.step):
         return None
@@ -143,7 +147,7 @@ def _tell(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
 
 
 def _first_difference(first: Call, second: Call) -> int | None:
-    """The position of the first output in which two calls differ that have the same place, operator and inputs.
+    """The position of the first output in which two calls of the same place, operator and inputs differ.
 
     None if no output differs, or if the calls differ in operator, place or inputs.
     """

@@ -6,16 +6,17 @@ that differs. It goes on if the producers match. If they do not, or if nothing i
     reference    mm x w -> a    silu a -> b    sum b -> l
     candidate    mm x w -> a    silu a -> B    sum B -> L    from L to sum, and to silu, whose inputs are equal
 
-1. Equal inputs and another output: the call computes wrong ("computes").
+1. Equal inputs and a different output: the call computes a wrong value ("computes").
 2. The candidate's producer is an extra call: walk on to the producers of its wrong inputs. If none of its inputs is
    wrong, the extra call is the cause ("adds"). Calls that only pack right values are a cause only if no call before
    them computes. If they fill a bucket, the bucket's collective is the cause; if the record has another tensor's value,
    it is the call that packs.
-3. The reference's producer is missing, and the candidate has its output nowhere: it is the cause, or a missing call
-   before it ("lacks").
-4. Both producers match other calls, and are right: the call reads another value ("reads", "inherits" if no call of the
-   step computed it), its inputs in another order ("exchanges"), or the record has another tensor's value ("misplaces").
-5. A collective is compared on all of its ranks, so the walk goes on to the rank that passes another value.
+3. The reference's producer has no match, and no call of the candidate has its output: it is the cause, or a missing
+   call before it ("lacks").
+4. Both producers match other calls, and are right. Then the call reads the wrong one of several right values ("reads",
+   or "inherits" if no call of the step computed it), or its inputs in another order ("exchanges"), or the record has
+   another tensor's value ("misplaces").
+5. A collective is compared on all of its ranks, so the walk goes on to the rank that passes a different value.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ class Parting(NamedTuple):
 
 
 class Walk:
-    """A walk back through both logs from some records. `found` has the possible causes and their weights, 0 the
-    likeliest.
+    """A walk back through both logs from differing records.
+
+    `found` has the possible causes, each with a weight; 0 is the likeliest.
 
     - `replaced`: for an extra call, by rank and index, the reference's call that it replaces.
     - `readers`: for a call, by rank and index, the call with a match from which the walk reached it.
@@ -115,7 +117,7 @@ class Walk:
         return known
 
     def _joint(self, rank: int, mine: int, due: int | None, reader: tuple[int, int] | None) -> bool:
-        """Find out why the candidate has the output of call `mine` where the reference has that of call `due`.
+        """Find out why the candidate has the output of call `mine` where the reference has the output of call `due`.
 
         `reader` has the indices of the two matching calls with this input; None for a record. Returns whether a cause
         is found.
@@ -251,9 +253,10 @@ class Walk:
         return self._add(rank, mine, due, "exchanges") if is_exchange else self._reads(rank, (mine, due))
 
     def _unlike(self, rank: int, mine: int, due: int) -> Iterator[tuple[int | None, int | None, str]]:
-        """For each input in which two calls differ: the producers on both sides, and the candidate's value.
+        """For each input in which two calls differ: the candidate's producer, the reference's producer, and the digest.
 
-        `mine` and `due` are the calls' indices. A producer is None if no call of the step produced the input.
+        `mine` and `due` are the calls' indices. A producer is None if no call of the step produced the input. The
+        digest is the candidate's.
         """
         log = self.logs[rank]
         values, wanted = log.log[mine].inputs, log.reference.log[due].inputs
@@ -279,10 +282,10 @@ class Walk:
     def _behind_extra(
         self, rank: int, mine: int, due: int | None, here: int | None, reader: tuple[int, int] | None
     ) -> bool:
-        """Search for the cause if an input or a record has the output of an extra call, `mine`, not that of `due`.
+        """Search for the cause if an input or a record has the output of an extra call, `mine`, in place of `due`'s.
 
-        `here` is the candidate's call that matches `due`, and `reader` the pair of calls with this input. Returns
-        whether a cause is found.
+        `here` is the candidate's call that matches `due`. `reader` is the pair of matching calls with this input; None
+        for a record. Returns whether a cause is found.
         """
         log, call = self.logs[rank], self.logs[rank].log[mine]
         computes = not log.packs(mine)
@@ -393,7 +396,7 @@ class Walk:
     def _missing(self, rank: int, due: int, is_named: bool = True) -> bool:
         """Search the calls before a missing call, which only the reference makes. Returns whether a cause is found.
 
-        If no call before it is the cause, the missing call is, unless `is_named` is False.
+        If no call before it is the cause, the missing call itself is the cause, unless `is_named` is False.
         """
         if (known := self._once(("missing", rank, due, is_named))) is not None:
             return known
@@ -421,7 +424,7 @@ def _is_for_its_reader(call: Call) -> bool:
 def ordered(walk: Walk) -> list[Parting]:
     """The causes that a walk found, the likeliest and earliest first.
 
-    Calls with equal inputs and another output come first, calls that only pack or take no input last.
+    Calls with equal inputs and a different output come first, calls that only pack or take no input last.
     """
 
     def when(parting: Parting) -> tuple[int, int, int, int]:

@@ -3,16 +3,17 @@
     a graph                       the graph's node (`GraphRunner`)
     around a pipeline's graphs    the half, forward or backward, that the pipeline reports to be running
     eager forward                 the stack of modules, kept by hooks
-    eager backward                autograd's node, and the forward call that created it. The seed of backward is of
-                                  backward, as in a graph
-    recomputation in backward     the stack of modules for a module, or the forward call of the same line for a function
+    eager backward                autograd's node, and the forward call that created it. The gradient with which
+                                  backward begins counts as backward, as in a graph
+    recomputation in backward     if a module is recomputed, the stack of modules; if a function is, the forward call
+                                  from the same line
     a parameter's gradient        the parameter's module, for tensors of its shape. Others, such as buckets, have none
     an optimizer's step           "update", except in its closure
     outside `gradients`           "update", if the system shows a function of that name, which computes gradients
 
 If a system has no function `gradients`, it does not show where its update begins. Then a call after a backward is of
-the update if it reads a gradient, if autograd does not follow it, or if it writes to a module's buffer. At that moment,
-neither backward nor a module's forward may run, except a forward within which that backward ran.
+the update if it reads a gradient, if autograd does not follow it, or if it writes to a module's buffer. When it runs,
+no backward and no module's forward may be running, except a forward within which that backward ran.
 
 The direction is unknown within a graph that the system does not show, and for calls outside all modules that autograd
 does not follow. Such calls are matched by their values.
@@ -170,10 +171,10 @@ class Places:
         return around if around in made_by else module
 
     def _is_untold(self) -> bool:
-        """Whether the direction of a call outside autograd is unknown: a graph may compute gradients without autograd.
+        """Whether the direction of a call outside autograd is unknown.
 
-        After such a call, the beginning of the update is unknown, too, unless a module of the model runs with autograd
-        later: then the call only prepared that module's input.
+        A graph may compute gradients without autograd, so such a call may be of forward or of backward. Then later
+        calls outside all modules are unknown too, until a module of the model runs with autograd.
         """
         if self.shows_gradients and not self.computes_gradients:
             return False
@@ -192,7 +193,10 @@ class Places:
         return target is not None and any(target is x for x in kept)
 
     def _forward(self) -> Place:
-        """The innermost running module as a place; it is noted for the autograd nodes that this call creates."""
+        """The innermost running module as a place.
+
+        The place is remembered for the autograd nodes that this call creates, so that `_backward` finds it.
+        """
         place = Place(self._running[-1] if self._running else "", "forward", self._running_chunk())
         self._part = running_part()
         # The number of the autograd node that this call has just made.
@@ -394,7 +398,7 @@ def settled(calls: Sequence[Call]) -> list[Call]:
 
 
 def _without_update_s_part(call: Call) -> Call:
-    """The call, without its part if that is a part of the update and the call is not of the update.
+    """The call, without its `part` if that is "clipping" or "loss scaling" and the call is not of the update.
 
     For example, scaling the loss is of forward.
     """

@@ -3,7 +3,7 @@
 Usually each system is replayed twice. The first replay logs every call of that step on every rank, and keeps the first
 differing record. It is left out if an earlier run has logged the step's calls. The second replay fetches the outputs of
 the calls on the path from the blamed call to the record. If the blamed call reads a value from an earlier step, another
-replay logs all steps up to that of the difference.
+replay logs all steps up to the first that differs.
 """
 
 from __future__ import annotations
@@ -184,9 +184,9 @@ class Search:
         return None
 
     def _explained(self, first: Key, explains: tuple[int, str, str]) -> Divergence:
-        """The divergence of the record that the blamed call leads to, instead of the first differing record.
+        """The divergence to report if the blamed call does not lead to the first differing record, but to a later one.
 
-        `explains` has the record's rank and digests. A remark names both records.
+        `explains` has the later record's rank and digests. A remark names both records.
         """
         rank, *pair = explains
         sides = [self.recordings[role].records_at(rank, first.step) for role in ROLES]
@@ -235,9 +235,9 @@ class Search:
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
         """For each call of the culprit's chain, the difference in its output; empty if none differs.
 
-        The culprit's is first. An entry is None for a call without a match, for a call that agrees, and for an output
-        that the replay did not reproduce. Such an output need not contradict the verdict: values that no record shows
-        may vary between runs, for example rows that no call reads.
+        The culprit's difference comes first. An entry is None for a call without a match, for a call that agrees, and
+        for an output that the replay did not reproduce. Such an output need not contradict the verdict: values that no
+        record shows may vary between runs, for example rows that no call reads.
         """
         links = culprit.chain or (Link(culprit.call, culprit.rank, 0, culprit.reference, culprit.candidate),)
         outputs = [_first_difference(link, logs) for link in links]
@@ -301,7 +301,7 @@ def _tell(key: Key) -> str:
 
 
 def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:
-    """The reference's record that has the bits which the candidate has in the differing record `key`, as kind and name.
+    """Kind and name of the reference's only record that equals the candidate's differing record `key` bit for bit.
 
     For example, "grad b" for the record of grad a, if two gradients were exchanged. Only records of the same step, rank
     and kind are considered. None if none of them has these bits, or several have.

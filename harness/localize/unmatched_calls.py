@@ -27,7 +27,8 @@ class UnmatchedCall(NamedTuple):
 class Look(NamedTuple):
     """Indices of a rank's calls in a step.
 
-    `strange` calls have unmatched outputs. `packing` calls are new, and only pack values that the reference has.
+    `strange` calls have outputs that the reference lacks. `packing` calls lack a counterpart in the reference too, but
+    only pack values that it has.
     """
 
     strange: list[int]

@@ -12,9 +12,11 @@ from bitproof.harness.validate import GROWING
 class Artifact:
     """A precompiled step.
 
-    `fingerprint` identifies all that it was made from, `content` is the sha256 of its file's body. `nodes` counts its
-    graph's nodes, `groups` the process groups that ranks must make; `compiled` is the sha256 of the code that a backend
-    generated from the graph, None if the graph runs without a backend.
+    - `fingerprint`: identifies everything that the step was made from.
+    - `content`: the sha256 of its file's body.
+    - `nodes`: the number of its graph's nodes. `groups`: the number of process groups that ranks must make.
+    - `compiled`: the sha256 of the code that a backend generated from the graph; None if the graph runs without a
+      backend.
     """
 
     __pydantic_config__ = GROWING

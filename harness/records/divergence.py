@@ -20,11 +20,12 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TensorDifference:
-    """How a tensor differs between two systems; None for unknown facts.
+    """How a tensor differs between two systems. A field is None if the fact is unknown.
 
-    A type is dtype and shape, such as `bfloat16[10, 100]`. `reference_bits` and `candidate_bits` are the bits of the
-    first differing element; `samples` are the first few differing elements. `histogram` counts the tensor's elements by
-    their distance in ULPs; it is None for a dtype without ULPs.
+    - `reference_type`, `candidate_type`: dtype and shape, such as `bfloat16[10, 100]`.
+    - `reference_bits`, `candidate_bits`: the bits of the first differing element.
+    - `samples`: the first few differing elements.
+    - `histogram`: the number of elements by their distance in ULPs; None for a dtype without ULPs.
     """
 
     elements_differing: int | None = None
@@ -173,11 +174,11 @@ NO_CALL = (
 class Divergence:
     """The first divergence of two systems: the first differing record, how its tensor differs, and the call to blame.
 
-    `pass_` is the first pass that changes bits, if a search found it. `between` is None if a candidate diverges from a
-    reference. If a system diverges from itself, `between` names the system, such as "reference against itself"; then
-    "reference" and "candidate" in the other fields are the system's first and second run. `holds` is the only other
-    record of the reference, such as "grad b", that equals the candidate's tensor bit for bit: two tensors were
-    exchanged, or one was stored twice.
+    - `pass_`: the first pass that changes bits, if a search found it.
+    - `between`: None if a candidate diverges from a reference. If a system diverges from itself, the system, as in
+      "reference against itself"; then "reference" and "candidate" in the other fields are its first and second run.
+    - `holds`: the only other record of the reference, such as "grad b", that equals the candidate's tensor bit for bit:
+      two tensors were exchanged, or one was stored twice.
     """
 
     step: int

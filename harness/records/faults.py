@@ -21,10 +21,12 @@ FaultStatus = Literal["killed", "survived", "equal", "flagged", "not struck", "u
 class FaultOutcome:
     """The outcome of putting a fault into a case.
 
-    `is_fault` is False for an equivalent, which is a rewrite that keeps every bit. `says` describes the fault. `first`
-    is the first record that differs; `call` is the blamed call. `place_right`, `operator_right` and `rank_right` say
-    whether the blamed call matches a place that the fault changed. Each is None if the catalogue expects no place, or
-    if no call was blamed. `reason` says why a fault survived, changed nothing or was not judged, or how a run failed.
+    - `is_fault`: False for an equivalent, which is a rewrite that keeps every bit.
+    - `says`: the description of the fault.
+    - `first`: the first record that differs. `call`: the blamed call.
+    - `place_right`, `operator_right`, `rank_right`: whether the blamed call matches a place that the fault changed;
+      None if the catalogue expects no place, or if no call was blamed.
+    - `reason`: why a fault survived, changed nothing or was not judged, or how a run failed.
     """
 
     __pydantic_config__ = GROWING

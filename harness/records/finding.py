@@ -55,11 +55,13 @@ Block = Sentence | Table | Code
 class Finding:
     """A check's finding about a case.
 
-    `brief` is a clause that reports print beside the verdict, as in "EQUAL, sees 97.8% of 2,826 calls"; "" prints
-    nothing. `objection` says why the case is not as expected (exit status 1), and `unjudged` says why the check could
-    not judge (exit status 3); each is "" if it does not apply. `headline` is a sentence so important that every report
-    prints it first, as for a proved case that differs. `blocks` are the check's part of each report, in order. `data`
-    are JSON values for programs, at `cases[i].checks.NAME.data` in report.json.
+    - `brief`: a clause that reports print beside the verdict, as in "EQUAL, sees 97.8% of 2,826 calls"; "" prints
+      nothing.
+    - `objection`: the reason why the case is not as expected (exit status 1); "" if there is none.
+    - `unjudged`: the reason why the check could not judge (exit status 3); "" if it could.
+    - `headline`: a sentence so important that every report prints it first, as for a proved case that differs.
+    - `blocks`: the check's part of each report, in order.
+    - `data`: JSON values for programs, at `cases[i].checks.NAME.data` in report.json.
     """
 
     __pydantic_config__ = GROWING

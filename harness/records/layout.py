@@ -140,9 +140,9 @@ def _run(text: str) -> Run:
 
 
 def _ascend(runs: Sequence[Run], size: int) -> bool:
-    """Whether runs are in ascending order within a dim of this size, and none is empty.
+    """Whether runs are in ascending order within a dim of this size, and not empty.
 
-    Only a part without elements has an empty run, as its single run.
+    Only a single run may be empty: a part without elements has one.
     """
     ends = [index for run in runs for index in run]
     return ends == sorted(ends) and ends[-1] <= size and (len(runs) == 1 or all(first < end for first, end in runs))

@@ -24,9 +24,10 @@ Phase = Literal["forward", "backward", "clip", "update"]
 class LayoutRow:
     """A tensor that differs between the two systems at a step, its relative error and its bound.
 
-    `bound` is None if the tensor had to be equal, or is `apart`. `error` is None if it is not finite. `rank` is the
-    candidate's first rank that differs. `apart`: in one of the two systems, several ranks have the same part of the
-    tensor, but not with the same bits.
+    - `bound`: None if the tensor had to be equal, or is `apart`.
+    - `error`: None if it is not finite.
+    - `rank`: the first rank of the candidate on which the tensor differs.
+    - `apart`: in one of the two systems, several ranks have the same part of the tensor, but not with the same bits.
     """
 
     __pydantic_config__ = GROWING
@@ -57,11 +58,11 @@ class InFloat64:
     - `beyond`: the number of tensors that still differ, by far more than reordered sums change them in float64.
     - `rows`: these tensors in the order of computation; if there are none, the tensors that used most of their bound.
     - `narrow`: the first call, such as "aten.mul.Tensor (train.py:12)", that read a tensor of a narrower float dtype
-      which no call of torch had computed. Only one system may have rounded that tensor; so a difference may be
-      rounding.
-    - `less_accurate`: the candidate's rounding error divided by the reference's, if reordered sums do not explain that
+      which no call of torch had computed. Perhaps only one of the systems has rounded this tensor, so a difference may
+      be rounding.
+    - `less_accurate`: the candidate's rounding error divided by the reference's; None if reordered sums explain that
       ratio.
-    - `failed`: says why there are no runs in float64.
+    - `failed`: the reason why there are no runs in float64.
     """
 
     __pydantic_config__ = GROWING

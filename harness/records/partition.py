@@ -14,10 +14,12 @@ from bitproof.harness.validate import GROWING
 class Partition:
     """The sizes of the forward and the backward graph, and of the tensors saved between them.
 
-    `by` is the partitioning method. Node counts include a graph's inputs and output; the joint graph is the graph
-    before partitioning. `saved` counts the tensors of forward that backward reads, `saved_bytes` the bytes of their
-    storages; both leave out graph inputs. `uncut` and `uncut_bytes` are these two numbers for a partition without
-    recomputation. `recomputed` counts the calls that backward computes again.
+    - `by`: the partitioning method.
+    - Node counts include a graph's inputs and output. The joint graph is the graph before partitioning.
+    - `saved`: the number of forward's tensors that backward reads. `saved_bytes`: the bytes of their storages. Both
+      leave out graph inputs.
+    - `uncut`, `uncut_bytes`: the same two numbers for a partition without recomputation.
+    - `recomputed`: the number of calls that backward computes again.
     """
 
     __pydantic_config__ = GROWING

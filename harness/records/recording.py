@@ -53,7 +53,7 @@ class Key(NamedTuple):
 
     @property
     def is_changed_setting(self) -> bool:
-        """Whether the record is that of a setting or attribute of an optimizer, at a step that changed it."""
+        """Whether the record has a setting or attribute of an optimizer, at a step that changed it."""
         return self.kind == "optimizer" and self.name.endswith(CHANGED)
 
 
@@ -116,10 +116,12 @@ class GraphIdentity:
 class TorchCompile:
     """The work of torch.compile on a rank's code, if any compiled code was called.
 
-    It tried to capture `frames` frames of Python code and captured `captured` of them, as `graphs` graphs with
-    `operators` calls in total, for `backends`. `breaks` counts graph breaks; `recompiles` counts compiled frames whose
-    guards failed later. `first_break`, `first_recompile` and `first_failure` have the first line of torch's reason for
-    the first graph break, for the first recompile, and for the first frame that it could not compile.
+    - `frames`: the number of frames of Python code that it tried to capture. `captured`: how many of them it captured.
+    - `graphs`, `operators`: the number of captured graphs, and of their calls in total.
+    - `backends`: the backends for which it captured.
+    - `breaks`: the number of graph breaks. `recompiles`: the number of compiled frames whose guards failed later.
+    - `first_break`, `first_recompile`, `first_failure`: the first line of torch's reason for the first graph break, for
+      the first recompile, and for the first frame that it could not compile.
     """
 
     __pydantic_config__ = GROWING
@@ -164,20 +166,27 @@ class Accepted:
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """An entry of the list of a step's collectives, scalings and counts. `what` is the kind of the entry:
+    """A collective of a step, a scaling of a sum over ranks, or a count. `what` is its kind:
 
-    - "sum": a collective that adds over ranks. "exchange": a collective that sends rows from rank to rank.
-    - "scale": a multiplication or division that rounds the terms of a sum over ranks, or the sum itself.
-    - "backward": the number of a step's backward passes. "parts": a number of parts whose sum is a gradient.
+    - "sum": a collective that adds over ranks.
+    - "exchange": a collective that sends rows from rank to rank.
+    - "scale": a multiplication or division that rounds a sum over ranks, or the terms of the sum.
+    - "backward": the number of backward passes in a step.
+    - "parts": the number of parts that are added up to a gradient.
 
-    `phase` is "forward", "backward", "clip" (from backward to the first recorded gradient) or "update". `ranks` are the
-    ranks of the collective's group, such as "0,1". For a collective, `operator` is its name, such as "allreduce_", and
-    `backwards` is the number of a step's backward passes in which it ran. For "backward" and "parts", `backwards` is
-    the number itself. `elements` is the size of a sum over more than two ranks: in such a sum, the order of the terms
-    depends on an element's index.
+    The other fields:
 
-    For a scaling, `operator` has the factor, and whether it is applied "before" or "after" the sum. Powers of two round
-    nothing and are left out. For example, a mean over 3 ranks divides the sum by 3 = 2 * 1.5, so it is "after /1.5".
+    - `phase`: "forward", "backward", "clip" (from backward to the first recorded gradient) or "update".
+    - `ranks`: the ranks of the collective's group, such as "0,1".
+    - `operator`: a collective's name, such as "allreduce_". For a scaling, the factor, and whether it applies "before"
+      or "after" the sum.
+    - `backwards`: for "backward" and "parts", the number itself. Otherwise the number of a step's backward passes in
+      which the operation ran.
+    - `elements`: the size of a sum over more than two ranks. In such a sum, the order of the terms depends on an
+      element's index.
+
+    Factors that are powers of two round nothing, and are left out. For example, a mean over 3 ranks divides the sum by
+    3 = 2 * 1.5, so its scaling is "after /1.5".
     """
 
     __pydantic_config__ = GROWING
@@ -194,20 +203,37 @@ class Meeting:
 class Manifest:
     """How a recording was made: everything that can change a bit.
 
-    - Run: `case` is the case as written; `stress` is the run's disturbance, None for a plain run; `values` are the
-      patterns of the tensors whose values are kept, which changes no bit; `collectives` is the ranks' transport. It
-      changes no bit either, as all sums are in rank order, except for "native": there NCCL chooses the order.
-    - Code and machine: `sources` is the sha256 of bitproof's own files. `sources`, `machine`, `commit` and
-      `environment` are the same on every rank. `determinism` has the switches that were set before the system was made;
-      `switches` has their values at three moments: at that time, after the system was made, and after the last step.
-    - Ranks: `ranks` has, by rank, the system's own facts, such as its data's sha256; `chunked`, for a system that
-      chunks, is how often a step runs each module in chunks; `alone` are the ranks that ran no collective with another
-      rank in any step, though their system does not declare them independent; `compiled` is the effect of torch.compile
-      on each rank's code, None if nothing was to be compiled; `unshown` names state of a user's system that steps
-      changed and no record contains; `shows_every_buffer`: every buffer of the system's models has records; `meetings`
-      are the sums and exchanges over ranks, if the run requests them.
-    - Files: `calls` are the logs stored with a baseline, and `accepted` says why the baseline was accepted; neither
-      affects the recording. The sha256 sums of the folder's files are known once these are written.
+    Run:
+
+    - `case`: the case as written.
+    - `stress`: the settings of a run with random sleeps; None for a plain run.
+    - `values`: the patterns of the tensors whose values are kept. They change no bit.
+    - `collectives`: the ranks' transport. It changes no bit, as all sums are in rank order, except for "native": there
+      NCCL chooses the order.
+
+    Code and machine:
+
+    - `sources`: the sha256 of bitproof's own files. `sources`, `machine`, `commit` and `environment` are the same on
+      every rank.
+    - `determinism`: the switches that were set before the system was made.
+    - `switches`: their values at three moments: before the system was made, after that, and after the last step.
+
+    Ranks:
+
+    - `ranks`: by rank, the system's own facts, such as its data's sha256.
+    - `chunked`: for a system that chunks, how often a step runs each module in chunks.
+    - `alone`: the ranks that ran no collective with another rank in any step, though their system does not declare them
+      independent.
+    - `compiled`: the effect of torch.compile on each rank's code; None if nothing was to be compiled.
+    - `unshown`: state of a user's system that steps changed and no record contains.
+    - `shows_every_buffer`: whether every buffer of the system's models has records.
+    - `meetings`: the sums and exchanges over ranks, if the run requests them.
+
+    Files:
+
+    - `calls`: the logs stored with a baseline. `accepted`: the reason why the baseline was accepted. Neither affects
+      the recording.
+    - The sha256 sums of the folder's files: known once these are written.
 
     Fields that may be None are newer than the first recordings.
     """

@@ -62,10 +62,13 @@ class Closeness:
 
     If the case expects DIFFERENT, only the tensors of the first differing step are measured.
 
-    A tensor's error is |r - c| / |r|. It is None if it is not finite: for a NaN or an infinity on one side only, a
-    reference of zeros, or integers that differ. `largest` names the tensor with the largest error. `first_beyond` is,
-    in the order of computation, the first tensor beyond the bound. `histogram` has for each kind the number of elements
-    by their distance in ULPs: "0", "1", "2", "3-4", "5-8", ..., and "unlike" for elements without a distance.
+    A tensor's error is |r - c| / |r|. It is None if it is not finite: for a NaN or an infinity in one system only, a
+    reference of zeros, or integers that differ.
+
+    - `largest`: the tensor with the largest error.
+    - `first_beyond`: the first tensor, in the order of computation, that is beyond the bound.
+    - `histogram`: for each kind, the number of elements by their distance in ULPs: "0", "1", "2", "3-4", "5-8", ...,
+      and "unlike" for elements without a distance.
     """
 
     bound: float
@@ -113,9 +116,10 @@ STAGES = "stages"
 class PassReport:
     """A pass that ran: its seconds without verification, the number of nodes before and after, and its own facts.
 
-    `settings` determine its effect, as JSON values; a recording's manifest has them as well. `changed` has, for each
-    operator whose count changed, the number of calls before and after. In a pipeline a pass runs on the graph of each
-    stage: then `facts` has the facts of all stages, in order, and the numbers are sums over stages.
+    - `settings`: the settings that determine its effect, as JSON values. A recording's manifest has them as well.
+    - `changed`: for each operator whose count changed, the number of calls before and after.
+    - `facts`: the pass's own facts. In a pipeline a pass runs on the graph of each stage: then `facts` has the facts of
+      all stages, in order, and all numbers are sums over stages.
     """
 
     __pydantic_config__ = GROWING
@@ -140,8 +144,12 @@ class CaseSeconds:
     """A case's time by part, in seconds; None if not measured.
 
     `passes` has the time of each pass by name. `reference` and `candidate` are the times of the two systems' first
-    runs, including recording. Four parts have a time for each system, by role: `control` is a second run, `stress` a
-    run under stress, `start_ranks` the start of the ranks, and `record` the part of the first run that recording took.
+    runs, including recording. Four parts have a time for each system, by role:
+
+    - `control`: a second run.
+    - `stress`: a run with random sleeps and other values in uninitialized memory.
+    - `start_ranks`: the start of the ranks.
+    - `record`: the part of the first run that recording took.
     """
 
     __pydantic_config__ = GROWING
@@ -172,10 +180,12 @@ class CaseSeconds:
 class Drift:
     """The difference of a tensor between two recordings, such as a baseline and a new run.
 
-    `records` counts the differing records; `step` and `rank` are those of the first. `measured` counts the differing
-    records whose values both recordings have. `elements`, `elements_differing` and `histogram` (of differing elements)
-    are totals over these, `max_ulp` is the largest distance among them, and the bits are those of the first differing
-    element of the first of them.
+    - `records`: the number of records that differ. `step`, `rank`: the step and the rank of the first of them.
+    - `measured`: the number of differing records whose values both recordings have. The following fields describe
+      these.
+    - `elements`, `elements_differing`, `histogram`: totals; the histogram counts differing elements.
+    - `max_ulp`: the largest distance.
+    - `reference_bits`, `candidate_bits`: the bits of the first differing element of the first measured record.
     """
 
     __pydantic_config__ = GROWING
@@ -200,9 +210,11 @@ class Drift:
 class BaselineResult:
     """A system's recording compared with its baselines.
 
-    `path` is the folder of the baseline, or None if there is no baseline. `reasons` say why the status is not EQUAL.
-    `compared` and `mismatched` count records, `tensors_drifted` counts tensors; `drift` describes the first of these.
-    `call` is the first operator call whose output differs from the baseline's, if known.
+    - `path`: the folder of the baseline, or None if there is no baseline.
+    - `reasons`: the reasons why the status is not EQUAL.
+    - `compared`, `mismatched`: numbers of records.
+    - `tensors_drifted`: the number of tensors that differ. `drift` has entries for the first few of them.
+    - `call`: the first operator call whose output differs from the baseline's, if known.
     """
 
     __pydantic_config__ = GROWING
@@ -259,9 +271,10 @@ class CaseResult(CaseFindings):
     """The result of a case.
 
     - `control`: by role, the verdict of comparing two runs of the same system; None if it ran once.
-    - `stress`: by role, the verdict of comparing a plain run of a system with a run under stress.
+    - `stress`: by role, the verdict of comparing a plain run of a system with one that has random sleeps and other
+      values in uninitialized memory.
     - `logs`: paths within the run folder.
-    - `options`: the options of the run that the case was merged from, if they are not those of the report.
+    - `options`: if the case was merged from another run, that run's options, unless they equal the report's.
     - `remarks`: sentences that qualify the evidence.
     - `collectives`: the ranks' transport, "shared" for shared memory. `backend`: the backend of torch's default group.
     """
@@ -340,8 +353,9 @@ class CaseResult(CaseFindings):
 class Event:
     """A sign of a case's progress.
 
-    `arm` says which run of `system` it is about: "first", "control", "stress", "replay1" and so on. "prepare" and
-    "prepared" are about a graph, "start" is about ranks. For "step", `step` of `steps` has ended; steps count from 0.
+    - `event`: "prepare" and "prepared" are about a graph, "start" is about ranks. For "step", `step` of `steps` has
+      ended; steps count from 0.
+    - `arm`: the run of `system` that the event is about: "first", "control", "stress", "replay1" and so on.
     """
 
     event: Literal["prepare", "prepared", "start", "step", "compare"]

@@ -90,7 +90,7 @@ def parse(text: str, where: str = FILE_NAME) -> Report:
 def upgraded(values: Any) -> Any:
     """Convert the JSON values of a report of an older version.
 
-    There each check has a field of its own in a case. These fields move into the case's field `checks`.
+    In older reports each check has a field of its own in a case. These fields move into the case's field `checks`.
     """
     if not isinstance(values, dict):
         return values

@@ -122,7 +122,7 @@ class FlatKey:
 
 @dataclass(frozen=True, kw_only=True)
 class FlatCloseness:
-    """A measured closeness of two systems, with keys as objects."""
+    """A measured closeness of two systems. Records are named by `FlatKey` objects."""
 
     __pydantic_config__ = GROWING
 
@@ -225,7 +225,10 @@ def _known(difference: TensorDifference) -> TensorDifference | None:
 
 @dataclass(kw_only=True)
 class CaseEntry(CaseFindings):
-    """A case's result and, for readers who need no more of the case, its name, expected verdict and systems."""
+    """A case's result as an entry of report.json.
+
+    The name, the expected verdict and the systems are also in `case`, which has all settings.
+    """
 
     __pydantic_config__ = GROWING
 
@@ -337,7 +340,7 @@ class ReportEntry:
 
 
 def plain(entry: Any) -> Any:
-    """An object of this form as plain JSON values. Times that were not measured are left out."""
+    """An object of one of this module's classes as plain JSON values. Times that were not measured are left out."""
     if isinstance(entry, Case):
         return entry.stated()
     if isinstance(entry, CaseSeconds):

@@ -35,7 +35,7 @@ def shown_line(source: str | None) -> str:
 
 
 def file_of(path: str) -> Path | None:
-    """The nearest file on this machine whose path ends with `path`; None without one, or if several are as near."""
+    """The nearest file on this machine whose path ends with `path`; None if there is none, or several are as near."""
     parts = PurePosixPath(path).parts
     if ".." in parts:
         return None

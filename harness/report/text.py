@@ -238,7 +238,7 @@ def blame_label(divergence: Divergence) -> str:
 def evidence(call: BlamedCall | None) -> list[tuple[str, str]]:
     """Labels and texts about the blamed call: what was expected and found, and the results of exchanges.
 
-    Empty if no exchange verified the call at least in part; `blame` states that. For example:
+    Empty if no exchange verified the call, not even in part. For example:
 
         expected: eps=1e-05
         found: eps=0.001
@@ -329,7 +329,10 @@ def value_of(bits: str, dtype: str) -> str:
 
 
 def sample_rows(difference: TensorDifference | None) -> list[tuple[str, ...]]:
-    """Rows about the first differing elements: index, bits in both systems, values in both systems ("": unknown)."""
+    """A row for each of the first differing elements: index, bits in both systems, values in both systems.
+
+    A value that is unknown is "".
+    """
     if difference is None:
         return []
     dtype = (difference.reference_type or "").partition("[")[0]
@@ -343,7 +346,7 @@ CHAIN = ("rank", "operator", "module", "direction", "changed", "line", "left out
 
 
 def chain_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
-    """The calls from the blamed call to the differing record, as rows with the headers CHAIN."""
+    """The calls from the blamed call to the differing record, as rows of a table. `CHAIN` has its headers."""
     return [
         (
             str(link.rank),

@@ -173,7 +173,7 @@ def write_atomically(path: Path, content: str) -> None:
 
 
 def _point_latest(run_dir: Path) -> None:
-    """Point the link `latest` at this run, atomically, so that it points at a run at any time."""
+    """Point the link `latest` at this run, atomically, so that it points at some run at every moment."""
     _refuse_plain_latest(run_dir.parent)
     temporary = run_dir.parent / f".{LATEST}-{secrets.token_hex(6)}"
     try:

@@ -1,16 +1,19 @@
-"""Plan the exchanges for a cause: the values of the other side, and the calls at which they replace a side's own.
+"""Plan the exchanges for a cause: which values of one system replace values of the other, and at which calls.
 
-1. A call with a matching call: its outputs, on every rank on which it is blamed.
-2. A call that only the candidate makes: its output becomes the value that the matches of its readers read. A reader
-   that is new as well is followed to its own readers. In the reference, each of these matches reads the candidate's
-   value.
-3. A call that only the reference makes: the calls that match its readers read its output, and the reverse.
-4. A call that reads a wrong value from before the step: all calls that read this value, directly or through views, read
-   the reference's value instead. So a wrong parameter is a single cause, although forward, backward and the optimizer
-   read it.
-5. All other calls with the same wrong argument, forward or backward, on any rank: their outputs, each only if the call
-   then reads the inputs of its matching call. So no exchange hides another defect before it. Calls of an update whose
-   numbers come from the same wrong setting of the optimizer (see `wrong_setting`) have the same wrong argument.
+"New" calls are those that only the candidate makes.
+
+1. If the blamed call has a matching call, their outputs are exchanged, on every rank on which it is blamed.
+2. If it is new, each call that reads its output is matched with a call of the reference. The output is replaced by the
+   value that this matching call reads. In the reference, the matching call reads the candidate's value instead. A
+   reader may be new as well; then its own readers are matched.
+3. If only the reference makes it, the calls that match its readers read its output, and the reverse.
+4. If it reads a wrong value from before the step, all calls that read this value, directly or through views, read the
+   reference's value instead. So a wrong parameter is a single cause, although forward, backward and the optimizer read
+   it.
+5. All other calls with the same wrong argument, forward or backward, on any rank, have their outputs exchanged too.
+   Such an exchange takes place only if the call reads the inputs of its matching call when it runs, so it cannot hide
+   another defect before the call. Calls of an update whose numbers come from the same wrong optimizer setting (see
+   `wrong_setting`) have the same wrong argument.
 
 Example for 2, where the candidate has an extra `mul`:
 
@@ -41,10 +44,11 @@ MAX_NEW_CALLS = 12
 
 
 class Swap(NamedTuple):
-    """An exchange in a side: the other side's value replaces this side's value at `site`.
+    """An exchange: at `site`, a value of one system is replaced by a value of the other.
 
-    `value` is the site of the other side's value, and `wanted` its digest; `found` is the digest of the replaced value.
-    With `reads`, the exchange only takes place if the call then reads inputs of these digests.
+    `value` is the site in the other system whose value is inserted, and `wanted` the digest of that value. `found` is
+    the digest of the replaced value. If `reads` is given, the exchange only takes place if the call's inputs have these
+    digests when it runs.
     """
 
     site: ValueSite
@@ -58,9 +62,10 @@ class Swap(NamedTuple):
 
 @dataclass(frozen=True)
 class WrongCall:
-    """A wrong call: its exchanges in the candidate, and the reverse exchanges in the reference.
+    """A wrong call, with its exchanges in the candidate and the reverse exchanges in the reference.
 
-    `is_lead`: it is the blamed call, on a rank on which it is blamed; else it is another call with the same defect.
+    `is_lead` is True for the blamed call, on each rank on which it is blamed, and False for another call with the same
+    defect.
     """
 
     rank: int
@@ -71,13 +76,13 @@ class WrongCall:
 
     @property
     def where(self) -> tuple[int, str]:
-        """The rank and the call in words. Calls that differ only in their index are shown once."""
+        """The call's rank, and the call in words. Calls that differ only in their index are shown once."""
         return self.rank, str(self.call)
 
 
 @dataclass
 class ExchangePlan:
-    """Exchanges, and the reasons why values cannot be exchanged."""
+    """`groups`: the planned exchanges, by wrong call. `problems`: the reasons why other values cannot be exchanged."""
 
     groups: list[WrongCall] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -112,10 +117,11 @@ def plan_of(
     blocked: Collection[ValueSite] = (),
     arguments: WrongArguments | None = None,
 ) -> ExchangePlan:
-    """All exchanges for a cause. `differing` has the digests of the records that differ, by rank.
+    """All exchanges for a cause. `differing` has, by rank, the digests of the records that differ.
 
-    At the sites in `blocked`, the sides have different dtypes or shapes, so the outputs of the calls that read these
-    values are exchanged instead.
+    `blocked` are sites at which the two systems' values have different dtypes or shapes, so that these values cannot be
+    exchanged; the outputs of the calls that read them are exchanged instead. `arguments` finds further calls with the
+    same wrong argument or optimizer setting.
     """
     plan, taken, right = ExchangePlan(), set[tuple[int, int | None, int | None]](), dict[ValueSite, str]()
     own = set[tuple[int, int]]()
@@ -146,7 +152,10 @@ def plan_of(
 
 
 def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int | None) -> _Draft:
-    """The exchanges for a call, by its kind of defect."""
+    """The exchanges for a call, by its kind of defect.
+
+    `mine` is the call's index in the candidate's log, and `theirs` its matching call's index in the reference's log.
+    """
     if (
         culprit.how in ("inherits", "unwritten", "outside")
         and mine is not None
@@ -161,10 +170,10 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
 
 
 def _received(logs: Sequence[CandidateLog], rank: int, mine: int, theirs: int) -> tuple[int, int, int]:
-    """The rank of the call that receives a message, and its index in both logs.
+    """For a send: the rank of the receiving call, and its index in the candidate's and in the reference's log.
 
-    The receive takes the place of the send, which has no output that could be exchanged. If the calls on the other rank
-    are not found, the result is the send itself.
+    A send has no output that could be exchanged, so the received message is exchanged instead. If the receiving calls
+    are not found, returns the arguments unchanged.
     """
     sides = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
     found = [
@@ -200,11 +209,11 @@ def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
 
 
 def _alike(culprit: Culprit, logs: Sequence[CandidateLog], arguments: WrongArguments) -> Sites:
-    """Calls with the same defect at other places, in other directions and on other ranks.
+    """Other calls with the blamed call's defect: at other places, in other directions, and on other ranks.
 
-    If the blamed call has a match, they have the same wrong argument. If it reads another right value ("reads"), they
-    are also calls of its operator at its place that read right values. If it is extra or missing, they are extra or
-    missing calls of the same operator and arguments.
+    If the blamed call has a match, they are the calls with the same wrong argument. If its defect is that it reads a
+    wrong one of several right values ("reads"), calls of its operator at its place that read right values are added. If
+    it is extra or missing, they are extra or missing calls with the same operator and arguments.
     """
     wrong, found = arguments.of_culprit(culprit, logs), Sites()
     for rank, log in enumerate(logs):
@@ -242,9 +251,9 @@ def _reads_right(log: CandidateLog, mine: int | None) -> bool:
 
 
 def _is_akin(call: Call, blamed: Call, wrong: Wrong) -> bool:
-    """Whether a call may have the blamed call's wrong argument: its operator is of the same family.
+    """Whether a call may have the blamed call's wrong argument: their operators are of the same family.
 
-    For a wrong setting, it is a call of the same optimizer instead.
+    If the wrong argument is an optimizer setting, the two calls must be of the same optimizer instead.
     """
     if of_setting(wrong):
         return call.place.direction == blamed.place.direction and call.part == blamed.part
@@ -254,7 +263,7 @@ def _is_akin(call: Call, blamed: Call, wrong: Wrong) -> bool:
 def _only_if_right(
     draft: _Draft, log: CandidateLog, rank: int, mine: int | None, theirs: int | None, right: Mapping[ValueSite, str]
 ) -> _Draft:
-    """The exchanges of a further call, with the condition that the call reads its right inputs at that moment.
+    """The exchanges of another call with the same defect, made only if the call reads its right inputs when it runs.
 
     So no exchange hides a defect before the call. Empty if the right inputs are not known.
     """
@@ -277,11 +286,12 @@ def _only_if_right(
 
 
 def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | None:
-    """An exchange for a missing call, with the inputs that the call at its site must read; None if they are not known.
+    """An exchange for a missing call, with the inputs that the call at `swap.site` must read; None if they are unknown.
 
-    - A reader must have the missing call's input, `given[0]`, in place of the missing output, and otherwise the inputs
-      of its matching call.
-    - A call whose output is exchanged, since a record shows it, must read right values.
+    - If the exchange replaces an input of a reader of the missing call: the inputs of the reader's matching call, but
+      the missing call's own first input, `given[0]`, in place of its output.
+    - If the exchange replaces an output: the inputs of the call's matching call, or its own if it has none. The
+      reference must have all of them.
     """
     other = log.matching_call(swap.site.call)
     if not swap.site.is_input:
@@ -295,10 +305,10 @@ def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | No
 
 
 def _in_turn(groups: Sequence[WrongCall]) -> list[WrongCall]:
-    """The wrong calls, with corrected conditions (`reads`) for calls with several exchanged inputs.
+    """The wrong calls, with corrected conditions (`reads`) if several inputs of a call are exchanged.
 
-    A call's inputs are exchanged in order of position. When an input is exchanged, the later inputs still have their
-    wrong values, so the condition of this exchange must expect these. For example, if `stack a b` reads two losses that
+    The inputs of a call are exchanged one by one, in order of position. When an input is exchanged, the later inputs
+    still have their wrong values, and its condition must expect them. For example, if `stack a b` reads two losses that
     were not divided, then `b` is still undivided when `a` is exchanged.
     """
     expected: dict[tuple[int, int], dict[int, str]] = defaultdict(dict)
@@ -317,9 +327,9 @@ def _in_turn(groups: Sequence[WrongCall]) -> list[WrongCall]:
 def _right_inputs(
     log: CandidateLog, rank: int, mine: int, theirs: int | None, right: Mapping[ValueSite, str]
 ) -> tuple[str, ...] | None:
-    """The inputs that a candidate's call would read if no earlier call were wrong; None if they are not known.
+    """The digests that a candidate's call would read if no earlier call were wrong; None if they are not known.
 
-    `right` has the values that planned exchanges put in place.
+    `right` has, by site, the digests that planned exchanges insert.
     """
     call = log.log[mine]
     if theirs is not None:
@@ -401,14 +411,14 @@ _SETTING = "setting "
 
 
 def of_setting(wrong: Wrong) -> Wrong:
-    """The wrong arguments among these that are settings of an optimizer."""
+    """The pairs of `wrong` that are optimizer settings."""
     return frozenset(pair for pair in wrong if pair[0].startswith(_SETTING))
 
 
 def _constants(log: CandidateLog, mine: int, theirs: int) -> list[int]:
-    """The positions of the differing inputs that no call computes on either side.
+    """The positions of differing inputs that no call of the step computed in either system.
 
-    For example, a number in the code becomes a tensor.
+    For example, tracing turns a number in the code into a constant tensor.
     """
     sides = [side.log[at].inputs for side, at in ((log, mine), (log.reference, theirs))]
     given = log.log[mine].producers, log.reference.log[theirs].producers
@@ -432,7 +442,7 @@ def _of_matching(log: CandidateLog, rank: int, mine: int, theirs: int) -> _Draft
 
 
 def _checked(plan: _Draft) -> _Draft:
-    """The draft, or its problem if a value has no bytes of its own, such as a sparse tensor."""
+    """`plan`; or a draft with only a problem, if `plan` exchanges a value without bytes, such as a sparse tensor."""
     has_none = [swap for swap in (*plan.candidate, *plan.reference) if OPAQUE in (swap.found, swap.wanted)]
     if has_none:
         told = f"{has_none[0].operator} gives a tensor without bytes of its own, such as a sparse one"
@@ -441,10 +451,10 @@ def _checked(plan: _Draft) -> _Draft:
 
 
 class _Readers:
-    """The readers of one rank's calls, on both sides; `pairs` are the digests of the rank's records that differ.
+    """Plans exchanges at the calls that read a wrong call's output, in both logs of a rank.
 
-    `passed` are the calls whose own outputs cannot be exchanged, so that their readers' outputs are. Several paths may
-    lead to the same call; the shortest counts.
+    `pairs` are the digests (reference, candidate) of the rank's records that differ. `passed` are the candidate's calls
+    that are exchanged at their readers. If several paths lead to the same call, the shortest counts.
     """
 
     def __init__(
@@ -457,19 +467,23 @@ class _Readers:
         self._planned: dict[tuple[str, int], int] = {}
 
     def _is_planned(self, side: str, index: int, depth: int) -> bool:
-        """Note that a call of a side is planned at this depth; returns whether it was before, at this depth or less."""
+        """Whether a call was planned before, at this depth or a smaller one; notes that it is planned now.
+
+        `depth` is the number of calls passed between the blamed call and this one.
+        """
         known = self._planned.get((side, index), MAX_NEW_CALLS + 1)
         self._planned[side, index] = min(known, depth)
         return known <= depth
 
     def is_blocked(self, index: int) -> bool:
-        """Whether a call's outputs have another dtype or shape than the other side's."""
+        """Whether a call's outputs have another dtype or shape than its matching call's."""
         return index in self.blocked
 
     def may_take_outputs_of(self, mine: int, theirs: int) -> bool:
-        """Whether a call's outputs can be exchanged for its matching call's: as many, with equal dtypes and shapes.
+        """Whether a call's outputs can be exchanged with its matching call's: number, dtypes and shapes are equal.
 
-        A `broadcast` may match a `send`, which has no output. Then the values are exchanged at their readers.
+        For example, a `broadcast` may match a `send`, which has no output. Then the values are exchanged at the calls
+        that read them.
         """
         is_alike = len(self.log.log[mine].outputs) == len(self.log.reference.log[theirs].outputs)
         return is_alike and not self.is_blocked(mine)
@@ -561,7 +575,10 @@ class _Readers:
         return _checked(plan)
 
     def _of_readers(self, index: int, depth: int) -> _Draft:
-        """Exchange the outputs of a call's readers. Their other inputs must be right, so that no defect is hidden."""
+        """Exchange the outputs of the calls that read a call's output.
+
+        The other inputs of these calls must be right, so that no defect is hidden.
+        """
         plan = _Draft()
         self.passed.update((index, *self._with_it(index)))
         for reader in dict.fromkeys(reader for reader, _ in self.log.readers(index)):
@@ -580,7 +597,10 @@ class _Readers:
         return plan
 
     def _with_it(self, index: int) -> list[int]:
-        """Calls with the same defect at the same place: for other tensors of a list, or for the other chunk."""
+        """The indices of calls with the same defect at the same place, such as calls for other tensors of a list.
+
+        A call for the other chunk is included.
+        """
         blamed, right = self.log.log[index], self.log.reference.values
         kind = blamed.operator, blamed.place[:2]
         alike = [i for i, call in enumerate(self.log.log) if (call.operator, call.place[:2]) == kind]
@@ -617,11 +637,11 @@ class _Readers:
         return _checked(plan)
 
     def _where_shown(self, index: int) -> tuple[list[Swap], list[Swap]]:
-        """Exchanges for the records that show a missing call's output, such as a gradient's sum over ranks.
+        """Exchanges in the candidate and in the reference, for records of a missing call's output.
 
-        In the candidate, such a record shows the missing call's input. So the call that computed this input here
-        returns the missing output instead. Empty if a call of the reference also reads this input, or if the input is
-        wrong, since then an earlier call is wrong.
+        For example, the missing call adds a gradient over ranks; in the candidate the gradient's record is that call's
+        input. So the call that computed this input gets the missing output as its own. Both lists are empty if a call
+        of the reference reads this input too, or if the input is wrong, since then an earlier call is to blame.
         """
         call, found = self.log.reference.log[index], (list[Swap](), list[Swap]())
         for wanted, held in self.pairs:
@@ -639,21 +659,21 @@ class _Readers:
         return found
 
     def _of_join(self, mine: int, theirs: int) -> _Draft:
-        """Exchange the outputs of a call that lacks an input, or gets it in another dtype."""
+        """Exchange the outputs of a call that lacks an input of its matching call, or reads it in another dtype."""
         call = self.log.log[mine]
         if set(call.inputs) <= self.log.reference.values:
             return _of_matching(self.log, self.rank, mine, theirs)
         return _Draft(problems=[f"{call} also reads another value that is wrong"])
 
     def _at_reader(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
-        """The exchange of a call's input for its matching call's."""
+        """The exchange in the candidate: at its site `mine`, the call reads the input of its matching call."""
         call, partner = self.log.log[mine.call], self.log.reference.log[theirs.call]
         value = _source(self.log.reference, self.rank, theirs.call, theirs.position)
         found, wanted = call.inputs[mine.position], partner.inputs[theirs.position]
         return Swap(mine, value, call.operator, found, wanted, in_place=in_place)
 
     def _at_reader_there(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
-        """The reverse exchange: the reference's call reads the candidate's value."""
+        """The reverse exchange in the reference: at `theirs`, the matching call reads the candidate's input."""
         call, partner = self.log.log[mine.call], self.log.reference.log[theirs.call]
         value = _source(self.log, self.rank, mine.call, mine.position)
         found, wanted = partner.inputs[theirs.position], call.inputs[mine.position]
@@ -661,9 +681,9 @@ class _Readers:
 
 
 def _output_with(call: Call, value: str) -> int | None:
-    """The position of an output with a value, or of an alias (-1, -2, ...); None for other values.
+    """The position of the call's output that has the digest `value`; -1, -2, ... for its first, second, ... alias.
 
-    None also for memory of which only a part was written by this call, and the rest later.
+    None if there is none, as for memory that several calls wrote in part.
     """
     if value in call.outputs:
         return call.outputs.index(value)
@@ -671,10 +691,10 @@ def _output_with(call: Call, value: str) -> int | None:
 
 
 def _position_there(call: Call, partner: Call, position: int) -> int:
-    """The position of a call's input among the inputs of its matching call, which has as many.
+    """The position of a call's input among the inputs of its matching call, which has equally many.
 
-    It is another one only if an operator such as `add` reads its two tensors in the other order: in `mul B x` and
-    `mul x A`, `A` is in the place of `B`.
+    It differs from `position` only if an operator such as `add` reads its two tensors in the other order: `B` of
+    `mul B x` corresponds to `A` of `mul x A`.
     """
     if len(call.inputs) == 2 and name_of(call) in COMMUTATIVE:
         is_turned = call.inputs[1 - position] == partner.inputs[position] != call.inputs[position]
@@ -683,7 +703,7 @@ def _position_there(call: Call, partner: Call, position: int) -> int:
 
 
 def _is_left(log: CandidateLog, index: int, position: int) -> bool:
-    """Whether an input was there before the step; views of it are passed over."""
+    """Whether an input, or the tensor that it is a view of, existed before the step."""
     maker = maker_of(log.log, log.given, index, position)
     return maker is None or (log.log[maker].view and not log.givers(maker))
 

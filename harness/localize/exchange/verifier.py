@@ -1,4 +1,4 @@
-"""Verify a cause by exchange: run the step again with the other side's value where the blamed call is wrong.
+"""Verify a cause by exchange: run the step again with the other system's value where the blamed call is wrong.
 
 1. The candidate's step runs with the reference's value in place of the blamed call's output. If all records of the step
    then equal the reference's, nothing else is wrong.
@@ -87,10 +87,11 @@ class Cause:
     accounts: int = 0
 
     def has(self, culprit: Culprit, wrong: Wrong, reads: Collection[str] = ()) -> bool:
-        """Whether a call that is found later has the same defect: the same wrong argument, module or source line.
+        """Whether a call that was found later has this cause's defect: the same wrong argument, module or source line.
 
         For example, the backward call of a module belongs to the wrong forward call of that module. Calls of an update
-        with a wrong setting of the optimizer have the same defect only if they share such a setting, wherever they are.
+        with a wrong optimizer setting have the same defect if they share such a setting, wherever they are. `reads` are
+        further values that the call reads, through other missing calls.
         """
         if settings := of_setting(wrong):
             return bool(settings & of_setting(self.wrong))
@@ -112,10 +113,10 @@ class Cause:
         return is_there or is_one_line
 
     def _takes_place_of(self, culprit: Culprit, reads: Collection[str]) -> bool:
-        """Whether `culprit` and a call of this cause are an extra and a missing call that read the same value.
+        """Whether `culprit` and this cause are an extra and a missing call, one each, that read the same value.
 
-        Then that value takes another path. For example, a gradient is first added to another gradient, and only their
-        sum is reduced over the ranks.
+        For example, the reference reduces a gradient over the ranks; the candidate first adds another gradient to it,
+        and reduces their sum.
         """
         direction = culprit.call.place.direction
         if {self.culprit.how, culprit.how} != {"adds", "lacks"} or self.culprit.call.place.direction != direction:
@@ -126,7 +127,7 @@ class Cause:
     def _is_argument_of(self, call: Call, how: str) -> bool:
         """Whether an extra call has this cause's wrong argument, or a missing one the right argument.
 
-        `add` with `alpha=0.99` has a backward `mul` by 0.99, and one with `alpha=1` has none.
+        For example, the backward of `add` with `alpha=0.99` makes a `mul` by 0.99; with `alpha=1` it makes none.
         """
         values = {pair[how == "lacks"] for pair in self.wrong}
         return any(value in values for _, value in call.scalars)
@@ -148,7 +149,7 @@ class Cause:
 class ExchangedRun:
     """The result of a run with exchanged values: its calls, its records, and the outcome of each exchange.
 
-    `ready` has these calls as `ready_logs` returns them, as soon as a search needs them.
+    `ready` is the result of `ready_logs` for these calls; empty until a search needs it.
     """
 
     calls: Sequence[Sequence[Call]]
@@ -159,9 +160,10 @@ class ExchangedRun:
 
 @dataclass
 class Verifier:
-    """Verifies causes of a step. `logs` has the calls of the first replays, whose archives are in `folder`.
+    """Verifies the causes of a difference at `step`.
 
-    `ready` has the same logs as `ready_logs` returns them, if a search has called it already. `settings` are the
+    `logs` has each system's calls, by rank, as its first replay logged them, and `folder` the archives of these
+    replays. `ready` is the result of `ready_logs` for the same logs, if it is known already. `settings` are the
     optimizer settings that differ.
     """
 
@@ -184,10 +186,10 @@ class Verifier:
         self._arguments = WrongArguments(self.settings, self.step)
 
     def verify(self, culprit: Culprit, *others: Culprit) -> tuple[Culprit, Verification]:
-        """The cause and its verification.
+        """Search for the cause, verify it, and return both the cause and its verification.
 
-        The cause is `culprit`, or one of the `others` if that cannot be a cause, unless the exchange of a later call
-        makes the step right by itself.
+        The cause is the first of `culprit` and `others` that can be one. If the step also becomes right without its
+        exchanges, the cause is a call that the search found later.
         """
         causes, reason, run = list[Cause](), "", ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {})
         try:
@@ -210,10 +212,10 @@ class Verifier:
         return found, told
 
     def _search(self, culprits: Sequence[Culprit]) -> tuple[list[Cause], str, ExchangedRun]:
-        """Exchange cause after cause. Returns the causes, the reason for an early end, and the last valid run.
+        """Exchange one cause after another, until the step is right or no cause is left.
 
-        If a call of `culprits` cannot be a cause, the next one is tried. The reason is empty if the step is right in
-        the end.
+        Returns the causes, the reason why the search ended early ("" if the step is right), and the last valid run. If
+        a call of `culprits` cannot be a cause, the next one is tried.
         """
         causes, refused, blocked = list[Cause](), "", set[ValueSite]()
         run = ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {}, self.ready)
@@ -252,9 +254,9 @@ class Verifier:
     def _tried(
         self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], logs: Sequence[CandidateLog]
     ) -> tuple[list[Cause], Cause, list[WrongCall]]:
-        """The causes with this culprit, its cause, and that cause's exchanges so far.
+        """The causes including this culprit, the culprit's own cause, and the exchanges which that cause had before.
 
-        A call with the defect of an earlier cause belongs to that cause: only the exchanges are new.
+        If the culprit has the defect of an earlier cause, its exchanges are added to that cause.
         """
         wrong = self._arguments.of_culprit(culprit, logs)
         reads = _read_by(culprit, logs[culprit.rank])
@@ -267,7 +269,7 @@ class Verifier:
         return tried, cause, groups
 
     def blamed(self, recording: Recording, logs: Sequence[CandidateLog]) -> list[Culprit]:
-        """The calls that may be to blame for a recording of the candidate, the likeliest first."""
+        """The calls that may be to blame for the differences of a candidate's recording, the likeliest first."""
         pairs = self._pairs(recording)
         rank = next(iter(pairs), None)
         return [] if rank is None else culprits_in(logs, pairs, (rank, pairs[rank][0]))[:MAX_CULPRITS]
@@ -300,7 +302,7 @@ class Verifier:
         return ""
 
     def _needed(self, causes: list[Cause]) -> list[Cause]:
-        """The causes that are needed. A cause is dropped if the step is right without its exchanges, too."""
+        """The causes that are needed: a cause is dropped if the step is right without its exchanges."""
         for cause in [*causes] if len(causes) > 1 else ():
             others = [each for each in causes if each is not cause]
             swaps = [swap._replace(found="") for swap in _swaps(others, "candidate")]  # what stands there follows
@@ -321,7 +323,10 @@ class Verifier:
         return self._digests(run.recording) == self._keys["candidate"]
 
     def _at_first(self, swap: Swap) -> Swap | None:
-        """An exchange in the reference, with the candidate's value from before any exchange; None if there is none."""
+        """`swap`, an exchange in the reference, changed to insert the value that the candidate had before any exchange.
+
+        None if the candidate's first replay has no such value.
+        """
         calls, index = self.logs["candidate"][swap.value.rank], swap.value.call
         value = value_at(calls[index], swap.value) if index < len(calls) else None
         return None if value is None else swap._replace(found="", wanted=value)
@@ -349,7 +354,7 @@ class Verifier:
         )
 
     def _exchanged(self, role: Role, swaps: Sequence[Swap]) -> ExchangedRun:
-        """Run a side's step with values of the other side."""
+        """Run a system's step with values of the other system."""
         other: Role = "reference" if role == "candidate" else "candidate"
         self._fetch(other, [swap.value for swap in swaps])
         self._runs += 1
@@ -379,7 +384,7 @@ class Verifier:
         )
 
     def _fetch(self, role: Role, sites: Sequence[ValueSite]) -> None:
-        """Get the values of a side at these sites: from its first replay if that kept them, else from a new replay."""
+        """Get a system's values at these sites: from its first replay if it kept them, else from a new replay."""
         known = self._values.setdefault(role, {})
         wanted = tuple(dict.fromkeys(site for site in sites if site not in known))
         if not wanted:
@@ -423,7 +428,7 @@ class Verifier:
 
 
 def _read_by(culprit: Culprit, log: CandidateLog) -> set[str]:
-    """The values that a missing call, and the missing calls that prepare its inputs, read; empty for other calls."""
+    """The digests that a missing call reads, including those read by missing calls before it; empty for other calls."""
     pending, seen = [culprit.index] if culprit.candidate is None else [], set[int]()
     while pending:
         if (index := pending.pop()) not in seen and log.matching_here(index) is None:
@@ -433,9 +438,9 @@ def _read_by(culprit: Culprit, log: CandidateLog) -> set[str]:
 
 
 def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
-    """The reason why another call must be wrong; empty if there is none.
+    """The reason why an earlier call must be wrong; empty if there is none.
 
-    The blamed call reads a wrong value, or it is extra and makes right values.
+    The reason is that the blamed call reads a wrong value, or that it is extra and its output is right.
     """
     log = logs[culprit.rank]
     if culprit.candidate is None:
@@ -466,11 +471,11 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 
 
 def _only_moves(log: CandidateLog, index: int) -> bool:
-    """Whether a call of the candidate alone only shows or copies right values, such as one element or a bucket.
+    """Whether a call without a match only selects or copies right values, such as one element of a tensor, or a bucket.
 
-    Its output may be nowhere in the reference without being wrong. For example, a pass inserts `select g 0` before an
-    extra `xor_`: the extra call reads an element of the right gradient `g`. But `split g` is wrong if the reference
-    has a `slice g` that the candidate lacks: it may show the wrong part.
+    The reference may lack its output although the output is right. For example, a pass inserts `select g 0` before an
+    extra `xor_`: the extra call reads an element of the right gradient `g`. But `split g` may take the wrong part if
+    the reference has a `slice g` that the candidate lacks.
     """
     call = log.log[index]
     if log.matching_call(index) is not None or not (call.view or log.packs(index) or name_of(call) == "copy_"):
@@ -483,7 +488,7 @@ def _only_moves(log: CandidateLog, index: int) -> bool:
 
 
 def _may_replace_part(log: CandidateLog, values: set[str]) -> bool:
-    """Whether the reference takes a part of one of these values by a call that the candidate lacks."""
+    """Whether the reference takes a part of one of these values with a call that the candidate lacks."""
     return any(
         call.view and not values.isdisjoint(call.inputs) and log.matching_here(index) is None
         for index, call in enumerate(log.reference.log)
@@ -491,7 +496,10 @@ def _may_replace_part(log: CandidateLog, values: set[str]) -> bool:
 
 
 def _has_inputs(log: CandidateLog, index: int) -> bool:
-    """Whether the candidate has the inputs of a call of the reference, or lacks only calls that lead to them."""
+    """Whether the candidate has all inputs of a call of the reference.
+
+    An input that it lacks counts too, if missing calls compute it from values that the candidate has.
+    """
     for value, giver in zip(log.reference.log[index].inputs, log.reference.given(index), strict=False):
         if value in log.values or giver is None:
             continue
@@ -532,10 +540,10 @@ def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
 
 
 def unrepeated(calls: Sequence[Call], again: Sequence[Call], exchanged: Collection[int]) -> int | None:
-    """The index of the first call whose output differs between two runs of a side.
+    """The index of the first call whose output differs between two runs of the candidate; None if there is none.
 
-    None if there is none before the first call with an exchanged value, or before a collective, which may receive an
-    exchanged value. Views and inputs do not count: they may show freed or uninitialized memory that no call reads.
+    The comparison ends at the first call with an exchanged value, and at a collective that differs, as it may receive
+    an exchanged value. Views do not count: they may show freed or uninitialized memory that no call reads.
     """
     # Calls after an exchanged value differ because of it, so only the calls before it are compared.
     for index, (first, second) in enumerate(zip(calls, again, strict=False)):
@@ -567,9 +575,9 @@ def _other(cause: Cause) -> OtherCause:
 
 
 def _swaps(causes: Sequence[Cause], role: Role) -> list[Swap]:
-    """A side's exchanges for some causes, once per site.
+    """The exchanges in one system for some causes, one per site.
 
-    If several are planned at a site, an exchange of a blamed call comes before those of other calls with its defect.
+    If several are planned for a site, an exchange of a blamed call takes precedence over one of another call.
     """
     groups = sorted((group for cause in causes for group in cause.groups), key=lambda group: not group.is_lead)
     found: dict[ValueSite, Swap] = {}

@@ -1,7 +1,7 @@
 """Find the wrong optimizer settings that explain the wrong numbers of a call of an update.
 
-A setting reaches several calls, as another number in each: with AdamW's beta1, `lerp` gets `1 - beta1`, and `addcdiv`
-gets `-lr / (1 - beta1**t)`. These wrong numbers are a single defect, named by the setting.
+A setting reaches several calls, in each as a different number: with AdamW's beta1, `lerp` gets `1 - beta1`, and
+`addcdiv` gets `-lr / (1 - beta1**t)`. These wrong numbers are a single defect, named by the setting.
 
 A setting explains a call's wrong number by a formula of `_formulas`: with the candidate's settings the formula results
 in the candidate's number, with the reference's settings in the reference's, and the result changes with this setting. A
@@ -49,9 +49,9 @@ def _changing(
 ) -> Collection[str]:
     """The names of the settings that explain why the two systems have different numbers, such as -0.01 and -0.1.
 
-    `pair` has the candidate's and the reference's number as text, None if that system lacks the call. `setting` has all
-    settings of both systems, and `own` those that differ. A setting explains the numbers if a formula results in each
-    system's number with that system's settings, and its result changes with this setting.
+    `pair` has the candidate's and the reference's number as text, None if that system lacks the call. `setting` holds
+    all settings of its optimizer in both systems, and `own` are those that differ. A setting explains the numbers if a
+    formula results in each system's number with that system's settings, and its result changes with this setting.
     """
     names = {other.name for other in own}
     sides = _formulas(setting.mine, step), _formulas(setting.theirs, step)

@@ -42,7 +42,7 @@ def _only_written(function: Any) -> frozenset[str]:
 
 
 def scalars_of(function: Any, args: Any, kwargs: Any) -> tuple[tuple[str, str], ...]:
-    """The arguments that are numbers, strings, dtypes or lists of these, by name as texts; defaults included."""
+    """The name and the text of each argument that is a number, string, dtype, or list of these; defaults included."""
     given = _defaults(function) | given_to(function, args, kwargs) if schema_of(function) else {}
     return tuple((name, str(value)) for name, value in given.items() if _is_scalar(value))
 

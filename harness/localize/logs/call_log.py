@@ -58,8 +58,8 @@ GENERATORS = 0
 class _Inputs(NamedTuple):
     """The inputs of a call: their digests, and the indices of the calls that produced them, as in `Call`.
 
-    `unwritten` and `outside` are the positions of inputs in memory that no call has written, and of inputs that
-    something else than a call has written, such as NumPy.
+    `unwritten` are the positions of inputs that are uninitialized memory of this step; `outside` are the positions of
+    inputs that were written outside torch's operators, such as by NumPy.
     """
 
     digests: tuple[str, ...]
@@ -71,10 +71,13 @@ class _Inputs(NamedTuple):
 class _Reading(NamedTuple):
     """The facts about a call that are collected before it runs, since it may overwrite its inputs.
 
-    A call over lists of tensors is split into a call for each index: `lanes` is the number of indices, and `inputs` has
-    an entry for each. For a call that is not split, `lanes` is 0 and `inputs` has a single entry. `generator` is the
-    random generator from which the call may draw, and `state` the digest of the generator's state; both are None for a
-    call that is not random. For example, `_foreach_add_` of two lists of 3 tensors has 3 lanes and 3 entries.
+    - `lanes`: for a call over lists of tensors, the length of the lists: the call is split into one call per index. 0
+      for a call that is not split.
+    - `inputs`: an entry per lane; a single entry for a call that is not split.
+    - `generator`: the random generator from which the call may draw. `state`: the digest of its state. Both are None
+      for a call that is not random.
+
+    For example, `_foreach_add_` of two lists of 3 tensors has 3 lanes and 3 entries.
     """
 
     lanes: int
@@ -102,7 +105,10 @@ class CallRecorder(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Keep compiled code: by default it runs eagerly under a dispatch mode, and computes different bits."""
+        """Return True: torch.compile's code stays compiled under this mode.
+
+        By default it would run eagerly, and compute different bits.
+        """
         return True
 
     def __init__(
@@ -293,7 +299,10 @@ class CallRecorder(TorchDispatchMode):
         )
 
     def _with_state(self, read: _Inputs, state: str) -> _Inputs:
-        """A random call's inputs, followed by its generator's state, whose producer is the call that left it."""
+        """A random call's inputs, followed by the generator's state before the call.
+
+        The producer of the state is the random call that left the generator in it.
+        """
         # `producers` may go on after those of the inputs, with writers of parts: the state's comes before these.
         own, more = read.producers[: len(read.digests)], read.producers[len(read.digests) :]
         producers = (*own, self._producers.get((GENERATORS, state)), *more)
@@ -334,9 +343,9 @@ class CallRecorder(TorchDispatchMode):
     def _inputs(self, values: Any) -> _Inputs:
         """For each input, its digest and its producer: the logged call that wrote this value into the input's storage.
 
-        If a collective or copy is still filling the storage, its launch is the producer, since the call races with it.
-        If no call wrote the value as a whole, the calls that wrote its parts are appended to the producers of all
-        inputs, and the last of them also counts as this input's producer.
+        If a collective or copy is still filling the storage, the call that launched it is the producer, since the
+        reading call races with it. If an input was written in parts, by several calls, the last of them is its
+        producer, and all of them are appended to the producers, after those of the inputs.
         """
         found: list[tuple[str, int | None]] = []
         more: list[int] = []
@@ -363,9 +372,9 @@ class CallRecorder(TorchDispatchMode):
     def _changed_aliases(
         self, index: int, operator: str, written: list[Tensor], read: _Inputs
     ) -> list[tuple[int, str]]:
-        """The storage and digest of each other living tensor in which a call has written, so that its value is new.
+        """The storage and digest of each other living tensor whose value changed because a call wrote its memory.
 
-        They are exchanged and kept like outputs.
+        These tensors are exchanged and kept like outputs.
         """
         if self._only_keeps:
             return []
@@ -389,7 +398,7 @@ class CallRecorder(TorchDispatchMode):
         return result
 
     def _exchanged(self, index: int, tensor: Tensor) -> Tensor:
-        """Overwrite a call's next output, which has just arrived, if its exchange is planned. Returns the output."""
+        """Overwrite a call's output, now complete, if an exchange with the other system is planned; returns it."""
         call = self.calls[index]
         return self.exchanges.put(index, len(call.outputs), tensor, call.operator, call.inputs)
 
@@ -470,7 +479,7 @@ def _full_name(function: Any) -> str:
 
 
 def _peers(function: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
-    """The ranks of a collective's group; for a message, sender and receiver. Empty if the group is unknown."""
+    """The ranks of a collective's group; for a point-to-point message, sender and receiver; empty if unknown."""
     given = given_to(function, args, kwargs)
     # A functional collective names its group; a c10d collective takes the group itself, and `dst` and `src` are ranks
     # within it.
@@ -495,9 +504,10 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _is_filled(tensor: Tensor, *, with_zeros: bool) -> bool:
-    """Whether all elements have the value of new memory in deterministic mode: NaN, the largest integer, or True.
+    """Whether a tensor looks like uninitialized memory: all its elements are NaN, the largest integer, or True.
 
-    With `with_zeros`, for memory that was allocated as zeros: whether all elements are zero.
+    In deterministic mode torch fills new memory with these values. In a run under stress new memory is filled with
+    zeros; `with_zeros` is for such memory, and all elements must be zero.
     """
     local = plain(tensor)
     if with_zeros:
@@ -557,10 +567,11 @@ def logged(
     `keep`, `only_keeps` and `spare` select the values to copy, and `exchanges` those to insert on this `rank`: see
     `CallRecorder`.
 
-    Places are found by attributes that a system may have: `model`, the function `gradients` that computes loss and
-    gradients, the step's `graph`, whole or in stages, `running_chunk` and `running_half`. Without any of these, calls
-    have no place. `captured` has the graphs of a system that bitproof compiles. In other systems, torch.compile's code
-    is split where modules begin, so that its calls have places; with `stays_whole` it is not split.
+    The places of calls are found through attributes of the system, if it has them: `model`; `gradients`, the function
+    that computes loss and gradients; `graph`, the step's graph; `running_chunk` and `running_half`. Without any of
+    these, calls have no place. `captured` has the graphs of a system that bitproof compiles. In other systems,
+    torch.compile's code is split where modules begin, so that its calls have places; with `stays_whole` it is not
+    split.
     """
     model = getattr(system, "model", None)
     shown = system if isinstance(system, WatchedStep) else model  # which may have several

@@ -42,15 +42,17 @@ class Call(NamedTuple):
     - `producers`: for each input, the index of the call that wrote the value into the input's memory, None if unknown.
       So two tensors of equal value have separate histories. If no call wrote an input as a whole, the writers of its
       parts follow at the end. Empty if the log does not state producers.
-    - `scalars`: the arguments that are numbers, words, dtypes or lists of these, by name, defaults included.
-    - `peers`: the ranks of a collective in the order of its group; for a message, sender and receiver; or empty.
+    - `scalars`: the name and the text of each argument that is a number, string, dtype, or list of these; defaults
+      included.
+    - `peers`: the ranks of a collective in the order of its group; for a point-to-point message, sender and receiver;
+      else empty.
     - `micro_batch`: counted from 1, if a step calls its model more than once.
     - `part`: in an update, the optimizer, "clipping" or "loss scaling"; in a mixture of experts, "dispatch", "compute"
       or "combine"; None if unknown.
     - `draws`: the call is random. Its last input and its last output are states of the generator.
     - `node`, `source`: the graph's node, and the user's line; None if unknown.
-    - `unwritten`, `outside`: positions of inputs in memory of this step that no call has written, and of inputs that
-      something else than a call has written, such as NumPy.
+    - `unwritten`, `outside`: positions of inputs that are uninitialized memory of this step, and of inputs that were
+      written outside torch's operators, such as by NumPy.
     """
 
     place: Place
@@ -81,7 +83,7 @@ class Call(NamedTuple):
 
 
 def is_abandoned(call: Call) -> bool:
-    """Whether a call is a collective that was never waited for. A send never is, as it has no result to wait for."""
+    """Whether a call is a collective that was never waited for. False for a send, as it has no result to wait for."""
     return call.collective and bool(call.inputs) and not call.outputs and not call.operator.startswith("send")
 
 
@@ -96,8 +98,8 @@ def maker_of(
 ) -> int | None:
     """The index of the call that computed an input; None if none of `calls` did.
 
-    For a view, it is the call that computed the viewed tensor. The input is at `position` of the call at `index`.
-    `given` returns the producers of a call's inputs.
+    The input is at `position` of the call at `index`. If it is a view, the result is the call that computed the viewed
+    tensor. `given` returns the producers of a call's inputs.
     """
     while True:
         # A view computes nothing, so go on to its tensor, which is its first input. But a view of a value from before

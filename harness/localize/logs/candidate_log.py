@@ -55,9 +55,8 @@ class CandidateLog(IndexedLog):
     def _givers(self, index: int, call: Call) -> tuple[int | None, ...]:
         """For each input, its producer: the call that wrote it or, if unknown, the last call with an equal output.
 
-        The producer is None if no call wrote the input and its value is right: then it is from before the step. A
-        further entry may follow: the call that read a wrong number out of a tensor, if this call may have got the
-        number.
+        The producer is None if no call wrote the input and its value is right: then it is from before the step. If the
+        call may use a wrong number that another call read out of a tensor, that call is appended.
         """
         producers = call.producers or (None,) * len(call.inputs)
         right = self.reference.values if call.producers else ()
@@ -71,10 +70,11 @@ class CandidateLog(IndexedLog):
         return (*found, self._read_out) if self._may_have_read(index, call) else found
 
     def _may_have_read(self, index: int, call: Call) -> bool:
-        """Whether a call's numbers differ from its matching call's after a wrong number was read out of a tensor.
+        """Whether a call may use a wrong number that an earlier call, such as `item()`, read out of a tensor.
 
-        Numbers pass through Python, which no log shows. For example, a wrong step count reaches Adam's bias correction.
-        Both calls must be of the update: a forward reads many numbers, such as counts of rows.
+        True if the call's numbers differ from its matching call's, since the log cannot follow a number through Python.
+        For example, a wrong step count reaches Adam's bias correction. Both calls must be of the update, because a
+        forward reads many numbers, such as counts of rows.
         """
         other = self.matching_call(index)
         if self._read_out is None or other is None or index == self._read_out:
@@ -85,8 +85,8 @@ class CandidateLog(IndexedLog):
     def giver(self, wanted: str, digest: str) -> int | None:
         """The call that produced a record's value `digest` in the candidate; None if no call did.
 
-        Several calls may have produced that value: every expert without rows has gradients of zeros. Then it is the
-        call that matches the producer of `wanted`, the record's value in the reference, or else the last.
+        Several calls may have produced that value, such as the gradients of zeros of all experts without rows. Then the
+        result is the call that matches the producer of `wanted`, the record's value in the reference, or else the last.
         """
         known = self.reference.producer(wanted)
         if known is not None and self._num_makers[digest] > 1:
@@ -97,9 +97,9 @@ class CandidateLog(IndexedLog):
         return self._before_unchanged(self._last.get(digest), digest)
 
     def _before_unchanged(self, index: int | None, value: str) -> int | None:
-        """The producer of a value, if `index` only has it among the arguments that it writes, unchanged.
+        """Follow a value back from call `index` over calls that leave it unchanged; returns the call that produced it.
 
-        For example, `_fused_adamw_` counts its gradients as written, and a gradient is recorded before.
+        For example, `_fused_adamw_` counts its gradients as written, but does not change them.
         """
         while index is not None and name_of(call := self.log[index]).endswith("_") and value in call.inputs:
             giver = self._given[index][call.inputs.index(value)]
@@ -115,7 +115,7 @@ class CandidateLog(IndexedLog):
     def maker(self, index: int, position: int) -> int | None:
         """The index of the call that produced an input; None for a value from before the step.
 
-        None also for a view of a value from before the step, if the reference does not have this value.
+        Unlike `given`, also None for a view of a value from before the step, if the reference lacks that value.
         """
         giver = self._given[index][position] if position < len(self._given[index]) else None
         view = giver
@@ -127,10 +127,10 @@ class CandidateLog(IndexedLog):
         return giver
 
     def how_it_came(self, index: int, known: Sequence[str] = ()) -> Literal["unwritten", "outside"] | None:
-        """The defect of a call that reads, directly or through views, an input that no call wrote; None without one.
+        """The defect of a call that reads, directly or through views, an input that no call wrote; else None.
 
-        The defect is "unwritten" if the input is uninitialized memory, and "outside" if something else than a call,
-        such as NumPy, wrote memory of this step. Inputs with a value among `known` do not count.
+        The defect is "unwritten" if the input is uninitialized memory, and "outside" if it was written outside torch's
+        operators, such as by NumPy. Inputs with a value among `known` do not count.
         """
         for position, (value, giver) in enumerate(zip(self.log[index].inputs, self._given[index], strict=False)):
             if value in known:
@@ -167,7 +167,8 @@ class CandidateLog(IndexedLog):
         right value, and `add` reads the clone in place of another value. Or an extra `all_reduce` sums a bucket, and
         the parts that are taken out of it are right gradients.
 
-        False for constants, since zeros are everywhere, and for a call in place, which also overwrites a value.
+        False for calls that make constants, since zeros are everywhere, and for in-place calls, which also overwrite a
+        value.
         """
         call, name = self.log[index], name_of(self.log[index])
         if name in CONSTANTS or name.endswith("_") or not call.outputs:

@@ -132,7 +132,7 @@ class Exchanges:
         return other
 
     def _may(self, planned: ValueExchange, held: str, operator: str, reads: tuple[str, ...] | None) -> bool:
-        """Whether to make a planned exchange; if not, its outcome is noted. `held` is the digest of the present value.
+        """Whether to make a planned exchange; if not, its outcome is noted. `held` is the present value's digest.
 
         A value that is right already is not exchanged, and counts as done.
         """
@@ -221,7 +221,7 @@ def _beside(tensor: Tensor, value: Tensor) -> Tensor:
 
 
 def _is_apart(tensor: Tensor) -> bool:
-    """Whether no two elements share memory. Those of an expanded tensor do."""
+    """Whether no two elements share memory. False for an expanded tensor."""
     return all(step or size < 2 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 

@@ -22,8 +22,9 @@ _BROADCASTS = {"broadcast_", "broadcast"}
 
 
 def without_idle_broadcasts(logs: Sequence[Sequence[Call]]) -> list[Sequence[Call]]:
-    """The logs of all ranks, in which a broadcast that changes no memory is no call's producer. Indices do not
-    change.
+    """The logs of all ranks, in which a broadcast that changes no memory is no call's producer.
+
+    Calls keep their indices.
     """
     joined = JoinedLogs(logs)
     return [_rewritten(calls, _idle(rank, calls, joined)) for rank, calls in enumerate(logs)]
@@ -60,9 +61,10 @@ def _rewritten(calls: Sequence[Call], idle: set[int]) -> Sequence[Call]:
 
 
 def _copied_back(calls: Sequence[Call], index: int, idle: set[int]) -> set[int]:
-    """The index of a call that copies an unchanged part out of an idle bucket, and those of the views of that part.
+    """The indices of a `copy_` that writes an unchanged part of a bucket back, and of the views that select this part.
 
-    An idle bucket is the output of a broadcast in `idle`, which changed no memory. Empty for any other call.
+    `index` is the copy's. The bucket is the output of a broadcast in `idle`, which changed no memory. Empty if `index`
+    is no such copy.
     """
     call = calls[index]
     if name_of(call) != "copy_" or len(call.producers) < 2 or call.outputs[:1] != call.inputs[:1]:

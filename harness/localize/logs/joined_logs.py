@@ -107,8 +107,8 @@ class JoinedLogs:
     def _count_rounds(self) -> list[list[int]]:
         """For each call, the length of the longest sequence of collectives before it, as in a Lamport clock.
 
-        A call's length is at least that of the previous call on its rank. For each collective whose result the call
-        reads, it is at least 1 more than that collective's length.
+        The length is never less than at the previous call on the same rank. If the call reads the result of a
+        collective, it is at least 1 more than at that collective.
         """
         rounds: list[list[int]] = [[] for _ in self.logs]
         stuck = False

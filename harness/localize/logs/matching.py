@@ -1,10 +1,14 @@
 """Match a rank's calls with the reference's: by origin first, then by values, and last by shared inputs.
 
-The origin of a call is its operator, module, direction, chunk, micro-batch and part. Calls of one origin are matched by
-equal inputs and outputs, then by equal inputs, then by equal outputs. If equally many remain on both sides, these are
-matched in order. The others may have moved, so they are matched across origins by the same values. Then views are
-matched that return the same value by different operators, such as `slice` for a half of `split`. Last, each call is
-matched with the call of the same operator that shares the most inputs. Example, within one module:
+The origin of a call is its operator, module, direction, chunk, micro-batch and part.
+
+1. Calls of one origin are matched by equal inputs and outputs, then by equal inputs, then by equal outputs.
+2. If equally many calls of an origin remain in both systems, these are matched in order.
+3. The other calls may have moved, so they are matched across origins by the same values.
+4. Views that return the same value by different operators are matched, such as `slice` with a half of `split`.
+5. Last, each remaining call is matched with the call of the same operator that shares the most inputs.
+
+Example, within one module:
 
     reference    mm x w -> a    mm y w -> b
     candidate    mm y w -> B    mm x w -> a        by inputs, the first call matches the reference's second
@@ -68,7 +72,7 @@ class Matching:
     def _match_in_order(self, own: Sequence[int], due: Sequence[int]) -> None:
         """Match the calls `own` with the calls `due` in order, if they are equally many.
 
-        If not, only calls match that have equal numbers and read the outputs of equal operators.
+        If not, two calls match only if their numbers are equal and the same operators produced their inputs.
         """
         pairs = [*zip(own, due, strict=False)] if len(own) == len(due) else []
         if own and due and not pairs:
@@ -86,7 +90,10 @@ class Matching:
         return (calls[index].scalars, before) if is_known else (side, index)
 
     def _match(self, key: Key, own: Iterable[int] | None = None, due: Iterable[int] | None = None) -> None:
-        """Match unmatched calls with equal values of `key`, in order, if their directions and chunks agree."""
+        """Match unmatched calls with equal values of `key`, in order, if their directions and chunks agree.
+
+        `own` and `due` are the candidate's and the reference's calls to match; None for all.
+        """
         calls, known = self.calls
         waiting: dict[Hashable, list[int]] = defaultdict(list)
         for index in range(len(known)) if due is None else due:
@@ -102,7 +109,7 @@ class Matching:
                 self._pair(index, other)
 
     def _is_packed(self, side: int, index: int) -> bool:
-        """Whether a call is a collective of a bucket of packed values.
+        """Whether a call is a collective of a bucket of packed values. `side`: 0 is the candidate, 1 the reference.
 
         Such a call matches no collective of a single value: a pass may pack values that the other system sums one by
         one.

@@ -7,7 +7,7 @@ Graphs of this package carry an `Origin` and a chunk. A user's graph states them
 All of these are optional, and so is "part"; `harness.systems.registry` documents them for users. Torch's own
 annotations, which `graph.origin` reads, state the part as well.
 
-A node that a user's pass added has no place of its own. Its place is that of the first of these nodes that have one:
+A node that a user's pass added has no place of its own. It gets the place of the first of these nodes that has one:
 
 1. another node that writes the same buffer in place,
 2. the nearest nodes among its inputs and their inputs,
@@ -83,7 +83,7 @@ def _nearest(node: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
 
 
 def _common(nodes: list[Node], chunk: int | None) -> Place:
-    """A common place for several nodes: that of the first backward node or, if there is none, of the first node.
+    """A common place for several nodes: the place of the first backward node or, if there is none, of the first node.
 
     The chunk is `chunk` or, if that is None, the chunk of all nodes; None if they differ.
     """

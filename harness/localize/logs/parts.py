@@ -22,19 +22,19 @@ class _Geometry(NamedTuple):
 
     @property
     def end(self) -> int:
-        """One more than the largest index in the storage."""
+        """One more than the largest index, within the storage, of these elements."""
         return self.offset + 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
 
 
 class Parts:
-    """For each storage, its parts that calls have written: the calls, and the digests of the values."""
+    """For each storage, its parts that calls have written, each with the call and the value's digest."""
 
     def __init__(self, digest: Callable[[Tensor], str]) -> None:
         self._digest = digest
         self._left: dict[int, dict[_Geometry, tuple[str, int]]] = defaultdict(dict)
 
     def leave(self, storage: int, tensor: Tensor, value: str, index: int) -> None:
-        """Note that call `index` wrote a value into `tensor`, if this is only a part of its storage.
+        """Note that call `index` wrote a value into `tensor`, if `tensor` is only a part of its storage.
 
         `value` is the digest of the value.
         """

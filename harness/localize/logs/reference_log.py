@@ -68,8 +68,8 @@ class IndexedLog:
     def all_with(self, value: str) -> Sequence[int]:
         """The indices of the calls with this value among their outputs, in order.
 
-        Aliases do not count: a call over lists has run whole when its first entry is logged, so aliases of this entry
-        may have values that a later entry computes.
+        Aliases do not count. A call over lists is logged entry by entry after it has run as a whole, so aliases of its
+        first entry may have values that a later entry computes.
         """
         return self._with.get(value, ())
 
@@ -103,12 +103,12 @@ def in_any_order(call: Call) -> tuple[str, ...]:
 
 
 def values_of(call: Call) -> tuple[str, ...]:
-    """A call's outputs, each value once. A tensor that is written in place and returned would count twice."""
+    """A call's outputs without repetitions, as of a tensor that is both written in place and returned."""
     return call.outputs if len(call.outputs) < 2 else tuple(dict.fromkeys(call.outputs))
 
 
 def fits(first: Place, second: Place) -> bool:
-    """Whether two places agree in direction and chunk, though not in module. None agrees with any."""
+    """Whether two places agree in direction and chunk, whatever their modules. None agrees with any."""
     _, direction, chunk = first
     _, other_direction, other_chunk = second
     if direction is not None and other_direction is not None and direction != other_direction:

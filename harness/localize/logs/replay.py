@@ -37,9 +37,9 @@ RECORD = "record"
 class ValueSite(NamedTuple):
     """The site of a value: an output of a rank's operator call or, with `is_input`, an input of it.
 
-    `call` is the call's index in the step, `position` the value's index among the call's outputs or inputs. Positions
-    -1, -2, ... are those of the call's aliases: other tensors over the memory that it wrote, such as the gradient of
-    which `xor_` changes a single element.
+    `call` is the call's index in the step, `position` the value's index among the call's outputs or inputs. Negative
+    positions -1, -2, ... are the call's aliases: other tensors that share the memory that the call wrote. For example,
+    `xor_` flips an element of a gradient through a view; then the gradient is an alias.
     """
 
     rank: int
@@ -64,8 +64,8 @@ class ValueExchange:
     - `operator`: the operator of the call.
     - `found`: the digest of the value to replace, "" for any value.
     - `reads`: the digests that the call's inputs must have for the exchange to be made; None for any.
-    - `in_place`: overwrite an input in its memory, for all later readers, as if a call that writes in place came
-      before. Otherwise only this call reads the other value.
+    - `in_place`: overwrite the input's memory, so that all later readers get the other value too. Otherwise only this
+      call does.
     """
 
     site: ValueSite
@@ -97,7 +97,7 @@ class Replay:
     - `log`: log every call of the last step, or with `every_step` of all steps.
     - `record`: the recorded tensor whose value to keep, or None.
     - `values`: the inputs and outputs of calls whose values to keep.
-    - `stressed`: run under stress: collectives are delayed, and new memory has other values.
+    - `stressed`: run with random sleeps and with other values in uninitialized memory.
     - `spare`: also keep the outputs of calls, as long as they fit into this number of bytes on each rank.
     - `exchanges`: values of the other system to insert in the last step.
     """
@@ -132,7 +132,7 @@ def name_of_spare(site: ValueSite) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedStep:
-    """A request to a recording run: it logs as `replay` asks, and writes the archives of this replay into `folder`."""
+    """A request to a recording run, to log as `replay` asks and to write its archives into `folder`."""
 
     replay: Replay
     folder: Path
@@ -142,8 +142,10 @@ class LoggedStep:
 class StepTrace:
     """The content of a rank's archive.
 
-    `steps` has a pair for each logged step, in order: its number, and the number of its calls. `records` are those of
-    all steps. `values` are the requested values by name, and `spare` the values kept within the spare budget.
+    - `steps`: a pair for each logged step, in order: its number, and the number of its calls.
+    - `records`: the records of all steps.
+    - `values`: the requested values by name.
+    - `spare`: the values kept within the spare budget.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -194,9 +196,10 @@ def write_archive(path: Path, step_trace: StepTrace) -> None:
 
 
 def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
-    """Write the archives of a replay for the values at `sites` into `target`, from spare values in `source`.
+    """Write archives as of a replay for the values at `sites`, so that this replay need not run.
 
-    Then that replay need not run. Returns False, and writes nothing, if `source` lacks any of the values.
+    The values are spare values that an earlier replay kept in `source`; the archives are written into `target`. Returns
+    False, and writes nothing, if `source` lacks any of the values.
     """
     found: dict[int, dict[str, memoryview]] = {}
     try:
@@ -234,7 +237,7 @@ def read_log(path: Path) -> list[Call]:
 
 
 def read_steps(path: Path) -> list[tuple[int, int]]:
-    """The number of each logged step, with the number of its calls. Raises RecordingError if these are damaged."""
+    """A pair (step, number of its calls) for each logged step. Raises RecordingError if these are damaged."""
     try:
         return [(int(step), int(count)) for step, count in json.loads(_read(path, STEPS))]
     except (ValueError, TypeError, RecursionError) as error:

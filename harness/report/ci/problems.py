@@ -37,7 +37,7 @@ _SOURCE = re.compile(r"(.+):([1-9]\d{0,8})")
 
 @dataclass(frozen=True, kw_only=True)
 class Objection:
-    """An unexpected result. `rule` is a key of RULES; `path` and `line` are those of the blamed call, if known.
+    """An unexpected result. `rule` is a key of RULES; `path` and `line` locate the blamed call, if known.
 
     `fingerprint` is the same for the same problem in any run, so that a code host recognizes it. It does not depend on
     line numbers, folders or run ids.

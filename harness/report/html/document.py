@@ -76,8 +76,9 @@ class Apart:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DivergenceBlock:
-    """The first differing tensor and the blamed call. `apart`: the difference of the tensor and of the call's
-    output.
+    """The first differing tensor and the blamed call.
+
+    `apart` describes how the tensor differs, and how the call's output differs.
     """
 
     where: str

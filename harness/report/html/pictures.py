@@ -16,9 +16,10 @@ _STEP, _LANE, _LEFT, _TOP, _LABEL = 96, 46, 96, 30, 17
 class RankLanes:
     """A picture of the calls from the blamed call to the differing tensor: a lane per rank, a line through the calls.
 
-    `lanes` has each lane's name and y coordinate in pixels. `calls` has x, y, operator and module of each call, the
-    blamed call first; `points` is the line through these calls. `alike` has the positions of the blamed call on other
-    ranks. `left_out` is the number of ranks without a lane.
+    - `lanes`: each lane's name and y coordinate in pixels.
+    - `calls`: x, y, operator and module of each call, the blamed call first. `points`: the line through these calls.
+    - `alike`: the positions of the blamed call on other ranks.
+    - `left_out`: the number of ranks without a lane.
     """
 
     width: int

@@ -122,7 +122,10 @@ def _layout(tensor: Tensor) -> str:
 
 
 def _local(tensor: Tensor, at: str) -> Tensor:
-    """This rank's part of a tensor, as a dense tensor. Raises TypeError, which names the place `at`, if it has none."""
+    """This rank's part of a tensor, as a dense tensor. Raises TypeError for a tensor without bits, such as a fake one.
+
+    The error names the tensor's place in the compared values, `at`.
+    """
     from bitproof.harness.capture.digest import plain
 
     try:

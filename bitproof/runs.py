@@ -149,9 +149,9 @@ def run(
 
 @dataclass(frozen=True)
 class Asked:
-    """A checked call of `bitproof.run` or a similar function: the case as given, with its changes, and the options.
+    """A checked call of `bitproof.run` or a similar function.
 
-    `case` is the given case after `changes`.
+    `given` is the case as the caller gave it, and `case` is that case with the `changes`.
     """
 
     given: Case | str

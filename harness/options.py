@@ -100,7 +100,7 @@ def _read_baseline(baseline: bool, baseline_dir: str | Path | None) -> Path | No
 class RunOptions:
     """The options of a run; each field is a setting with its own documentation.
 
-    In addition: `timeout` is in seconds per case, and `explain_timeout` limits the additional time for finding a cause.
+    Some need more: `timeout` is in seconds per case, and `explain_timeout` limits the additional time to find a cause.
     `control` may have two more values: with "up_to_difference", systems run a second time only if they differ, and only
     up to the first differing step; with "logged", they always do, but only after their first runs were compared. With
     both, the second runs log the calls of the differing step, so that the search for the cause need not run this step

@@ -75,7 +75,7 @@ class Option:
 class FieldOptions:
     """The options of a field. `read` converts their values to the field's value, and `tell` converts back.
 
-    `tell` returns a dict by the options' keywords. Both are None if there is one option, with the field's value.
+    `tell` returns a dict by the options' keywords. Both are None if a single option has the same value as the field.
     """
 
     options: tuple[Option, ...]

@@ -1,6 +1,6 @@
 """`bitproof precompile`: trace a case's step in a process without ranks, and store it for later runs.
 
-All ranks of such a run read the same step.
+In these runs all ranks load this step.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def run_and_report(
     - `left_out`: selected cases that this machine cannot judge, which are not run; `not_run` maps their names to the
       reasons.
     - `replay`: the options for a command that repeats the run.
-    - `shard`: the part of a selection, if this run has only `cases` and `left_out` of it; None for a whole selection.
+    - `shard`: the shard of a selection that `cases` and `left_out` are; None if they are the whole selection.
     - `tell`: a function that prints more about the report, and returns further files to write next to it, as texts by
       name.
 
@@ -231,7 +231,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Context that closes the generator `results` at its end, also after an error; this ends the ranks it started."""
+    """Context that closes the generator `results` on exit, also after an error: this ends the ranks that it started."""
     try:
         yield results
     finally:

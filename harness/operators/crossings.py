@@ -126,7 +126,7 @@ def _goes_on(rank: int, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _met(rank: int, index: int, ranks: Mapping[int, _Rank]) -> dict[int, int | None]:
-    """For each rank of a launch's group, the index of its matching launch; None if it has not launched it yet.
+    """For each rank of a launch's group, the index of its matching launch; None for a rank that is not there yet.
 
     The n-th launches of a group on all its ranks match.
     """
@@ -147,7 +147,7 @@ def _is_launched(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _held_up(rank: int, ranks: Mapping[int, _Rank]) -> list[Deadlock]:
-    """Deadlocks in queues: a launch is next on a rank, but its match on another rank is behind one that never ends."""
+    """Deadlocks in queues: a rank has begun a launch, whose match on another rank is behind one that never ends."""
     found, own = [], ranks[rank]
     for queue, calls in own.calls.items():
         for index in calls[own.ended.get(queue, 0)] if own.ended.get(queue, 0) < len(calls) else ():

@@ -59,10 +59,10 @@ Clock = dict[Stream, int]
 
 @dataclass
 class _Work:
-    """The work of a launch that fills one of its results.
+    """The part of a launch's work that fills one of the launch's results.
 
-    `filled` and `taken` list the waits that end filling and reading, as the waiting stream and the number of the wait's
-    call.
+    `fills` is the memory of this result, and `takes` the memory that the launch reads. `filled` and `taken` list the
+    waits after which the result is complete and the reading is over: the waiting stream and the wait's number.
     """
 
     launched: float
@@ -150,7 +150,7 @@ class Order:
         return []
 
     def races(self, reads: Collection[Key], writes: Collection[Key], stream: Stream = COMPUTE) -> list[Race]:
-        """Return the races of a call with launches on the same memory that the stream has not waited for.
+        """Return the races of a call with launches that use the same memory, and that the stream has not waited for.
 
         There is one race per launch and kind of access. Uses of memory that `let_go` has freed are returned, too.
         """
@@ -245,9 +245,9 @@ class Order:
         return list(found.values())
 
     def overdue(self, last_use: Mapping[Key, float]) -> list[tuple[float, Hashable, Race]]:
-        """Return the races of memory that was freed before the wait for a launch that reads it.
+        """Return the races of launches whose memory was freed before the wait for them, as (time, call, race).
 
-        Each race follows the time of its wait and the waiting call: (time, call, race).
+        `time` and `call` are those of the wait.
         """
         return [(time, name, race) for work, time, name in self._held for race in _let_go(work, time, last_use)]
 
@@ -265,7 +265,7 @@ class Order:
     def go_back(self, before: State) -> dict[int, _Work]:
         """Return to the state before a branch of a condition: since the branch may not run, its waits do not count.
 
-        Work launched in the branch stays. Returns the work launched before it that the branch waited for, by `id`.
+        Work launched in the branch stays. Returns earlier work for which the branch has waited, keyed by `id`.
         """
         ended: dict[int, _Work] = {}
         for key, works in before.items():
@@ -336,7 +336,7 @@ class Order:
             self._uses.setdefault(key, _Uses(COMPUTE)).recorded.add(stream)
 
     def free(self, keys: Iterable[Key], name: Hashable) -> list[Race]:
-        """Report that `name` is the last call to use memory, which its own stream may then reuse immediately.
+        """Report that `name` is the last call to use memory: the stream that allocated it may then reuse it at once.
 
         Returns the races with uses by other streams.
         """

@@ -45,7 +45,7 @@ def accept(
     replay: Sequence[str] = (),
     certificates: Sequence[Path] = (),
 ) -> int:
-    """Run cases and replace all drifted baselines, for the reason `why`, or if a certificate explains the drift.
+    """Run cases, and replace drifted baselines if a reason, `why`, is given or a certificate explains the drift.
 
     Returns the exit status:
 
@@ -141,10 +141,10 @@ def _accept(
 
 
 def _explained(result: CaseResult, role: Role, recording: Path, explainers: Sequence[Explainer]) -> Explanation:
-    """Whether, and by what, a system's drift from its baseline is explained.
+    """Explain a system's drift from its baseline, by the first certificate that covers the whole drift.
 
-    This is the explanation by the first certificate that covers the whole drift; if none does, the explanation by the
-    last certificate, which lists what it does not cover. Equal bits are explained without a certificate.
+    If no certificate does, returns the explanation by the last one, which lists the differences that it does not cover.
+    Equal bits need no certificate.
     """
     path = result.baseline[role].path
     if path is None:

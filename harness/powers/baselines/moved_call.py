@@ -1,4 +1,4 @@
-"""Find the call that made a recording drift from its baseline, by the logs of calls stored beside both."""
+"""Find the operator call that made a recording drift from its baseline, by comparing the logs of their calls."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ print(json.dumps({
 class MachineCheck:
     """The result of checking whether this machine meets one requirement.
 
-    `is_required`: without it the main cases cannot run; other requirements are only for optional features.
+    `is_required`: the main cases cannot run if the requirement is not met; others are only for optional features.
     """
 
     name: str

@@ -283,10 +283,10 @@ _COLLECTIVE = re.compile(r"(\d+) of group (\w+)")
 def _holds_up(hung: str, other: str | None) -> bool:
     """Whether a rank that hangs may block another rank, judged by their last actions, `hung` and `other`.
 
-    False if the hanging rank's last action is a collective: the rank that causes a hang hangs in its own code. If both
-    actions name a collective of the same group, the hanging rank must have the smaller number of collectives, since all
-    ranks of a group number its collectives alike. This is needed on CUDA, where the hosts of waiting ranks may have run
-    past the collective.
+    False if the hanging rank launches or waits for a collective: the rank that causes a hang hangs in its own code. All
+    ranks of a group number its collectives in the same way. So if both actions name a collective of the same group, the
+    hanging rank's must have the smaller number. On CUDA, this also holds if the host of a waiting rank has run past the
+    collective.
     """
     if other is None or other == hung or hung.startswith(("launches ", "waits for ")):
         return False

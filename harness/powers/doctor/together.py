@@ -157,9 +157,9 @@ FIRST, SECOND = "first", "second"
 
 
 def check_groups_at_once(setting: Setting, rank: int) -> Answer:
-    """Check that two groups of the same ranks can sum at once, launched in the same order on all ranks.
+    """Check that two groups of the same ranks can sum at the same time, if all ranks launch both in the same order.
 
-    Also checks that all ranks launched the same collectives in the same order.
+    Also checks that all ranks have launched the same collectives in the same order.
     """
     from bitproof.reference.parallel.collectives import all_gather
     from bitproof.reference.parallel.mesh import FSDP, ensure_group

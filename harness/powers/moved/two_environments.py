@@ -5,8 +5,8 @@
 2. Replay them in the new environment, and run the program in it.
 3. If the program's records differ, run it in the old environment and store the results of the moved calls, i.e. those
    that differ. Then run it in the new environment with these results in place of its own. If the first call that
-   departs has equal inputs in both environments, it also moved, though not on the recorded inputs: add it, and repeat
-   this.
+   departs has equal inputs in both environments, it also moved, though not on the recorded inputs: add it to the moved
+   calls, and repeat step 3.
 4. Probe in both environments how the moved calls' kernels add, and try settings that restore the old bits.
 """
 
@@ -190,7 +190,7 @@ class TwoEnvironments:
         return MovedCertificate(**{**vars(certificate), **told})
 
     def _counted(self) -> dict[str, Any]:
-        """The counts of distinct calls for a certificate: "calls", "operators", "equal", and "rows" of all others."""
+        """Counts for a certificate: distinct "calls", "operators" and "equal" calls; "rows" has the unequal calls."""
         rows = [self._row(row) for row in self.rows.values() if row["state"] != "equal"]
         operators = len({row["op"] for row in self.rows.values()})
         return {"calls": len(self.rows), "operators": operators, "equal": len(self.rows) - len(rows), "rows": rows}

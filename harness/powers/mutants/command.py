@@ -205,7 +205,7 @@ def _finish(
 
 
 def status_of(found: FaultsFound, results: Sequence[CaseResult]) -> int:
-    """Return the exit status: 3 if nothing could be judged, or by the outcomes of the faults.
+    """Return the exit status of `bitproof faults`.
 
     It is 3 if there are no outcomes, if a case without a fault does not have the verdict that is needed, or if a
     planned fault was not judged; else 1 if a fault survived or an equivalent rewrite was flagged, else 0.

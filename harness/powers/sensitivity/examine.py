@@ -62,7 +62,7 @@ class Examiner:
     def __init__(
         self, program: Program, ranks: Ranks, seed: str, isolate: Isolate, compared: Compared | None = None
     ) -> None:
-        """`compared` is given if the case compares every call, not only records: then it also decides what shows."""
+        """`compared` is given if the case compares every call, not only records: it decides which wrong values show."""
         self._compared = compared
         self._program = program
         self._ranks = ranks
@@ -132,9 +132,10 @@ class Examiner:
         return self._followed({(slot, rank): wrong}, is_safe(value))
 
     def _is_blind(self, call: ReplayedCall, targets: Sequence[int]) -> Fate | None:
-        """Try gross errors in all results of a call, on one rank and on all ranks.
+        """Try gross errors in all results of a call, first on one rank, then on all ranks.
 
-        Returns None if one of them showed, otherwise the calls at which the last of them disappeared.
+        Returns None if one of the errors showed; otherwise the fate of the last error, with the calls at which it
+        disappeared.
         """
         fate = Fate()
         for turn in range(3):

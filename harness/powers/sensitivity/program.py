@@ -165,7 +165,8 @@ def filled(value: Any, get: Callable[[int], Any]) -> Any:
 class Variables:
     """The current slot of each node or tensor.
 
-    `of` has the slot that it had first; `newest` maps a slot to the slot that replaced it when its memory was written.
+    `of` maps a node or tensor to its first slot. `newest` maps a slot to the slot that replaced it when a call wrote
+    its memory.
     """
 
     program: Program

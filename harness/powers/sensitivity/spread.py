@@ -118,7 +118,7 @@ class _Wrong:
         self.has_noted = False
 
     def give(self, slot: int, rank: int, value: Any) -> None:
-        """Make this the value that repeated calls read from a slot on a rank, without noting it as wrong."""
+        """Let repeated calls read `value` from a slot on a rank, without noting it as wrong."""
         self._values[slot, rank] = value
 
     def note(self, slot: int, rank: int, value: Any) -> None:

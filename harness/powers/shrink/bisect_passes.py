@@ -3,9 +3,9 @@
 1. Run the case. It must be DIFFERENT, so each of its systems agrees with itself.
 2. A prefix applies only the first passes of the list. The empty prefix only traces; the longest applies all passes and
    the backend. First test a guess: the last pass that changed the number of nodes of the blamed operator. If the prefix
-   before it is EQUAL and the prefix that ends with it is DIFFERENT, it is the answer, after at most 3 runs, including
-   the run of the case. Otherwise bisect the remaining suspects. For n passes, log2(n) + 4 runs are enough. A prefix
-   runs only the candidate, up to the first differing step: a reference is recorded once.
+   before this pass is EQUAL and the prefix that ends with it is DIFFERENT, the guess is right, after at most 3 runs,
+   including the run of the case. Otherwise bisect the remaining suspects. For n passes, log2(n) + 4 runs are enough. To
+   test a prefix, only the candidate runs, up to the first differing step: a reference is recorded once.
 3. If chunk is the answer and chunks several regions, bisect these: chunk only some of them, in both systems. Then run
    the case with only the remaining region chunked, and find the call to blame in it.
 
@@ -267,10 +267,10 @@ class Bisector:
 
 
 def shared_reference(recording: Recording, case: Case) -> Recording:
-    """A reference's recording, made for another prefix of the passes, as if it were made for the reference of `case`.
+    """Reuse a reference's recording, made for another prefix of the passes, as the recording for the prefix `case`.
 
-    It is cut to the steps of `case`, and its manifest names `case`. A new run would record the same bits, since passes
-    do not affect a reference without a graph. Raises RecordingError for a reference with a graph.
+    The result has only the steps of `case`, and its manifest names `case`. A new run would record the same bits, since
+    passes do not affect a reference without a graph. Raises RecordingError for a reference with a graph.
     """
     manifest = recording.manifest
     if manifest.graph is not None:

@@ -289,7 +289,7 @@ class Links:
             line.is_known, line.name = True, name
 
     def part_with(self, line: Line, why: str) -> None:
-        """Close the connection to a peer, for the reason `why`, when its messages are sent, or after a second."""
+        """Close the connection to a peer, for the reason `why`, once queued messages are sent, or after a second."""
         self._flush([line], _PULSE_SECONDS)
         with self._changed:
             self._drop(line, why)

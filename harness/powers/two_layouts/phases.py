@@ -18,8 +18,8 @@ must agree in every bit. These rules decide whether two sums have the same order
 
 Stages of a pipeline are an exception. If each parameter is on a single rank in both systems, and no collective adds
 over ranks, all terms of a gradient are added on that rank. Then the number of ranks has no effect: the sums are the
-same if both systems add the same number of parts to a gradient in place or, for a single part, have the same number of
-backward passes.
+same if both systems add the same number of parts to each gradient. If there is only one part, the numbers of backward
+passes must be equal, too.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
 
 
 def _follows_places(meeting: Meeting) -> bool:
-    """Whether a sum depends on how gradients are divided among ranks: in the order of its terms, or in its terms.
+    """Whether a sum's terms, or their order, depend on how gradients are divided among ranks.
 
-    The order depends on it if the sum is over more than two ranks. The terms may depend on it in a functional
-    all-reduce, with which DTensors add the results of parts, such as norms.
+    The order does in a sum over more than two ranks. The terms may in a functional all-reduce: DTensors use it to add
+    results of parts, such as norms.
     """
     if meeting.phase == "forward" or meeting.what != "sum":
         return False

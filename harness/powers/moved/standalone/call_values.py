@@ -84,7 +84,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def encode(value: Any, tensors: list[Tensor]) -> list[Any]:
-    """An argument as JSON; its tensors are appended to `tensors`. Raises RefusedArchiveError for other types."""
+    """An argument as JSON; its tensors are appended to `tensors`. Raises RefusedArchiveError for an unknown type."""
     kind = type(value)
     if isinstance(value, Tensor):
         hold(is_plain(value), f"a {kind.__name__} on {value.device.type}, {value.layout}, {value.dtype}")

@@ -48,9 +48,9 @@ class _Exchange(Listener):
 
 
 class ExchangeSession:
-    """Replaces results of calls with these keys by the old environment's results, in a run that is done under `events`.
+    """Replaces results in a run by those of the old environment: run the program under `events`, then call `end`.
 
-    The folder `results` has the old results; None if there are none.
+    `keys` are the keys of the calls to replace. The folder `results` has the old results; None if there are none.
     """
 
     def __init__(self, results: str | None, keys: set[str]) -> None:

@@ -43,9 +43,9 @@ def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _terms(call: dict[str, Any], rows_KN: Tensor, bias: float = 0.0) -> Tensor | None:
-    """N sums of K terms, shape (N,), computed by the call's operator; None for an operator that is not known here.
+    """N sums of K terms each, shape (N,), computed by the call's operator; None if it is not in SUMS or PRODUCTS.
 
-    A product adds the terms as a row times ones. `bias` is added to the product by operators such as `addmm`.
+    A matrix product computes a sum as a row of terms times a column of ones. Operators such as `addmm` add `bias`.
     """
     name = call["op"].split(".")[1]
     operator = operator_named(call["op"])

@@ -125,7 +125,7 @@ def record(folder: str, program: str, arguments: list[str], steps: int, budget: 
 def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: int) -> dict[str, Any]:
     """Merge the archives of all ranks, in the folders `0`, `1`, ..., into an archive of their distinct calls.
 
-    A call that several ranks made has the values of the first of them. The merged archive has no log and no records:
+    If several ranks made a call, the first rank's values are stored. The merged archive has no log and no records:
     these stay with each rank. Returns the counts of `RecordingSession.end`.
     """
     # Without a budget, as each rank's archive was within its own.

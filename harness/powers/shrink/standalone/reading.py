@@ -52,8 +52,8 @@ class Input(NamedTuple):
 class Side:
     """The graph of the reference or of the candidate, with its outputs and placeholders by name.
 
-    `owners` maps a node to the node whose output made the node's storage. `writers` maps such an owner to the calls
-    that write into its storage.
+    `owners` maps each node to the first node with the same storage, such as a view to its base. `writers` maps such a
+    first node to the calls that write into its storage.
     """
 
     graph: StepGraph
@@ -84,8 +84,7 @@ class Side:
         """The calls that are needed to compute `outputs`, and the inputs of these calls, both in the graph's order.
 
         Inputs are placeholders, and nodes for which `is_known` returns True. A storage that is written in place has no
-        single value that could become an input: so its calls are followed to the placeholder, including all calls that
-        write it.
+        single value that could become an input: so all calls that write it are included, back to the placeholders.
         """
         calls, inputs, pending = set(), set(), list(outputs)
         while pending:

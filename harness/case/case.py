@@ -222,7 +222,7 @@ class Case:
 
     @property
     def most_ranks(self) -> int:
-        """The number of ranks of the system that has more of them."""
+        """The number of ranks of the reference or of the candidate, whichever is larger."""
         return max(self.parallelism.world_size, self.of("reference").parallelism.world_size)
 
     def _check_bounds(self) -> None:
@@ -319,7 +319,7 @@ class Case:
         return are_foreign(self.reference, self.candidate)
 
     def stated(self) -> dict[str, Any]:
-        """The case as plain JSON values; if both systems are a user's trainers, without defaults.
+        """The case as plain JSON values; if both systems are a user's trainers, without fields that have defaults.
 
         Such systems may ignore fields of the case, so defaults might be untrue for them. `from_dict` makes the same
         case from the result.
@@ -358,7 +358,7 @@ def file_of(source: str) -> Path | None:
 class Script(NamedTuple):
     """A training script as a system: its file, its arguments, and the git revision of the file or "".
 
-    As text, the name of the system, it is a command line: `train.py --lr 3e-4`, or `git:4f2a91c:train.py --lr 3e-4`.
+    As text, it is the system's name, a command line: `train.py --lr 3e-4`, or `git:4f2a91c:train.py --lr 3e-4`.
     """
 
     file: str

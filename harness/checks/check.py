@@ -44,7 +44,7 @@ class Evidence:
 
     @property
     def case(self) -> Case:
-        """The case, which has everything that can change a bit."""
+        """The case, which has every setting that can change a bit of a run."""
         return self.result.case
 
 

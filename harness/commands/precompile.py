@@ -23,8 +23,8 @@ def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str],
 
     The step is traced as the first and as the last rank, which must have the same code. Raises CaseError if the
     candidate runs no graph, or a graph that cannot be stored; UsageError under torchrun, or if a fault in `options`
-    changes both of these ranks alike; ArtifactError if the two codes differ. After any error the folder has no step,
-    but a note with the reason.
+    changes both ranks' code in the same way; ArtifactError if the two codes differ. After any error the folder has no
+    step, but a note with the reason.
     """
     refuse_torchrun("precompile", "makes a step for all ranks in one process")
     if case.candidate not in PREPARED:

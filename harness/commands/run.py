@@ -43,8 +43,8 @@ NO_RESULT = "the launcher gave no result for this case"
 class Progressing:
     """The state of a run: its results so far, and how it ended.
 
-    `reason` says why the other cases have no result. `failure` is the error that ended the run, None without one, and
-    `status` the exit status for it. `reports`: this rank writes a report.
+    `reason` says why cases without a result have none. `failure` is the error that ended the run, or None, and `status`
+    the exit status for this error. `reports`: this rank writes a report.
     """
 
     environment: dict[str, Any] = field(default_factory=dict)

@@ -36,8 +36,8 @@ class RankTurn:
 
     `waits_for` is None for a launch; for a wait it is the index of the launch in the rank's sequence. `takes` is the
     dtype and sizes, in which matching launches must agree; "" if unknown. Launches with the same `communicator` run one
-    after the other on this rank; "" means the group's communicator, but messages may have their own. `is_joined`: it
-    runs together with the launch before it.
+    after the other on this rank; "" means the group's communicator, but messages may have their own. `is_joined`: this
+    launch runs together with the launch before it.
     """
 
     operator: str
@@ -126,7 +126,7 @@ def _goes_on(rank: int, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _met(rank: int, index: int, ranks: Mapping[int, _Rank]) -> dict[int, int | None]:
-    """For each rank of a launch's group, the index of its matching launch; None for a rank that is not there yet.
+    """For each rank of a launch's group, the index of its matching launch; None if the rank has not made one yet.
 
     The n-th launches of a group on all its ranks match.
     """
@@ -172,8 +172,8 @@ def _stuck(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> Deadlock:
 def _unlike(ranks: Mapping[int, _Rank]) -> list[Deadlock]:
     """Launches that match by number but are not the same call, or that some ranks of the group do not make.
 
-    If two ranks launch calls with the same names in different orders, calls with different names match, even if their
-    operators and shapes are equal.
+    Launches match if each is the n-th of the group on its rank. If two ranks launch the same calls in different orders,
+    different calls match: this is an error even if their operators and shapes are equal.
     """
     found = []
     launched = {

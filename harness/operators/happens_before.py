@@ -62,7 +62,7 @@ class _Work:
     """The part of a launch's work that fills one of the launch's results.
 
     `fills` is the memory of this result, and `takes` the memory that the launch reads. `filled` and `taken` list the
-    waits after which the result is complete and the reading is over: the waiting stream and the wait's number.
+    waits after which the result is complete and the reading is over, each as the waiting stream and the wait's number.
     """
 
     launched: float
@@ -287,7 +287,7 @@ class Order:
                 self._forget(work)
 
     def _forget(self, ended: _Work) -> None:
-        """Remove work from `open` that the single stream has waited for."""
+        """Remove work from `open`, because the single stream has waited for it."""
         # The results of a launch share `taken`: a wait for any of them ends the reading, so no entry for memory that
         # was only read is left. Entries for other results stay, since each needs its own wait.
         for key in ended.fills | ended.takes:
@@ -325,7 +325,7 @@ class Order:
     def wait_stream(self, stream: Stream, other: Stream | None) -> None:
         """Report that a stream waits for `other`, or for all streams if it is None.
 
-        The stream's later calls come after all earlier calls there.
+        The later calls of `stream` come after all earlier calls of `other`.
         """
         for each in [*self._clocks] if other is None else [other]:
             self._join(stream, dict(self._clock(each)))

@@ -162,7 +162,7 @@ def _explained(result: CaseResult, role: Role, recording: Path, explainers: Sequ
 def _sides(result: CaseResult, new: bool, has_certificate: bool) -> Iterator[Role]:
     """Yield the roles ("reference", "candidate") whose recordings are to be stored as baselines.
 
-    Only recordings that drifted; with `new` also those without a baseline of this environment, and with
+    These are the recordings that drifted; with `new` also those without a baseline of this environment, and with
     `has_certificate` those with baselines of other environments. Two roles with the same system share a baseline, so
     only the first is yielded.
     """

@@ -71,7 +71,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def layouts() -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors of all dtypes, shapes and views, on the CPU, with zeros of both signs among their values."""
+    """Yield a name and a CPU tensor for each dtype, shape and view, with zeros of both signs among the values."""
     generator = torch.Generator().manual_seed(0)
     for dtype, shape, (name, view) in itertools.product(DTYPES, SHAPES, VIEWS.items()):
         values = torch.randint(-3, 4, shape, generator=generator).double() * -0.5

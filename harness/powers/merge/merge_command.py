@@ -184,14 +184,14 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
 
 
 def _join_environments(reports: list[Report]) -> dict[str, Any]:
-    """The environments of all shards as one. A fact that differs, such as torch's version, has a dict by shard."""
+    """The environments of all shards as one. If a fact such as torch's version differs, its value is a dict by shard."""
     ran = {str(report.shard): report.environment for report in reports if report.cases}
     names = dict.fromkeys(name for environment in ran.values() for name in environment)
     return {name: _agreed(name, {shard: environment.get(name) for shard, environment in ran.items()}) for name in names}
 
 
 def _agreed(what: str, values: Mapping[str, Any]) -> Any:
-    """The value that all shards share. If values differ, this is printed, and all values are returned, by shard."""
+    """The value that all shards share. If they differ in `what`, prints this and returns all values, by shard."""
     first = next(iter(values.values()))
     if all(value == first for value in values.values()):
         return first

@@ -47,7 +47,7 @@ def amount_text(row: MovedRow) -> str:
 
 
 def facts_of(row: MovedRow) -> list[tuple[str, str]]:
-    """Further facts about a moved call, as pairs of a name and a text, which may be ""; none for other calls."""
+    """Further facts about a moved call, as pairs of a name and a text, which may be ""; [] for other calls."""
     if row.state != MOVED:
         return []
     why = "; ".join(row.causes) or "unknown"

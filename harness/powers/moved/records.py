@@ -20,7 +20,7 @@ Verdict = Literal["EQUAL", "DIFFERENT", "NONDETERMINISTIC", "not run"]
 
 @dataclass(frozen=True, kw_only=True)
 class MovedRow:
-    """An operator call that is not equal in the new environment. Calls that differ in values only share a row.
+    """An operator call that is not equal in the new environment. Calls that differ only in their values share a row.
 
     `smallest` is the smallest of the tried input shapes at which the call differs. `alone` is the first record that
     changes if only this call moves. `is_drawn`: the inputs were too large for the archive, so the call was replayed

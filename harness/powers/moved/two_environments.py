@@ -4,8 +4,8 @@
    results are not used.
 2. Replay them in the new environment, and run the program in it.
 3. If the program's records differ, run it in the old environment and store the results of the moved calls, i.e. those
-   that differ. Then run it in the new environment with these results in place of its own. If the first call that
-   departs has equal inputs in both environments, it also moved, though not on the recorded inputs: add it to the moved
+   that differ. Then run it in the new environment with these results in place of its own. If the first call that still
+   differs has equal inputs in both environments, it also moved, though not on the recorded inputs: add it to the moved
    calls, and repeat step 3.
 4. Probe in both environments how the moved calls' kernels add, and try settings that restore the old bits.
 """

@@ -54,7 +54,7 @@ Plan = Mapping[str, Sequence[Entry]]
 
 
 def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
-    """Return the entries with these names or families; all without any. Raises UsageError for an unknown name."""
+    """Return the entries with these names or families; all if none are given. Raises UsageError for unknown names."""
     known = {*CATALOGUE, *(entry.family for entry in CATALOGUE.values())}
     if unknown := [name for name in (*wanted, *families) if name not in known]:
         raise UsageError(

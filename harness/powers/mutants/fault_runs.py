@@ -169,8 +169,8 @@ class FaultRuns:
     def _outcome_of_first_step(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome | None:
         """Run only the first step with a fault. Return the fault's outcome if the step differs from the reference's.
 
-        Returns None if this step does not differ or fails: then all steps must run. `blank` is an outcome with the
-        facts that are known before a run; the result is a copy with the findings.
+        Returns None if the step is equal or fails, or if it differs even without a fault: then all steps must run.
+        `blank` is an outcome with the facts that are known before a run; the result is a copy with the findings.
         """
         if not self._shows_nothing_where_nothing_is_wrong():
             return None

@@ -36,8 +36,8 @@ class CallFinding:
     `shown` is the kind of the compared tensor that showed an error of 1 ULP, or None. `tries` is the number of elements
     that were changed, one at a time. If none showed, `lost` has the indices of the calls at which the last error
     disappeared: they returned the right bits although they read wrong ones; -1 means that no call read it. `is_blind`:
-    even gross errors in all elements on all ranks did not show; `lost` is then about these. `neighbours` has the
-    results for formulas with other rounding.
+    even gross errors in all elements on all ranks did not show; then `lost` is about the gross errors. `neighbours` has
+    the results for formulas with other rounding.
     """
 
     call: int

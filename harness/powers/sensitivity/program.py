@@ -118,7 +118,7 @@ class Program:
 
     @functools.cached_property
     def shown(self) -> dict[int, Kind]:
-        """The kind of each compared slot."""
+        """The kind of record of each slot that is compared."""
         # Reversed, so that a slot with several records keeps the kind of the first.
         return {slot: kind for (kind, _), slot in reversed(self.compared.items())}
 

@@ -135,7 +135,7 @@ class _Search:
         return found is not None and (found.shown is None or bool(_unseen_formulas(found)))
 
     def _note(self, finding: CallFinding) -> None:
-        """Merge a finding with those of earlier steps: seen if any step saw the call, blind if it is blind in all."""
+        """Merge a call's finding with those of earlier steps: seen if it is seen in any step, blind if blind in all."""
         known = self._found.get(finding.call)
         if known is None:
             if finding.shown and finding.tries == 1:
@@ -218,7 +218,7 @@ def _forked(shares: Sequence[Callable[[], Iterator[CallFinding]]]) -> Iterator[C
 
 
 def isolated(run: Callable[[], Fate]) -> Fate:
-    """Follow an error in a forked process, since wrong indices may crash a kernel.
+    """Call `run`, which follows an error, in a forked process, since wrong indices may crash a kernel.
 
     A crash has the fate FAILURE, like a call that raises an error: it would be noticed in a run, too.
     """

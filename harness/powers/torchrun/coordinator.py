@@ -260,7 +260,7 @@ class Coordinator:
             self.peers.links.wait(0.2)
 
     def run(self, request: RunRequest) -> None:
-        """On ranks other than 0: run this rank's part of a run, and send its end and its files to rank 0."""
+        """On ranks other than 0: run this rank's part of a run, and report to rank 0 how it ended, with its files."""
         localized = self._localized(request)
         account, files = self._run(localized)
         if localized is not request:  # rank 0 removes its own machine's

@@ -136,7 +136,7 @@ class Peers:
         return caught
 
     def _named_by(self, gone: Collection[int]) -> BitproofError | None:
-        """The error of a rank that left, if it blames a rank that is not `gone` and still connected; otherwise None."""
+        """The error of a rank that left, if the error blames a rank that is not in `gone`; otherwise None."""
         told = (problem.error() for problem in self.left.values())
         return next((each for each in told if getattr(each, "rank", None) not in (None, *gone)), None)
 

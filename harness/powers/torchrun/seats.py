@@ -1,4 +1,4 @@
-"""Assign each rank that a launcher such as torchrun started its seat: its number on its machine, and its GPU.
+"""Assign seats to the ranks that a launcher such as torchrun started: each rank's number on its machine, and its GPU.
 
 This needs no variables from the launcher: each rank sends rank 0 the name of its machine, and the GPUs that it sees. So
 it also works if each rank sees only one GPU, as with `srun --gpus-per-task=1`, and if machines have different numbers
@@ -52,7 +52,7 @@ class Seat:
 
 
 def own_machine() -> str:
-    """A name for this machine, the same in all its processes. A host name would not do: two may be `localhost`."""
+    """A name for this machine, the same in all its processes. Host names may not differ: two may be `localhost`."""
     boot = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -23,7 +23,7 @@ A = TypeVar("A")
 
 
 class Launcher:
-    """The torchrun process that started this rank, and the store. If it dies, nothing is left that ends its ranks."""
+    """The torchrun process that started this rank, and the store. If the process dies, nothing else ends its ranks."""
 
     def __init__(self) -> None:
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None

@@ -86,7 +86,7 @@ def _are_added_alike(*sides: Sequence[Meeting]) -> bool:
 
 
 def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
-    """A key that is equal for two collectives that add in the same order. Any two collectives over two ranks do."""
+    """A key that is equal for collectives that add in the same order. Over two ranks, all collectives do."""
     if meeting.what == "backward":
         return meeting.what, "", str(meeting.backwards), 0
     # Ranks such as "0,1,2": two terms have only one sum, whichever collective adds them. A scaling's operator has its
@@ -98,8 +98,8 @@ def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
 def _follows_places(meeting: Meeting) -> bool:
     """Whether a sum's terms, or their order, depend on how gradients are divided among ranks.
 
-    The order does in a sum over more than two ranks. The terms may in a functional all-reduce: DTensors use it to add
-    results of parts, such as norms.
+    The order depends on it in a sum over more than two ranks. The terms may depend on it in a functional all-reduce,
+    with which DTensors add results of parts, such as norms.
     """
     if meeting.phase == "forward" or meeting.what != "sum":
         return False

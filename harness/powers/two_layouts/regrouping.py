@@ -217,7 +217,7 @@ class Distances:
         return self.error > NEAR_SPREADS * self.spread and self.error > self.least / FEWEST_UNITS
 
     def relative(self, distance: float) -> float:
-        """A distance as a fraction of the tensor's norm; if that is 0, infinite unless the distance is 0."""
+        """A distance as a fraction of the tensor's norm; if the norm is 0, infinite unless the distance is 0, too."""
         return distance / self.norm if self.norm else (0.0 if distance == 0 else math.inf)
 
 

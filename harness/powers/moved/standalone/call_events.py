@@ -17,7 +17,7 @@ from .call_values import ALIGNMENT, NAMES, RefusedArchiveError, digest_of, encod
 
 
 class CallEvent:
-    """An operator call. `key` is equal for calls that differ in values only, such as `mm` at each step of a training.
+    """An operator call. `key` is equal for calls that differ only in their values, such as `mm` at each training step.
 
     `inputs` is a digest of all that the call reads: arguments, layouts, values and the state of the random generator.
     `values` and `outputs`, the results and their digest, are set after the call.

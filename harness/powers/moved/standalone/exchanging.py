@@ -71,8 +71,8 @@ class ExchangeSession:
 def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict[str, Any]:
     """Run the archive's program in this environment with exchanged results, and compare its records with the old run's.
 
-    Returns a dict with "equal"; "first", the first record that differs, or ""; "records" and "digest"; and the keys of
-    `ExchangeSession.end` with the first call that departs from the old log.
+    Returns a dict with "equal"; "first", a text that names the first differing record, or ""; the number of "records"
+    and their "digest"; and the keys of `ExchangeSession.end`.
     """
     head = archive.head
     session = ExchangeSession(results, keys)

@@ -75,7 +75,7 @@ def take_steps(made: Any, keep: Callable[..., None]) -> None:
 
 
 def run_rank(side: str, rank: int, folder: str) -> None:
-    """Run a rank of a system, and save the tensors that it shows. Exits the process with 0, or 2 after an error."""
+    """Run a rank of the system `side`, and save the tensors that it shows. Exits with 0, or with 2 after an error."""
     try:
         world_size = CASE["parallelism"]["world_size"]
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

@@ -54,7 +54,7 @@ def asks_for(expression: str | None) -> bool:
 
 
 def compile_expression(expression: str) -> Node:
-    """Convert an expression to a function: given a predicate that matches names, it returns whether a case matches.
+    """Convert an expression to a function: called with a predicate for single names, it returns the expression's value.
 
     Raises UsageError, which shows the column of the mistake.
     """

@@ -184,7 +184,7 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
 
 
 def _join_environments(reports: list[Report]) -> dict[str, Any]:
-    """The environments of all shards as one. If a fact such as torch's version differs, its value is a dict by shard."""
+    """The environments of all shards as one; a fact that differs, such as torch's version, is a dict by shard."""
     ran = {str(report.shard): report.environment for report in reports if report.cases}
     names = dict.fromkeys(name for environment in ran.values() for name in environment)
     return {name: _agreed(name, {shard: environment.get(name) for shard, environment in ran.items()}) for name in names}

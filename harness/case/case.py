@@ -189,13 +189,13 @@ class Case:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of a micro-batch's token ids: (sequences, seq_len), or (tokens,) if the model is folded."""
+        """The shape of a micro-batch's token ids: (sequences, seq_len), or (tokens,) with `model.folded`."""
         rows, seq_len = self.batch.sequences // self.micro_batches, self.batch.seq_len
         return (rows * seq_len,) if self.model.folded else (rows, seq_len)
 
     @property
     def chunk_dim(self) -> int:
-        """The dim of activations along which chunks are cut: 0 for batch, 1 for seq, but 0 if the model is folded."""
+        """The dim of activations along which chunks are cut: 0 for batch, 1 for seq, but 0 with `model.folded`."""
         assert self.chunking is not None
         return 0 if self.chunking.dim == "batch" or self.model.folded else 1
 
@@ -270,7 +270,7 @@ class Case:
             )
 
     def _check_folded_chunks(self) -> None:
-        """Raise CaseError if a folded model cannot be split in two.
+        """Raise CaseError if the tokens of a model with `folded` cannot be split in two chunks.
 
         Along batch, each half must consist of whole sequences; along seq, the number of tokens must be even.
         """
@@ -351,7 +351,7 @@ _ALWAYS_SO = {"name", "family", "reference", "candidate", "expected", "differs",
 
 
 def file_of(source: str) -> Path | None:
-    """The path of the file in a factory's `source`, such as train.py; None if `source` is a module."""
+    """The path of the file that `source` names, such as train.py; None if `source` is a module."""
     return Path(source) if source.endswith(".py") or "/" in source else None
 
 

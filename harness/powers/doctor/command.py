@@ -102,7 +102,7 @@ def check_python(version: tuple[int, ...]) -> MachineCheck:
 
 
 def check_cores(num_cores: int) -> MachineCheck:
-    """Report the number of cores. It is never too small: ranks share cores, and runs only take longer."""
+    """Report the number of cores. Every number passes: with fewer cores, ranks share them, and runs take longer."""
     note = f"; {NUM_RANKS} ranks share them" if num_cores < NUM_RANKS else ""
     return MachineCheck(name="cores", is_ok=True, found=f"{num_cores}{note}", is_required=False)
 

@@ -103,12 +103,12 @@ class MovedCertificate:
 
     @property
     def moved(self) -> list[MovedRow]:
-        """The rows of calls that moved."""
+        """The rows of calls that moved, i.e. whose results changed."""
         return [row for row in self.rows if row.state == MOVED]
 
     @property
     def explains_all(self) -> bool:
-        """Whether the moved calls explain the whole difference: with their old results, the program is EQUAL."""
+        """Whether the moved calls explain the whole difference: with the calls' old results, the program is EQUAL."""
         return self.verified.plain == "DIFFERENT" and self.verified.with_exchange == "EQUAL"
 
     def problem(self) -> str | None:

@@ -300,9 +300,9 @@ def _sites(entry: Entry, answer: RunAnswer) -> list[Site]:
 def _checked(
     outcome: FaultOutcome, entry: Entry, first: Divergence, sites: list[Site], place: tuple[str, str] | None = None
 ) -> FaultOutcome:
-    """Note in `outcome` whether module, operator and rank of the blamed call are those of one of the fault's sites.
+    """Note in `outcome` whether the blamed call's module, operator and rank are those of a call that the fault changed.
 
-    If no call is blamed, `place`, a module and a direction, is compared instead.
+    `sites` are these calls. If no call is blamed, `place`, a module and a direction, is compared instead.
     """
     call, rank = outcome.call, entry.rank_of(outcome.ranks)
     # An observed activation may differ before the kinds that the row names.

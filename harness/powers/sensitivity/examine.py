@@ -108,14 +108,15 @@ class Examiner:
         return CallFinding(call=index, tries=TRIES, lost=lost, is_blind=gross is not None, neighbours=answers)
 
     def _filled(self, slot: int) -> list[int]:
-        """The ranks on which a slot has a value that can be made wrong: a number, or a tensor with elements."""
+        """The ranks on which the value number `slot` can be made wrong: it is a number, or a tensor with elements."""
         values = [own[slot] for own in self._ranks]
         return [rank for rank, x in enumerate(values) if tensors_of(x) or isinstance(x, (int, float))]
 
     def error(self, call: ReplayedCall, turn: int) -> tuple[int, int, Any]:
-        """Return an error in a call's output, as slot, rank and wrong value, with one element off by 1 ULP.
+        """Return an error in a call's output: the slot (number) of a value, the rank, and the value with the error.
 
-        `turn` is the number of the attempt: each changes another element, drawn from the seed.
+        One element is off by 1 ULP. `turn` is the number of the attempt: each changes another element, drawn from the
+        seed.
         """
         chance = random.Random(f"{self._seed} {call.index} {turn}")
         targets = [slot for slot in self._program.targets(call) if self._filled(slot)]

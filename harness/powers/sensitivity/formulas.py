@@ -164,7 +164,7 @@ def names_of(program: Program, call: ReplayedCall) -> list[str]:
 def computed(program: Program, call: ReplayedCall, name: str, gets: list[Get]) -> dict[tuple[int, int], Any]:
     """Compute a call by the neighbouring formula `name` on all ranks; returns the results by (slot, rank).
 
-    `gets` has a function per rank that returns the value of a slot.
+    A slot is the number of a value; `gets` has a function per rank that returns the value of a slot.
     """
     formula = dict(_all(program, call))[name]
     return {key: value for rank in range(len(gets)) for key, value in formula(gets, rank)}

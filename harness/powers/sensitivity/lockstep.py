@@ -29,7 +29,8 @@ Ranks = Sequence[Sequence[Any]]
 def run_call(call: ReplayedCall, get: Get) -> list[tuple[int, Any]]:
     """Run a call that is no collective; returns (slot, new value) for its result and for each argument that it writes.
 
-    `get` returns the value of a slot. The values themselves are not modified: the call writes copies.
+    A slot is the number of a value, and `get` returns the value of a slot. The values themselves are not modified: the
+    call writes copies.
     """
     if call.is_wait:
         return [(call.result, get(call.args[0].number))]
@@ -72,7 +73,7 @@ def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]
 
 @torch.no_grad()
 def run_step(program: Program, before: Sequence[dict[Source, Tensor]]) -> list[list[Any]]:
-    """Run a step, and return the values of all slots by rank: `[rank][slot]`.
+    """Run a step, and return all values as `[rank][slot]`, where a slot is the number of a value.
 
     `before` has the values that exist before the step, for each rank. Raises PassError if the step cannot be run this
     way, for example because it overwrites memory that a view of it reads later.
@@ -117,5 +118,5 @@ def _refuse_written_views(program: Program, values: Sequence[Any]) -> None:
 
 
 def after(program: Program, values: Sequence[Any]) -> dict[Source, Tensor]:
-    """Return a rank's parameters, buffers and optimizer state after a step; `values` are the slots' values."""
+    """Return a rank's parameters, buffers and optimizer state after a step; `values` are all values of the step."""
     return {source: values[slot] for source, slot in program.last.items()}

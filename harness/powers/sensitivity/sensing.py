@@ -135,7 +135,10 @@ class _Search:
         return found is not None and (found.shown is None or bool(_unseen_formulas(found)))
 
     def _note(self, finding: CallFinding) -> None:
-        """Merge a call's finding with those of earlier steps: seen if it is seen in any step, blind if blind in all."""
+        """Merge a call's finding with those of earlier steps.
+
+        The call counts as seen if its error was seen in any step, and as blind if even gross errors showed in no step.
+        """
         known = self._found.get(finding.call)
         if known is None:
             if finding.shown and finding.tries == 1:

@@ -1,6 +1,6 @@
 """Find the pass that first changes the bits, by running the case with only its first passes.
 
-1. Run the case. It must be DIFFERENT, so each of its systems agrees with itself.
+1. Run the case. The verdict must be DIFFERENT, which implies that each system agrees with itself.
 2. A prefix applies only the first passes of the list. The empty prefix only traces; the longest applies all passes and
    the backend. First test a guess: the last pass that changed the number of nodes of the blamed operator. If the prefix
    before this pass is EQUAL and the prefix that ends with it is DIFFERENT, the guess is right, after at most 3 runs,
@@ -80,9 +80,9 @@ def halve(
 ) -> Iterator[Sequence[T]]:
     """Bisect: yield ever fewer suspects, until a single one is left.
 
-    `differs` gets the first part of the suspects, and decides whether the wanted suspect is in it. It is called
-    ceil(log2(n)) times for n suspects. With a `guess`, it is first called with the suspects before the guess, and then
-    with the guess alone. For example, with the suspects a b c d and the guess c, it is called with a b, then with c.
+    `differs` gets the first part of the suspects, and decides whether the wanted suspect is in this part. For n
+    suspects, `differs` is called ceil(log2(n)) times. With a `guess`, it is first called with the suspects before the
+    guess, and then with the guess alone: with the suspects a b c d and the guess c, it is called with a b, then with c.
     """
     while len(suspects) > 1:
         # The half before the guess may be empty: then the guess itself is asked for.
@@ -179,7 +179,7 @@ class Bisector:
         )
 
     def _judge(self, case: Case, probes: list[Probe], applied: str) -> Verdict:
-        """Run the candidate of a prefix, compare it with its reference, and note the run in `probes`.
+        """Run the candidate of a case with only some passes, compare it with its reference, and note it in `probes`.
 
         `applied` says which passes or regions were applied. Raises BitproofError if there is no verdict.
         """

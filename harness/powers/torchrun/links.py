@@ -221,8 +221,8 @@ class Links:
     def listen(self, address: str) -> int:
         """Accept connections of peers from now on; returns the port.
 
-        If `address` is a loopback address, only it is used. Otherwise peers can connect to any address of this machine,
-        since they may resolve its name to different ones.
+        If `address` is a loopback address, only processes of this machine can connect. Otherwise peers can connect to
+        any address of this machine, since they may resolve its name to different addresses.
         """
         if address == "localhost" or address.startswith("127."):
             listener = socket.create_server((address, 0), backlog=_MAX_WAITING)

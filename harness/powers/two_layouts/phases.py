@@ -122,6 +122,7 @@ def phase_of(tensor: LogicalTensor) -> int:
 def is_exact(tensor: LogicalTensor, first: int | None, start: int = 0) -> bool:
     """Whether a tensor must agree in every bit between the systems.
 
-    Their sums have different orders from phase `first` (an index into PHASES) of step `start` on; None means never.
+    The systems' sums have different orders from phase `first` (an index into PHASES) of step `start` on; if `first` is
+    None, never.
     """
     return first is None or tensor.step < start or (tensor.step == start and phase_of(tensor) < first)

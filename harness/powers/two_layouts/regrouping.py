@@ -186,7 +186,9 @@ def _student_within(t: float, degrees: int) -> float:
 
 @dataclass(frozen=True)
 class Distances:
-    """A tensor's distances from the reference: of the candidate (`error`), and of each sample.
+    """A tensor's distances from the reference: of the candidate (`error`), and of each of the `samples`.
+
+    The samples are runs of the reference with its sums in other orders.
 
     `norm` is the norm of the reference's tensor, and `least` the smallest distance that may be its bound. `rank` is the
     candidate's first rank that differs.
@@ -208,7 +210,7 @@ class Distances:
 
     @property
     def spread(self) -> float:
-        """The root mean square of the samples' distances."""
+        """The root mean square of the distances of the samples: runs of the reference with other orders of sums."""
         return math.sqrt(sum(distance * distance for distance in self.samples) / len(self.samples))
 
     @property

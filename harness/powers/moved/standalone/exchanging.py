@@ -69,7 +69,7 @@ class ExchangeSession:
 
 
 def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict[str, Any]:
-    """Run the archive's program in this environment with exchanged results, and compare its records with the old run's.
+    """Run the archive's program here, with old results for the calls `keys`, and compare it with the old run.
 
     Returns a dict with "equal"; "first", a text that names the first differing record, or ""; the number of "records"
     and their "digest"; and the keys of `ExchangeSession.end`.

@@ -104,7 +104,7 @@ class Side:
 
 @dataclass
 class Scene:
-    """The content of a file.
+    """The content of a self-contained file, which shows a difference between two graphs.
 
     - `sides`: both graphs, by "reference" and "candidate".
     - `partitions`: for each process group's name, the ranks of each of its groups.
@@ -131,7 +131,7 @@ def place_of(node: Node) -> str:
 
 
 def content_of(scene: Scene, side: str, node: Node) -> Input | None:
-    """A node's value, as saved by `probe`, as an input of a file. Its name is set later.
+    """A node's value, as saved by `probe`, as an input of a file. The input's name is set later.
 
     Returns None if the value is too large, if its dtype, shape or strides depend on the rank, or if its elements share
     memory.

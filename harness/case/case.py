@@ -358,7 +358,7 @@ def file_of(source: str) -> Path | None:
 class Script(NamedTuple):
     """A training script as a system: its file, its arguments, and the git revision of the file or "".
 
-    As text, it is the system's name, a command line: `train.py --lr 3e-4`, or `git:4f2a91c:train.py --lr 3e-4`.
+    Its text form, a command line, is the system's name: `train.py --lr 3e-4`, or `git:4f2a91c:train.py --lr 3e-4`.
     """
 
     file: str

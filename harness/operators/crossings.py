@@ -142,7 +142,7 @@ def _is_met(rank: int, index: int, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _is_launched(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> bool:
-    """Whether an entry is a wait for a launch that all ranks of the group have made."""
+    """Whether `turn` is a wait for a launch that all ranks of the group have made."""
     return turn.waits_for is not None and None not in _met(rank, turn.waits_for, ranks).values()
 
 

@@ -25,7 +25,7 @@ def known(name: str) -> Operator:
 def named(name: str) -> Operator:
     """Return one row for all operators with this name in any namespace, such as `empty_like`.
 
-    Each column has its value in the first row that states one.
+    Each column has the first value that any of their rows states.
     """
     rows = [row for row in ROWS.values() if row.name.partition(".")[2] == name]
     columns = [field.name for field in fields(Operator)][1:]

@@ -34,7 +34,7 @@ def gpus_of(setting: Setting) -> list[Gpu]:
 
 
 def check_topology(setting: Setting) -> Answer:
-    """Check that all GPUs are of one kind. Also counts pairs that cannot access each other's memory; these may pass."""
+    """Check that all GPUs are of one kind. Pairs that cannot access each other's memory are counted, but pass, too."""
     gpus = gpus_of(setting)
     kinds = [f"{gpu.name}, {gpu.capability}, {gpu.multiprocessors} multiprocessors" for gpu in gpus]
     unlike = [index for index, kind in enumerate(kinds) if kind != kinds[0]]

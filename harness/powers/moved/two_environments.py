@@ -147,7 +147,7 @@ class TwoEnvironments:
     def _add_moved(self, key: str, operator: str) -> None:
         """Add a call to the moved ones, because its results changed when the program ran in the new environment.
 
-        In the replay its results had not changed, or it had not been recorded.
+        In the replay its results had not changed, or the call had not been recorded.
         """
         row = self.rows.setdefault(key, {"op": operator, "dtypes": [], "shapes": [], "drawn": False, "state": "equal"})
         if row["state"] == "equal":

@@ -54,7 +54,10 @@ Plan = Mapping[str, Sequence[Entry]]
 
 
 def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
-    """Return the catalogue's faults with these names or families, or all without any. Raises UsageError for others."""
+    """Return the catalogue's faults with these names or families; all faults if none are given.
+
+    Raises UsageError for an unknown name.
+    """
     known = {*CATALOGUE, *(entry.family for entry in CATALOGUE.values())}
     if unknown := [name for name in (*wanted, *families) if name not in known]:
         raise UsageError(

@@ -53,8 +53,8 @@ def _named(call: ReplayedCall, get: Get) -> Mapping[str, Any]:
 def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]) -> list[Any]:
     """Return the result of a collective on each rank of `group`, in the group's order.
 
-    `gets` has a function for each rank of the run that returns the value of a slot. Raises RuntimeError if ranks
-    disagree about a message, e.g. about a split size; a real process group would fail or hang.
+    `gets` has a function for each rank of the run that returns the value of a slot (a value's number). Raises
+    RuntimeError if ranks disagree about a message, e.g. about a split size; a real process group would fail or hang.
     """
     arguments: list[Any] = [() for _ in gets]
     for rank in group:

@@ -125,7 +125,7 @@ class Program:
         return {slot: kind for (kind, _), slot in reversed(self.compared.items())}
 
     def targets(self, call: ReplayedCall) -> list[int]:
-        """Return the slots (numbers) of those of a call's results that a call reads or a record compares.
+        """Return the slots (value numbers) of a call's results, without results that nothing reads or compares.
 
         For a result that is a tuple, these are the slots of its elements.
         """

@@ -58,7 +58,7 @@ class Bisection:
 
     @property
     def divergence(self) -> Divergence | None:
-        """The first divergence of the two systems: with only the found region chunked, or else with all passes."""
+        """The first divergence of the two systems: with only the found region chunked if any, else with all passes."""
         result = self.region_result or self.result
         return result.first_divergence if result else None
 

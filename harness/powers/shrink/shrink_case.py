@@ -308,7 +308,8 @@ def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 def _groups(ep: int, tp: int, ranks: int) -> list[tuple[int, int]]:
     """The sizes (ep, tp) of expert and tensor parallelism to try on `ranks` ranks.
 
-    These are the present sizes, their greatest common divisors with the number of ranks, halves, and 1 for either.
+    These are the present sizes, their halves, their greatest common divisors with the number of ranks, and 1 for one of
+    the two.
     """
     # A group's size must divide the number of ranks.
     fit = math.gcd(ep, ranks), math.gcd(tp, ranks)

@@ -173,6 +173,6 @@ class Peers:
             raise ended
 
     def close(self, seconds: float) -> None:
-        """Close all connections once queued messages are sent or time is up."""
+        """Close all connections once queued messages are sent, at most after `seconds`."""
         self.links.close(seconds)
         self.launcher.close()

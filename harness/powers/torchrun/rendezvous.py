@@ -211,7 +211,7 @@ class Rendezvous:
             return line
 
     def _tell_made_of(self, line: Line) -> None:
-        """Send this rank's versions and code to rank 0, as reported by its host, or the error if the host fails."""
+        """Send to rank 0 the versions and code that this rank's host (its process with torch) reports, or the error."""
         try:
             made_of = self._ask_made_of(lambda: line.gone is not None or self._peers.launcher.ended() is not None)
         except BitproofError as error:

@@ -52,7 +52,7 @@ class Seat:
 
 
 def own_machine() -> str:
-    """A name for this machine, the same in all its processes. Host names may not differ: two may be `localhost`."""
+    """A name for this machine, the same in all its processes. A host name is not enough: two may be `localhost`."""
     boot = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -156,7 +156,7 @@ def measure_in_float64(
 
 
 def student_quantile(level: float, degrees: int) -> float:
-    """The factor that |error / spread| exceeds with probability `level`, for a spread of `degrees` distances.
+    """The factor that |error / spread| exceeds with probability `level`, for a spread estimated from `degrees` samples.
 
     Two-sided Student's t distribution: Student, Biometrika 6 (1908), 1. Its integral for whole degrees of freedom:
     Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.

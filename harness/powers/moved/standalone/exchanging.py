@@ -59,7 +59,7 @@ class ExchangeSession:
         self.events = Events(self.exchange)
 
     def end(self, old: list[Any]) -> dict[str, Any]:
-        """Return the number of replaced results, and the first call that departs from the `old` log (see `_culprit`).
+        """Return the number of replaced results, and the first call that differs from the `old` log (see `_culprit`).
 
         The keys are "exchanged", "has_same_calls", "moved_again" and "other".
         """
@@ -89,11 +89,11 @@ def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict
 
 
 def _culprit(old: list[Any], new: list[Any]) -> dict[str, Any]:
-    """The first call that departs from the old log.
+    """Return the first call of the new log that has no equal in the old log.
 
-    It is described under the key "moved_again" if its inputs are those of an old call but its results differ, or under
-    "other" if no old call has its inputs; the other key is None. Calls are matched by their inputs, not by position, so
-    a torch that issues additional calls in a step can still be compared.
+    The key "moved_again" describes the call if an old call has the same inputs but other results, and the key "other"
+    if no old call has these inputs. A key without a call is None. Calls are matched by their inputs, not by position,
+    so a torch that issues additional calls in a step can still be compared.
     """
     outputs = {row["in"]: row["out"] for row in old}
     for index, row in enumerate(new):

@@ -92,7 +92,7 @@ def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
 
 
 def _order(call: dict[str, Any]) -> dict[str, Any] | None:
-    """The order of additions, as the size of the subtree in which two terms meet; None if it cannot be probed.
+    """The order of additions, as a dict of facts about the tree of additions; None if it cannot be probed.
 
     `sizes` has an entry for term 0 with each other term, then for the middle term with each other term. Each is the
     number of terms in the smallest subtree that contains both: 3 for terms 0 and 2 of a sum from left to right. `first`

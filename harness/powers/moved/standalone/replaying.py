@@ -36,7 +36,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 
 
 def _release(package: str) -> dict[str, str]:
-    """{package: its release as this Python would import it}, such as {"transformers": "5.2.0"}; {} without a name."""
+    """{package: the release that this Python would import}, such as {"transformers": "5.2.0"}; {} for ""."""
     return {package: importlib.metadata.version(package)} if package else {}
 
 

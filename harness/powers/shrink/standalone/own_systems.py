@@ -43,7 +43,7 @@ CASE: dict[str, Any] = {}
 
 
 def namespace_of(fields: Any, name: str = "") -> Any:
-    """The case's fields as attributes, also nested; `options` stays a dictionary."""
+    """The case's fields as attributes of nested namespaces; `options` stays a dictionary."""
     if not isinstance(fields, dict) or name == "options":
         return fields
     return SimpleNamespace(**{name: namespace_of(field, name) for name, field in fields.items()})

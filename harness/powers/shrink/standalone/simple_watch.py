@@ -66,7 +66,7 @@ class SimpleStep:
                 keep("grad", name, parameter.grad)
 
     def show_rest(self, keep: Keep) -> None:
-        """Pass buffers, parameters and the state of all optimizers to `keep`."""
+        """Pass to `keep` the buffers, the parameters and the state of all optimizers."""
         for name, buffer in self.named(nn.Module.named_buffers):
             keep("buffer", f"{name}@after_optimizer", buffer)
         for name, parameter in self.named(nn.Module.named_parameters):

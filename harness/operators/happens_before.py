@@ -141,7 +141,7 @@ class Order:
         return found
 
     def call_of_one(self, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """Like `call`, but faster: for memory that only this stream and launches use in the whole graph."""
+        """Faster variant of `call`, for memory that only this stream and launches use in the whole graph."""
         clock = self._clocks[stream]
         clock[stream] = clock.get(stream, 0) + 1
         for key in (*reads, *writes):

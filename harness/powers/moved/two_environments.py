@@ -54,7 +54,11 @@ class TwoEnvironments:
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """Record the program's calls in the old environment; returns counts (see `standalone.RecordingSession.end`)."""
+        """Record the program's calls in the old environment.
+
+        Returns the number of distinct "calls", how many of them were "drawn", i.e. have inputs that exceeded the
+        budget, and the size of the values in "bytes".
+        """
         return self._program.ask(self.old, "record", self.folder, self.seconds, budget=self.budget)
 
     @property

@@ -59,9 +59,10 @@ class ExchangeSession:
         self.events = Events(self.exchange)
 
     def end(self, old: list[Any]) -> dict[str, Any]:
-        """Return the number of replaced results, and the first call that differs from the `old` log (see `_culprit`).
+        """Return a dict about the run, compared with the `old` log.
 
-        The keys are "exchanged", "has_same_calls", "moved_again" and "other".
+        It has the number of "exchanged" results, whether the run "has_same_calls", and the first call that differs,
+        under "moved_again" or "other" (see `_culprit`).
         """
         new = self.events.log
         has_same_calls = [row["op"] for row in old] == [row["op"] for row in new]
@@ -72,7 +73,7 @@ def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict
     """Run the archive's program here, with old results for the calls `keys`, and compare it with the old run.
 
     Returns a dict with "equal"; "first", a text that names the first differing record, or ""; the number of "records"
-    and their "digest"; and the keys of `ExchangeSession.end`.
+    and their "digest"; and the entries about exchanged calls that `ExchangeSession.end` returns.
     """
     head = archive.head
     session = ExchangeSession(results, keys)

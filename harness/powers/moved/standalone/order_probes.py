@@ -28,7 +28,8 @@ SUMS = {"sum", "mean"}
 def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
     """Facts about the kernel that a call uses here, to be compared with those from the other environment.
 
-    The keys are those of `_ASKED`, and "shapes". A fact that cannot be probed for this call is missing.
+    The keys are "order", "bias" and others (see `_ASKED`), and "shapes". A fact that cannot be probed for this call is
+    missing.
     """
     found: dict[str, Any] = {}
     for name, ask in _ASKED.items():

@@ -92,7 +92,7 @@ class Records:
 
 
 def run_program(program: str, arguments: Sequence[str], steps: int, events: Any) -> list[list[Any]]:
-    """Run a program under the dispatch mode `events`, with fixed seeds, and return its records (see `Records`).
+    """Run a program under the dispatch mode `events`, with fixed seeds, and return its records (see `Records.rows`).
 
     Raises ProgramError.
     """

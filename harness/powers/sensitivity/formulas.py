@@ -157,12 +157,12 @@ _FORMULAS: dict[str, list[tuple[str, Formula]]] = {
 
 
 def names_of(program: Program, call: ReplayedCall) -> list[str]:
-    """Return the names of a call's neighbouring formulas, such as `in float64`."""
+    """Return the names of a call's neighbouring formulas, which differ by rounding only, such as `in float64`."""
     return [name for name, _ in _all(program, call)]
 
 
 def computed(program: Program, call: ReplayedCall, name: str, gets: list[Get]) -> dict[tuple[int, int], Any]:
-    """Compute a call by the neighbouring formula `name` on all ranks; returns the results by (slot, rank).
+    """Compute a call by another formula, `name`, with other rounding, on all ranks; returns results by (slot, rank).
 
     A slot is the number of a value; `gets` has a function per rank that returns the value of a slot.
     """
@@ -226,7 +226,7 @@ def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 
 
 def _sums(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
-    """Yield name and function of neighbouring formulas of a sum whose input is computed by another call.
+    """Yield (name, function) of formulas that round a sum differently, together with the call that computes an input.
 
     These are `a * b + c` without rounding the product, like an FMA, and `a + (b + c)` for `(a + b) + c`.
     """

@@ -395,8 +395,8 @@ class Coordinator:
     def _gather(self, own: tuple[Account, list[Path]], run: RunRequest) -> list[tuple[Account, Path | None]]:
         """Wait until each rank has reported the end of its part.
 
-        Returns, in rank order, each rank's Account and a file with the bytes that it attached. `own` is rank 0's.
-        Raises the error of the rank to blame, or RankError if a rank does not report or is gone.
+        Returns, in rank order, each rank's Account and a file with the bytes that it attached. `own` are rank 0's
+        Account and files. Raises the error of the rank to blame, or RankError if a rank does not report or is gone.
         """
         # After a failure here the others end soon, so they get the margin but not a whole run's time.
         is_bad = own[0].end is None or not own[0].end.done

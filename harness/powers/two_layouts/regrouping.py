@@ -292,9 +292,10 @@ def _crosses(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:
 
 
 def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[bool, list[_Unit]]:
-    """Return the cells of a tensor, each once, and whether they are slices of the flattened tensor.
+    """Return whether a tensor's cells are slices of the flattened tensor, and the cells, each once.
 
-    If the systems divide the tensor alike, the part of each rank is a cell.
+    A cell is a part that each rank has completely or not at all. If the systems divide the tensor in the same way, the
+    part of each rank is a cell.
     """
     here, there = reference.parts[tensor], candidate.parts.get(tensor, {})
     if not _crosses(tensor, reference, candidate):

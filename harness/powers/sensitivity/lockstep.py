@@ -20,10 +20,10 @@ from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall, S
 from bitproof.harness.torch_operators import storage_key
 
 Get = Callable[[int], Any]
-"""A function that returns the value of a slot on one rank."""
+"""A function that returns the value of a slot, i.e. the value with this number, on one rank."""
 
 Ranks = Sequence[Sequence[Any]]
-"""The values of all slots: `ranks[rank][slot]`."""
+"""All values of a step: `ranks[rank][slot]`, where a slot is the number of a value."""
 
 
 def run_call(call: ReplayedCall, get: Get) -> list[tuple[int, Any]]:

@@ -77,7 +77,7 @@ class Run:
         return frame_of_run(self.result, self.folder)
 
     def __str__(self) -> str:
-        """Text with the verdict, the first difference, the blamed call, errors, and the command for a repetition."""
+        """Text with the verdict, the first difference, the blamed call, errors, and the command to repeat the run."""
         from bitproof.harness.report.terminal import tell_case
         from bitproof.harness.runtime.output import shown
 
@@ -180,7 +180,7 @@ def asked(
 ) -> Asked:
     """Check the arguments of a call of the function `name`, and convert them.
 
-    `taken` has the function's keywords. Raises UsageError, or TypeError for an unknown keyword.
+    `taken` is the TypedDict of the function's keywords. Raises UsageError, or TypeError for an unknown keyword.
     """
     from bitproof.harness.changes import Changes, change_case
     from bitproof.harness.options import RunOptions

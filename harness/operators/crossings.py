@@ -60,8 +60,8 @@ class _Rank:
     """The progress of a rank in the simulation. `turns` has its launches and waits, which are named by their index.
 
     `place` is the index of the next launch or wait. `launched` lists the launches so far by group, and `nth` maps a
-    launch to its index in that list. `calls` lists calls by queue, each as a list of launches, and `call` maps a launch
-    to its call's index in that list. `ended` is the number of ended calls by queue.
+    launch to its index in that list. `calls` lists calls by queue, each as a list of the launches that it makes, and
+    `call` maps a launch to its call's index in that list. `ended` is the number of ended calls by queue.
     """
 
     turns: Sequence[RankTurn]

@@ -91,9 +91,9 @@ class _Uses:
 class Order:
     """The order of a graph's calls, which the caller reports one after the other, to find races.
 
-    Times count calls. `last_use` maps each piece of memory to the time of its last use, which is NEVER_FREED if its
-    owner keeps it, such as for a graph's inputs and outputs. It is None if the times are known only at the end; then
-    `overdue` returns the memory that was freed too early.
+    A time is the number of a call. `last_use` maps each piece of memory to the time of its last use, or to NEVER_FREED
+    if the memory's owner keeps it, such as a graph's inputs and outputs. `last_use` is None if the times are known only
+    at the end; then `overdue` finds memory that was freed too early.
 
     `is_single`: all calls run on one stream, which also waits for launches; then only launches can race.
     """

@@ -209,9 +209,9 @@ def run_trial() -> list[CaseResult] | str:
 def check_ranks_code(found: str | None) -> MachineCheck:
     """Check that a small step has the same code on the first and the last rank; `found` is the difference, or None.
 
-    One rank's traced or precompiled step is used by all ranks. If its code contained a constant that depends on the
-    rank, such as the rank's position in a process group, the other ranks would compute with a wrong constant. The step
-    is split over tensor-parallel and expert-parallel ranks.
+    The step is split over tensor-parallel and expert-parallel ranks. All ranks use the step that one rank has traced or
+    precompiled. If its code contained a constant that depends on the rank, such as the rank's position in a process
+    group, the other ranks would compute with a wrong constant.
     """
     told = "a small step is the same on the first rank and the last, whose coordinates all differ"
     fix = "read the coordinate from a buffer that each rank owns"

@@ -34,7 +34,7 @@ _FOLDERS_OF_CASES = ("logs", "recordings", "graphs")
 def merge(folders: Sequence[Path], report_dir: Path) -> int:
     """Merge run folders into a new folder under `report_dir` and return the worst exit status.
 
-    A single folder may be that of a run of `bitproof faults`. The run's score goes into the report, and counts for the
+    One of the folders may be that of a run of `bitproof faults`: its score goes into the report, and counts for the
     status. Raises UsageError if folders are no shards, are not of the same run, or contain a shard twice. Raises
     RecordingError if no folder can be read, or if two contain the same case. After an error nothing is written.
     """

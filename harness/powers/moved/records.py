@@ -23,8 +23,8 @@ class MovedRow:
     """An operator call that is not equal in the new environment. Calls that differ only in their values share a row.
 
     `smallest` is the smallest of the tried input shapes at which the call differs. `alone` is the first record that
-    changes if only this call moves. `is_drawn`: the inputs were too large for the archive, so the call was replayed
-    with inputs drawn from the same distribution.
+    changes if only this call has its new results. `is_drawn`: the inputs were too large for the archive, so the call
+    was replayed with inputs drawn from the same distribution.
     """
 
     __pydantic_config__ = STRICT

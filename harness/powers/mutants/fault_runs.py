@@ -5,7 +5,7 @@
    recordings.
 2. For each fault, the process that traced the candidate forks a process, which runs the candidate with the fault; the
    result is compared with the reference. Nearly all faults show in the first step, so only this step is run first, with
-   every call logged. If it shows nothing, all steps run. Equivalent rewrites always run all steps.
+   every call logged. If it does not differ, all steps run. Equivalent rewrites always run all steps.
 3. If a later step differs first, that step is replayed with every call logged; a single replay of the reference is used
    for all faults. The blamed call is compared with the sites, i.e. the calls that the fault changed.
 4. If the two systems have different layouts, or one resumes from a checkpoint, the whole case is run for each fault.

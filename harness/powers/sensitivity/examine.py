@@ -82,8 +82,8 @@ class Examiner:
         Three kinds of errors are tried: 1 ULP in an element; gross errors, only if no error of 1 ULP showed; and the
         results of formulas with other rounding, such as `1 / sqrt(x)` for `rsqrt`.
 
-        `formulas` are the formulas to try, None for all. With `needs_ulp` false, only these are tried and no value is
-        perturbed. With `may_be_blind` false, no gross errors are tried.
+        `formulas` are the formulas to try, None for all. With `needs_ulp` false, only formulas are tried. With
+        `may_be_blind` false, no gross errors are tried.
 
         Raises NotRepeatableError if calls that read the unchanged output do not repeat their bits.
         """

@@ -1,4 +1,4 @@
-"""Measures a case's sensitivity in a separate process, from the recording of the candidate's ranks.
+"""Measures a case's sensitivity in a separate process, from a recording of the candidate.
 
 1. Replay a step for all ranks in this process, and check that it has the recorded bits.
 2. Fork a process per core. Each examines its share of the calls. The order of the calls is shuffled with the case's

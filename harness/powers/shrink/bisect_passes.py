@@ -209,7 +209,7 @@ class Bisector:
         return shared_reference(self._references[case.reference], case)
 
     def _search_regions(self) -> None:
-        """Find the region that makes a difference even if the chunk pass chunks no other region."""
+        """Find the region (module) that makes a difference even if the chunk pass chunks no other module."""
         found = self.found
         assert self.case.chunking is not None and found.result is not None
         chunking = self.case.chunking

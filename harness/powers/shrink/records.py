@@ -53,7 +53,7 @@ class Bisection:
 
     @property
     def region(self) -> str | None:
-        """The region that makes a difference even if no other is chunked; None if none was found."""
+        """The region (module) that makes a difference even if no other is chunked; None if none was found."""
         return self.regions[0] if self.region_result is not None else None
 
     @property

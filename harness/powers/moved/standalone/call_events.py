@@ -48,8 +48,8 @@ class CallEvent:
     def _layouts(self) -> None:
         """Number the storages of the call's tensors, and note where each tensor is.
 
-        Sets `storages` to (storage, first byte used, byte after the last used), and `places` to [number of the storage,
-        first byte of the tensor, counted from the storage's first used byte] for each tensor.
+        Sets `storages` to a list of (storage, first byte used, byte after the last used). Sets `places`, for each
+        tensor, to [number of its storage, offset in bytes from the storage's first used byte].
         """
         self.storages: list[tuple[Any, int, int]] = []
         self.places: list[list[int]] = []

@@ -219,7 +219,7 @@ class Order:
     def unfinished(self, keys: Iterable[Key]) -> list[Race]:
         """Return the races of the graph's work with its caller.
 
-        These are writes and reads of memory that outlives the graph, for which nothing has waited.
+        These are writes and reads, not yet waited for, of memory that outlives the graph.
         """
         found: dict[tuple[Hashable, str], Race] = {}
 

@@ -165,7 +165,7 @@ class TwoEnvironments:
         return runs
 
     def explain(self) -> None:
-        """Add to each moved call: the smallest shape that moves, causes, and a setting that restores the old bits."""
+        """Add to each moved call the smallest shape at which it moves, causes, and a setting that restores old bits."""
         rows = self.rows.items()
         keys = [key for key, row in rows if row["state"] == MOVED and not row.get("only_in_the_program")]
         if not keys:

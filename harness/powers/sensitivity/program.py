@@ -3,8 +3,8 @@
 A slot is a variable that is assigned once per step, with a value on each rank. A call that writes an argument in place
 is represented as a call that assigns a new slot, and later calls that read this memory read the new slot. For example,
 `x.add_(y)` reads slot 3 and fills slot 7; from then on `x` means slot 7. So no value is lost, and a call can be
-repeated at any time. A step that writes memory and later reads a view of it that was made before cannot be expressed
-like this and is refused.
+repeated at any time. A step is refused if it writes memory and later reads an older view of this memory: that cannot be
+expressed like this.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def assert_bitwise_equal(actual: Any, expected: Any, *, msg: str | None = None) 
 
 
 def _differences(actual: Any, expected: Any, path: str) -> Iterator[str]:
-    """Yield a description of each part that differs, in the order of `expected`. `path` is the path of both values."""
+    """Yield a description of each part that differs, in the order of `expected`. `path` is the path to both values."""
     import torch
 
     at = f" at {path}" if path else ""

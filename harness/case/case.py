@@ -43,9 +43,10 @@ class Case:
     """Two systems to compare on one model, and the expected verdict.
 
     `differs`, for a case that expects DIFFERENT, lists the kinds of records that differ at the first differing step:
-    exactly those must differ, on any rank. Later steps only continue the difference. `differs_within` limits the size
-    of the difference: the largest relative error, as for `close_within`, of any tensor of that step. Without it a
-    defect of any size passes as the expected difference, and reports state that there is no limit.
+    exactly those must differ, on any rank. Later steps do not count: they only continue the difference.
+    `differs_within` limits the size of the difference: the largest relative error, as for `close_within`, of any tensor
+    of that step. Without it a defect of any size passes as the expected difference, and reports state that there is no
+    limit.
 
     `close_within`, for a case that expects CLOSE, is the largest relative error |r - c| / |r| (Euclidean norms over one
     tensor) that any recorded floating-point tensor may have; all others must agree in bits.

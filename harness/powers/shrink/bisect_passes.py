@@ -197,7 +197,7 @@ class Bisector:
         return comparison.verdict
 
     def _reference(self, case: Case, run: ComparedRun) -> Recording:
-        """The recording of a case's reference: made by `run`, or reused from an earlier prefix."""
+        """The recording of a case's reference: made by `run`, or reused from an earlier run with other passes."""
         # References are reused by the system's name. A reference that chunks only some regions has the same name as
         # others, but other bits, so it is recorded each time.
         if case.chunking and case.chunking.only:
@@ -267,7 +267,7 @@ class Bisector:
 
 
 def shared_reference(recording: Recording, case: Case) -> Recording:
-    """Reuse a reference's recording, made for another prefix of the passes, as the recording for the prefix `case`.
+    """Reuse a reference's recording, made by a run with other passes, as the recording of the reference of `case`.
 
     The result has only the steps of `case`, and its manifest names `case`. A new run would record the same bits, since
     passes do not affect a reference without a graph. Raises RecordingError for a reference with a graph.

@@ -108,7 +108,7 @@ def crossed(turns_of: Mapping[int, Sequence[RankTurn]]) -> list[Deadlock]:
 
 
 def _goes_on(rank: int, ranks: Mapping[int, _Rank]) -> bool:
-    """Simulate a rank as far as possible, and end those of its launches that can end. Returns if anything changed."""
+    """Simulate a rank, and end those of its launches that can end. Returns whether anything changed."""
     own, has_moved = ranks[rank], False
     while own.place < len(own.turns):
         waits_for = own.turns[own.place].waits_for

@@ -226,7 +226,7 @@ def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 
 
 def _sums(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
-    """Yield (name, function) of formulas that round a sum differently, together with the call that computes an input.
+    """Yield (name, function) of formulas that combine a sum with the call of one of its inputs, and round differently.
 
     These are `a * b + c` without rounding the product, like an FMA, and `a + (b + c)` for `(a + b) + c`.
     """

@@ -59,7 +59,7 @@ def regrouped_from(
 
 
 def regrouped_between(reference: Recording, candidate: Recording) -> int | None:
-    """The first phase, as an index into PHASES, in which sums of two recordings have another order or terms, or None."""
+    """The first phase, as an index into PHASES, in which two recordings have other sums or orders of sums, or None."""
     sides = reference, candidate
     manifests = (side.manifest for side in sides)
     return regrouped_from(*manifests, are_staged=are_staged(*sides), are_moved=gradients_lie_otherwise(*sides))

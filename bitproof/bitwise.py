@@ -47,7 +47,7 @@ def assert_bitwise_equal(actual: Any, expected: Any, *, msg: str | None = None) 
 
 
 def _differences(actual: Any, expected: Any, path: str) -> Iterator[str]:
-    """Yield a description of each part that differs, in the order of `expected`. `path` leads to the two values."""
+    """Yield a description of each part that differs, in the order of `expected`. `path` is the path to both values."""
     import torch
 
     at = f" at {path}" if path else ""
@@ -122,7 +122,10 @@ def _layout(tensor: Tensor) -> str:
 
 
 def _local(tensor: Tensor, at: str) -> Tensor:
-    """This rank's part of a tensor, as a dense tensor. Raises TypeError, which names the place `at`, if it has none."""
+    """This rank's part of a tensor, as a dense tensor. Raises TypeError for a tensor without bits, such as a fake one.
+
+    The error names the tensor's place in the compared values, `at`.
+    """
     from bitproof.harness.capture.digest import plain
 
     try:

@@ -73,7 +73,7 @@ def bitproof_keeps_bits() -> Iterator[Any]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Add the results of the cases that a failed test ran to its report."""
+    """Add to a failed test's report the results of the cases that the test ran."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     if report.when == "call" and report.failed:

@@ -77,7 +77,7 @@ class Run:
         return frame_of_run(self.result, self.folder)
 
     def __str__(self) -> str:
-        """Text with the verdict, the first difference, the blamed call, errors, and the command for a repetition."""
+        """Text with the verdict, the first difference, the blamed call, errors, and the command to repeat the run."""
         from bitproof.harness.report.terminal import tell_case
         from bitproof.harness.runtime.output import shown
 
@@ -149,9 +149,9 @@ def run(
 
 @dataclass(frozen=True)
 class Asked:
-    """A checked call of `bitproof.run` or a similar function: the case as given, with its changes, and the options.
+    """A checked call of `bitproof.run` or a similar function.
 
-    `case` is the given case after `changes`.
+    `given` is the case as the caller gave it, and `case` is that case with the `changes`.
     """
 
     given: Case | str
@@ -180,7 +180,7 @@ def asked(
 ) -> Asked:
     """Check the arguments of a call of the function `name`, and convert them.
 
-    `taken` has the function's keywords. Raises UsageError, or TypeError for an unknown keyword.
+    `taken` is the TypedDict of the function's keywords. Raises UsageError, or TypeError for an unknown keyword.
     """
     from bitproof.harness.changes import Changes, change_case
     from bitproof.harness.options import RunOptions

@@ -37,8 +37,8 @@ def localize(
 ) -> Run:
     """Run a case, whatever verdict it expects, and find the cause of its first difference.
 
-    The returned run has it in `first_divergence`. Raises UsageError if arguments or the case are wrong, before anything
-    runs.
+    The difference and its cause are in `first_divergence` of the returned run. Raises UsageError if arguments or the
+    case are wrong, before anything runs.
     """
     from bitproof.harness.commands.localize import LOCALIZE_FILE, any_difference
     from bitproof.harness.report.story import render
@@ -59,8 +59,8 @@ def bisect(
 ) -> Bisection:
     """Find the pass that first changes a case's bits.
 
-    The result has it in `blamed`, or the reason in `problem` if there is no answer. Raises UsageError if arguments or
-    the case are wrong, before anything runs.
+    The pass is in `blamed` of the result; if there is no answer, `problem` has the reason. Raises UsageError if
+    arguments or the case are wrong, before anything runs.
     """
     from bitproof.harness.execute.transport import refuse_torchrun
     from bitproof.harness.powers.shrink.bisect_command import checked_options, search

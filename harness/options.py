@@ -100,11 +100,11 @@ def _read_baseline(baseline: bool, baseline_dir: str | Path | None) -> Path | No
 class RunOptions:
     """The options of a run; each field is a setting with its own documentation.
 
-    In addition: `timeout` is in seconds per case, and `explain_timeout` limits the additional time for finding a cause.
+    Some need more: `timeout` is in seconds per case, and `explain_timeout` limits the additional time to find a cause.
     `control` may have two more values: with "up_to_difference", systems run a second time only if they differ, and only
-    up to the first differing step; with "logged", they always do, but only after their first runs were compared. With
-    both, the second runs log the calls of the differing step, so that the search for the cause need not run this step
-    again. `names`, if not empty, maps the candidate's names to the reference's, and replaces the names that the
+    up to the first differing step; with "logged", they always run again, but only after their first runs were compared.
+    In both cases the second runs log the calls of the differing step, so that the search for the cause need not repeat
+    it. `names`, if not empty, maps the candidate's names to the reference's, and replaces the names that the
     candidate declares itself (see `harness.user_code.names`). `kept_graphs` is the folder of traced graphs that are
     reused between runs, None to trace every graph. `baseline_dir` is the folder of baselines to compare with, None for
     no comparison. `files_baselines`: the recordings may become new baselines. `active` are the checks that examine each

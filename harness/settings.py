@@ -75,7 +75,7 @@ class Option:
 class FieldOptions:
     """The options of a field. `read` converts their values to the field's value, and `tell` converts back.
 
-    `tell` returns a dict by the options' keywords. Both are None if there is one option, with the field's value.
+    `tell` returns a dict by the options' keywords. Both are None if a single option has the same value as the field.
     """
 
     options: tuple[Option, ...]
@@ -148,7 +148,7 @@ def checked(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problem(option: Option, value: Any) -> str:
-    """The error message for a value, according to the option's type, words and limits; "" if it is valid."""
+    """The error message for a value, by the option's type, allowed words and limits; "" for a valid value."""
     known = words_in(option.kind)
     if known and value not in known and not (value is None and type(None) in get_args(option.kind)):
         return f"{value!r}, not one of {', '.join(known)}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How parameters are placed on ranks, where this differs from the default: whole layers, fully sharded parameters.
+    """The placements that differ from the default, in which layers are not split, and parameters are fully sharded.
 
     `split` names the layers that the ranks of a tensor group share, such as layers.0.attention;
     `reference.parallel.tensor` splits their parameters. `replicated` names the parameters that are whole on each rank;

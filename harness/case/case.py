@@ -43,9 +43,10 @@ class Case:
     """Two systems to compare on one model, and the expected verdict.
 
     `differs`, for a case that expects DIFFERENT, lists the kinds of records that differ at the first differing step:
-    exactly those must differ, on any rank. Later steps only continue the difference. `differs_within` limits the size
-    of the difference: the largest relative error, as for `close_within`, of any tensor of that step. Without it a
-    defect of any size passes as the expected difference, and reports state that there is no limit.
+    exactly those must differ, on any rank. Later steps do not count: they only continue the difference.
+    `differs_within` limits the size of the difference: the largest relative error, as for `close_within`, of any tensor
+    of that step. Without it a defect of any size passes as the expected difference, and reports state that there is no
+    limit.
 
     `close_within`, for a case that expects CLOSE, is the largest relative error |r - c| / |r| (Euclidean norms over one
     tensor) that any recorded floating-point tensor may have; all others must agree in bits.
@@ -189,13 +190,13 @@ class Case:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of a micro-batch's token ids: (sequences, seq_len), or (tokens,) if the model is folded."""
+        """The shape of a micro-batch's token ids: (sequences, seq_len), or (tokens,) with `model.folded`."""
         rows, seq_len = self.batch.sequences // self.micro_batches, self.batch.seq_len
         return (rows * seq_len,) if self.model.folded else (rows, seq_len)
 
     @property
     def chunk_dim(self) -> int:
-        """The dim of activations along which chunks are cut: 0 for batch, 1 for seq, but 0 if the model is folded."""
+        """The dim of activations along which chunks are cut: 0 for batch, 1 for seq, but 0 with `model.folded`."""
         assert self.chunking is not None
         return 0 if self.chunking.dim == "batch" or self.model.folded else 1
 
@@ -222,7 +223,7 @@ class Case:
 
     @property
     def most_ranks(self) -> int:
-        """The number of ranks of the system that has more of them."""
+        """The number of ranks of the reference or of the candidate, whichever is larger."""
         return max(self.parallelism.world_size, self.of("reference").parallelism.world_size)
 
     def _check_bounds(self) -> None:
@@ -270,7 +271,7 @@ class Case:
             )
 
     def _check_folded_chunks(self) -> None:
-        """Raise CaseError if a folded model cannot be split in two.
+        """Raise CaseError if the tokens of a model with `folded` cannot be split in two chunks.
 
         Along batch, each half must consist of whole sequences; along seq, the number of tokens must be even.
         """
@@ -319,7 +320,7 @@ class Case:
         return are_foreign(self.reference, self.candidate)
 
     def stated(self) -> dict[str, Any]:
-        """The case as plain JSON values; if both systems are a user's trainers, without defaults.
+        """The case as plain JSON values; if both systems are a user's trainers, without fields that have defaults.
 
         Such systems may ignore fields of the case, so defaults might be untrue for them. `from_dict` makes the same
         case from the result.
@@ -351,14 +352,14 @@ _ALWAYS_SO = {"name", "family", "reference", "candidate", "expected", "differs",
 
 
 def file_of(source: str) -> Path | None:
-    """The path of the file in a factory's `source`, such as train.py; None if `source` is a module."""
+    """The path of the file that `source` names, such as train.py; None if `source` is a module."""
     return Path(source) if source.endswith(".py") or "/" in source else None
 
 
 class Script(NamedTuple):
     """A training script as a system: its file, its arguments, and the git revision of the file or "".
 
-    As text, the name of the system, it is a command line: `train.py --lr 3e-4`, or `git:4f2a91c:train.py --lr 3e-4`.
+    Its text form, a command line, is the system's name: `train.py --lr 3e-4`, or `git:4f2a91c:train.py --lr 3e-4`.
     """
 
     file: str

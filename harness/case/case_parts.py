@@ -28,8 +28,8 @@ DIM_MULTIPLE = 8
 class Model:
     """A model, its size, and its attention: "flex" is FlexAttention with a mask that separates documents.
 
-    `flavor` is a named size of the family. The other sizes change single sizes of the flavor; None keeps them. `dim` is
-    the model dim. Hidden dims scale with `dim`, and the number of key/value heads scales with `heads`. The first
+    `flavor` names a set of sizes of the family. The other sizes replace single ones of this set, unless they are None.
+    `dim` is the model dim. Hidden dims scale with `dim`, and the number of key/value heads with `heads`. The first
     `dense_layers` of the `layers` have no experts; the default is the flavor's number, but at most `layers`. A family
     refuses sizes that it does not have.
 

@@ -42,7 +42,7 @@ class Boundary(NamedTuple):
 
 
 def boundary_of(name: str) -> Boundary | None:
-    """The boundary that a record's name describes, as `Boundary.name` makes it; None for a name of another form."""
+    """The module's output or gradient whose record has this name (see `Boundary.name`); None for other names."""
     match = re.fullmatch(r"([^@]+)@(forward|backward)(?:\.output(\d+))?(?:\.call(\d+))?(?:\.chunk([01]))?", name)
     if match is None:
         return None

@@ -19,7 +19,7 @@ _STAGES = Bounds(1, 256)
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A step in micro-batches: equal parts of a rank's rows, in order; their gradients are added in the same order.
+    """Divides a step into micro-batches, equal parts of a rank's rows. Their gradients are added in the rows' order.
 
     If `parallelism.pp` is more than 1, the model's layers are cut into pp * `stages_per_rank` stages, and stage s is on
     the ranks with pipeline coordinate s % pp. `order` is the order of a rank's work: "gpipe" runs all forwards, then

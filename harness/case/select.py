@@ -54,7 +54,7 @@ def asks_for(expression: str | None) -> bool:
 
 
 def compile_expression(expression: str) -> Node:
-    """Convert an expression to a function: given whether a name matches, it returns whether the expression is true.
+    """Convert an expression to a function that takes a predicate for single names, and evaluates the expression.
 
     Raises UsageError, which shows the column of the mistake.
     """

@@ -44,7 +44,7 @@ class Evidence:
 
     @property
     def case(self) -> Case:
-        """The case, which has everything that can change a bit."""
+        """The case, which has every setting that can change a bit of a run."""
         return self.result.case
 
 
@@ -65,7 +65,7 @@ class Check:
 
     @classmethod
     def of(cls, options: Any) -> Self | None:
-        """Return the check with these options, or None if they switch it off. By default no options do."""
+        """Return the check with these options, or None if the options switch the check off. By default none do."""
         return cls(options)
 
     def refuse(self, options: RunOptions) -> None:

@@ -33,7 +33,7 @@ LOOK_OPTIONS = (
 
 
 def look_at(look: Look, case: str, report_dir: Path, changes: Changes, options: RunOptions) -> None:
-    """Find the case that is named `case`, examine it with `look`, and exit with the status that this returns."""
+    """Find the case that is named `case`, examine it with `look`, and exit with the status that `look` returns."""
     replay = words(changes, options) + case_words([Path(case)] if case.endswith(".json") else None)
     raise typer.Exit(look(find_case(case, changes), options, report_dir, replay))
 

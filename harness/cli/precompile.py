@@ -1,4 +1,4 @@
-"""`bitproof precompile`: make a step ahead of runs, for all ranks."""
+"""`bitproof precompile`: trace a case's step before runs, once for all ranks."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def run_command(
 
 
 def _of_script(words: list[str], changes: Changes, reference_args: str, candidate_args: str) -> Changes:
-    """The changes, with the reference and candidate of a command line that names a script.
+    """Return the changes with the two systems, reference and candidate, of a command line that names a script.
 
     `words` are the script and its arguments. Raises UsageError if the words do not begin with a script.
     """

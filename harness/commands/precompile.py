@@ -1,6 +1,6 @@
 """`bitproof precompile`: trace a case's step in a process without ranks, and store it for later runs.
 
-All ranks of such a run read the same step.
+In these runs all ranks load this step.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str],
 
     The step is traced as the first and as the last rank, which must have the same code. Raises CaseError if the
     candidate runs no graph, or a graph that cannot be stored; UsageError under torchrun, or if a fault in `options`
-    changes both of these ranks alike; ArtifactError if the two codes differ. After any error the folder has no step,
-    but a note with the reason.
+    changes both ranks' code in the same way; ArtifactError if the two codes differ. After any error the folder has no
+    step, but a note with the reason.
     """
     refuse_torchrun("precompile", "makes a step for all ranks in one process")
     if case.candidate not in PREPARED:

@@ -107,7 +107,10 @@ def _record(case: Case, system: str, options: RunOptions, target: Target, run_di
 
 
 def record_to(out: Path, case: Case, system: str, options: RunOptions, run_dir: Path) -> None:
-    """Record a system into the new folder `out`, completely or not at all. Prints nothing. Raises as `record` does."""
+    """Record a system into the new folder `out`, completely or not at all. Prints nothing.
+
+    Raises UsageError if `out` exists, or if a pattern for values matches no tensor, and RankError if the system fails.
+    """
     Target(out=out)  # raises UsageError if `out` exists
     with _beside(out) as new:
         _make(case, system, options, new, run_dir, lambda event: None)
@@ -184,7 +187,10 @@ def diff(first: Path, second: Path, show: Callable[[str], None] = print, *, cert
 
 
 def compare_recordings(first: Path, second: Path) -> Comparison:
-    """Compare two recordings without printing. Raises the errors of `diff`."""
+    """Compare two recordings without printing.
+
+    Raises UsageError if a path is not a folder, and RecordingError for a damaged recording.
+    """
     return _compare((_read(first), _read(second)), first)
 
 

@@ -43,8 +43,8 @@ NO_RESULT = "the launcher gave no result for this case"
 class Progressing:
     """The state of a run: its results so far, and how it ended.
 
-    `reason` says why the other cases have no result. `failure` is the error that ended the run, None without one, and
-    `status` the exit status for it. `reports`: this rank writes a report.
+    `reason` says why cases without a result have none. `failure` is the error that ended the run, or None, and `status`
+    the exit status for this error. `reports`: this rank writes a report.
     """
 
     environment: dict[str, Any] = field(default_factory=dict)
@@ -70,7 +70,7 @@ def run_and_report(
     - `left_out`: selected cases that this machine cannot judge, which are not run; `not_run` maps their names to the
       reasons.
     - `replay`: the options for a command that repeats the run.
-    - `shard`: the part of a selection, if this run has only `cases` and `left_out` of it; None for a whole selection.
+    - `shard`: the shard of a selection that `cases` and `left_out` are; None if they are the whole selection.
     - `tell`: a function that prints more about the report, and returns further files to write next to it, as texts by
       name.
 
@@ -231,7 +231,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Context that closes the generator `results` at its end, also after an error; this ends the ranks it started."""
+    """Context that closes the generator `results` on exit, also after an error: this ends the ranks that it started."""
     try:
         yield results
     finally:

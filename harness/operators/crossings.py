@@ -36,8 +36,8 @@ class RankTurn:
 
     `waits_for` is None for a launch; for a wait it is the index of the launch in the rank's sequence. `takes` is the
     dtype and sizes, in which matching launches must agree; "" if unknown. Launches with the same `communicator` run one
-    after the other on this rank; "" means the group's communicator, but messages may have their own. `is_joined`: it
-    runs together with the launch before it.
+    after the other on this rank; "" means the group's communicator, but messages may have their own. `is_joined`: this
+    launch runs together with the launch before it.
     """
 
     operator: str
@@ -57,11 +57,11 @@ class RankTurn:
 
 @dataclass
 class _Rank:
-    """The progress of a rank in the simulation. Launches and entries are named by their index in `turns`.
+    """The progress of a rank in the simulation. `turns` has its launches and waits, which are named by their index.
 
-    `place` is the index of the rank's next entry. `launched` lists the launches so far by group, and `nth` maps a
-    launch to its index in that list. `calls` lists calls by queue, each as a list of launches, and `call` maps a launch
-    to its call's index in that list. `ended` is the number of ended calls by queue.
+    `place` is the index of the next launch or wait. `launched` lists the launches so far by group, and `nth` maps a
+    launch to its index in that list. `calls` lists calls by queue, each as a list of the launches that it makes, and
+    `call` maps a launch to its call's index in that list. `ended` is the number of ended calls by queue.
     """
 
     turns: Sequence[RankTurn]
@@ -108,7 +108,7 @@ def crossed(turns_of: Mapping[int, Sequence[RankTurn]]) -> list[Deadlock]:
 
 
 def _goes_on(rank: int, ranks: Mapping[int, _Rank]) -> bool:
-    """Simulate a rank as far as possible, and end its launches that can end. Returns whether anything changed."""
+    """Simulate a rank, and end those of its launches that can end. Returns whether anything changed."""
     own, has_moved = ranks[rank], False
     while own.place < len(own.turns):
         waits_for = own.turns[own.place].waits_for
@@ -126,7 +126,7 @@ def _goes_on(rank: int, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _met(rank: int, index: int, ranks: Mapping[int, _Rank]) -> dict[int, int | None]:
-    """For each rank of a launch's group, the index of its matching launch; None if it has not launched it yet.
+    """For each rank of a launch's group, the index of its matching launch; None if the rank has not made one yet.
 
     The n-th launches of a group on all its ranks match.
     """
@@ -142,12 +142,12 @@ def _is_met(rank: int, index: int, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _is_launched(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> bool:
-    """Whether an entry is a wait for a launch that all ranks of the group have made."""
+    """Whether `turn` is a wait for a launch that all ranks of the group have made."""
     return turn.waits_for is not None and None not in _met(rank, turn.waits_for, ranks).values()
 
 
 def _held_up(rank: int, ranks: Mapping[int, _Rank]) -> list[Deadlock]:
-    """Deadlocks in queues: a launch is next on a rank, but its match on another rank is behind one that never ends."""
+    """Deadlocks in queues: a rank has begun a launch, whose match on another rank is behind one that never ends."""
     found, own = [], ranks[rank]
     for queue, calls in own.calls.items():
         for index in calls[own.ended.get(queue, 0)] if own.ended.get(queue, 0) < len(calls) else ():
@@ -172,8 +172,8 @@ def _stuck(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> Deadlock:
 def _unlike(ranks: Mapping[int, _Rank]) -> list[Deadlock]:
     """Launches that match by number but are not the same call, or that some ranks of the group do not make.
 
-    If two ranks launch calls with the same names in different orders, calls with different names match, even if their
-    operators and shapes are equal.
+    Launches match if each is the n-th of the group on its rank. If two ranks launch the same calls in different orders,
+    different calls match: this is an error even if their operators and shapes are equal.
     """
     found = []
     launched = {

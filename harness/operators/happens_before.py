@@ -59,10 +59,10 @@ Clock = dict[Stream, int]
 
 @dataclass
 class _Work:
-    """The work of a launch that fills one of its results.
+    """The part of a launch's work that fills one of the launch's results.
 
-    `filled` and `taken` list the waits that end filling and reading, as the waiting stream and the number of the wait's
-    call.
+    `fills` is the memory of this result, and `takes` the memory that the launch reads. `filled` and `taken` list the
+    waits after which the result is complete and the reading is over, each as the waiting stream and the wait's number.
     """
 
     launched: float
@@ -91,9 +91,9 @@ class _Uses:
 class Order:
     """The order of a graph's calls, which the caller reports one after the other, to find races.
 
-    Times count calls. `last_use` maps each piece of memory to the time of its last use, which is NEVER_FREED if its
-    owner keeps it, such as for a graph's inputs and outputs. It is None if the times are known only at the end; then
-    `overdue` returns the memory that was freed too early.
+    A time is the number of a call. `last_use` maps each piece of memory to the time of its last use, or to NEVER_FREED
+    if the memory's owner keeps it, such as a graph's inputs and outputs. `last_use` is None if the times are known only
+    at the end; then `overdue` finds memory that was freed too early.
 
     `is_single`: all calls run on one stream, which also waits for launches; then only launches can race.
     """
@@ -141,7 +141,7 @@ class Order:
         return found
 
     def call_of_one(self, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """Like `call`, but faster: for memory that only this stream and launches use in the whole graph."""
+        """Faster variant of `call`, for memory that only this stream and launches use in the whole graph."""
         clock = self._clocks[stream]
         clock[stream] = clock.get(stream, 0) + 1
         for key in (*reads, *writes):
@@ -150,7 +150,7 @@ class Order:
         return []
 
     def races(self, reads: Collection[Key], writes: Collection[Key], stream: Stream = COMPUTE) -> list[Race]:
-        """Return the races of a call with launches on the same memory that the stream has not waited for.
+        """Return the races of a call with launches that use the same memory, and that the stream has not waited for.
 
         There is one race per launch and kind of access. Uses of memory that `let_go` has freed are returned, too.
         """
@@ -219,7 +219,7 @@ class Order:
     def unfinished(self, keys: Iterable[Key]) -> list[Race]:
         """Return the races of the graph's work with its caller.
 
-        These are writes and reads of memory that outlives the graph, for which nothing has waited.
+        These are writes and reads, not yet waited for, of memory that outlives the graph.
         """
         found: dict[tuple[Hashable, str], Race] = {}
 
@@ -245,9 +245,9 @@ class Order:
         return list(found.values())
 
     def overdue(self, last_use: Mapping[Key, float]) -> list[tuple[float, Hashable, Race]]:
-        """Return the races of memory that was freed before the wait for a launch that reads it.
+        """Return the races of launches whose memory was freed before the wait for them, as (time, call, race).
 
-        Each race follows the time of its wait and the waiting call: (time, call, race).
+        `time` and `call` are those of the wait.
         """
         return [(time, name, race) for work, time, name in self._held for race in _let_go(work, time, last_use)]
 
@@ -265,7 +265,7 @@ class Order:
     def go_back(self, before: State) -> dict[int, _Work]:
         """Return to the state before a branch of a condition: since the branch may not run, its waits do not count.
 
-        Work launched in the branch stays. Returns the work launched before it that the branch waited for, by `id`.
+        Work launched in the branch stays. Returns earlier work for which the branch has waited, keyed by `id`.
         """
         ended: dict[int, _Work] = {}
         for key, works in before.items():
@@ -287,7 +287,7 @@ class Order:
                 self._forget(work)
 
     def _forget(self, ended: _Work) -> None:
-        """Remove work from `open` that the single stream has waited for."""
+        """Remove work from `open`, because the single stream has waited for it."""
         # The results of a launch share `taken`: a wait for any of them ends the reading, so no entry for memory that
         # was only read is left. Entries for other results stay, since each needs its own wait.
         for key in ended.fills | ended.takes:
@@ -325,7 +325,7 @@ class Order:
     def wait_stream(self, stream: Stream, other: Stream | None) -> None:
         """Report that a stream waits for `other`, or for all streams if it is None.
 
-        The stream's later calls come after all earlier calls there.
+        The later calls of `stream` come after all earlier calls of `other`.
         """
         for each in [*self._clocks] if other is None else [other]:
             self._join(stream, dict(self._clock(each)))
@@ -336,7 +336,7 @@ class Order:
             self._uses.setdefault(key, _Uses(COMPUTE)).recorded.add(stream)
 
     def free(self, keys: Iterable[Key], name: Hashable) -> list[Race]:
-        """Report that `name` is the last call to use memory, which its own stream may then reuse immediately.
+        """Report that `name` is the last call to use memory: the stream that allocated it may then reuse it at once.
 
         Returns the races with uses by other streams.
         """

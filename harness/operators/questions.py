@@ -15,7 +15,7 @@ COMMUNICATES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d
 
 @functools.lru_cache(maxsize=1 << 12)
 def known(name: str) -> Operator:
-    """Return the row of an operator such as `aten.empty_like`, or that of its namespace, or an empty row."""
+    """Return the row of an operator such as `aten.empty_like`; without one, its namespace's, or else an empty row."""
     if (row := ROWS.get(name)) is not None:
         return row
     return ROWS.get(f"{name.partition('.')[0]}.*") or Operator(name=name)
@@ -25,7 +25,7 @@ def known(name: str) -> Operator:
 def named(name: str) -> Operator:
     """Return one row for all operators with this name in any namespace, such as `empty_like`.
 
-    Each column has its value in the first row that states one.
+    Each column has the first value that any of their rows states.
     """
     rows = [row for row in ROWS.values() if row.name.partition(".")[2] == name]
     columns = [field.name for field in fields(Operator)][1:]

@@ -96,11 +96,11 @@ class RowFlow(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Set for an operator that returns before its work is done. The work fills its results, and reads its tensors.
+    """Set for an operator that returns before its work is done. The work reads its arguments, and fills its results.
 
-    `takes` is a verb for reading the arguments. `holds_source`: the caller must keep the memory of the arguments until
-    the wait; otherwise the runtime keeps it. `awaited_by_source`: the work fills no result, and is ended by a wait for
-    an argument.
+    `takes` is the verb with which errors describe the reading, such as "sends". `holds_source`: the caller must keep
+    the memory of the arguments until the wait; otherwise the runtime keeps it. `awaited_by_source`: the work fills no
+    result, and is ended by a wait for an argument.
     """
 
     work: Work

@@ -45,7 +45,7 @@ def accept(
     replay: Sequence[str] = (),
     certificates: Sequence[Path] = (),
 ) -> int:
-    """Run cases and replace all drifted baselines, for the reason `why`, or if a certificate explains the drift.
+    """Run cases, and replace drifted baselines if a reason, `why`, is given or a certificate explains the drift.
 
     Returns the exit status:
 
@@ -141,10 +141,10 @@ def _accept(
 
 
 def _explained(result: CaseResult, role: Role, recording: Path, explainers: Sequence[Explainer]) -> Explanation:
-    """Whether, and by what, a system's drift from its baseline is explained.
+    """Explain a system's drift from its baseline, by the first certificate that covers the whole drift.
 
-    This is the explanation by the first certificate that covers the whole drift; if none does, the explanation by the
-    last certificate, which lists what it does not cover. Equal bits are explained without a certificate.
+    If no certificate does, returns the explanation by the last one, which lists the differences that it does not cover.
+    Equal bits need no certificate.
     """
     path = result.baseline[role].path
     if path is None:
@@ -162,7 +162,7 @@ def _explained(result: CaseResult, role: Role, recording: Path, explainers: Sequ
 def _sides(result: CaseResult, new: bool, has_certificate: bool) -> Iterator[Role]:
     """Yield the roles ("reference", "candidate") whose recordings are to be stored as baselines.
 
-    Only recordings that drifted; with `new` also those without a baseline of this environment, and with
+    These are the recordings that drifted; with `new` also those without a baseline of this environment, and with
     `has_certificate` those with baselines of other environments. Two roles with the same system share a baseline, so
     only the first is yielded.
     """

@@ -7,8 +7,8 @@ out: a baseline exists to show their effects.
 
 If bits differ from a baseline of the same environment, the recording is DRIFTED. If all baselines are from other
 environments, it is NOT COMPARABLE. The result then names the nearest baseline, which has the fewest differing fields,
-and those fields; if only package versions differ, it also names the tensors that drifted. Folder names are for people:
-manifests decide.
+and those fields; if only package versions differ, it also names the tensors that drifted. A baseline's environment is
+read from its manifest, not from the name of its folder.
 """
 
 from __future__ import annotations
@@ -238,17 +238,17 @@ def _differences(baseline: Mapping[str, Any], here: Mapping[str, Any]) -> dict[s
 
 
 def _folders(baseline_dir: Path, case: Case, system: str) -> tuple[Path, Path]:
-    """Two folders with a system's baselines, in subfolders by environment: today's, and that of earlier versions.
+    """The folder of a system's baselines, and the folder that earlier versions of bitproof used for them.
 
-    Earlier versions could use the same folder for two systems, such as `sub/t.py:make` and `sub-t.py:make`. So for the
-    second folder the caller must check which system is named in a manifest.
+    Each has a subfolder per environment. Earlier versions could use one folder for two systems, such as `sub/t.py:make`
+    and `sub-t.py:make`. So in the second folder the caller must check which system a manifest names.
     """
     earlier = re.sub(r"[^\w.-]", "-", system).lstrip(".") or "-"
     return baseline_dir / case.name / file_name(system), baseline_dir / case.name / earlier
 
 
 def _manifests(baseline_dir: Path, case: Case, system: str) -> dict[Path, Manifest | RecordingError]:
-    """The manifests of a system's baselines by folder. A manifest that cannot be read is represented by the error."""
+    """The manifests of a system's baselines by folder; for an unreadable manifest, the value is the error."""
     found: dict[Path, Manifest | RecordingError] = {}
     own, earlier = _folders(baseline_dir, case, system)
     for folder in dict.fromkeys((own, earlier)):

@@ -47,7 +47,7 @@ def baselines(result: CaseResult, run: CaseRun) -> CaseResult:
 
 
 def drift_of(_: Case, baseline: str, recording: str) -> dict[str, list[Drift]]:
-    """{"drift": the tensors that differ, with the size of each difference}. Called in a process that has torch."""
+    """Return {"drift": the tensors that differ, each with the size of the difference}. Needs torch."""
     from bitproof.harness.compare.drift import measure_drift
 
     return {"drift": measure_drift(Path(baseline), Path(recording))}

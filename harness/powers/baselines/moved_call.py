@@ -1,4 +1,4 @@
-"""Find the call that made a recording drift from its baseline, by the logs of calls stored beside both."""
+"""Find the operator call that made a recording drift from its baseline, by comparing the call logs of the two."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOGGED_STEP = 0
 def moved_call(baseline: Path, recording: Path) -> BlamedCall | None:
     """The operator call to blame for the drift of a recording from its baseline; None if no call explains it.
 
-    Compares the logs of calls that are stored beside both. Raises RecordingError if a log is missing or damaged, or if
+    Compares the call logs stored beside the two recordings. Raises RecordingError if a log is missing or damaged, or if
     the drift begins after the only step whose calls are logged.
     """
     there, here = read_recording(baseline), read_recording(recording)

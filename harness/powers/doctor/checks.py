@@ -71,7 +71,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def layouts() -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors of all dtypes, shapes and views, on the CPU, with zeros of both signs among their values."""
+    """Yield a name and a CPU tensor for each dtype, shape and view, with zeros of both signs among the values."""
     generator = torch.Generator().manual_seed(0)
     for dtype, shape, (name, view) in itertools.product(DTYPES, SHAPES, VIEWS.items()):
         values = torch.randint(-3, 4, shape, generator=generator).double() * -0.5
@@ -97,7 +97,7 @@ class _Names(TorchDispatchMode):
 
 
 def check_attention(setting: Setting) -> Answer:
-    """Check that attention has the same bits twice, forward and backward, and that no kernel of cuDNN is used."""
+    """Check that attention repeats its bits, forward and backward, and uses no cuDNN kernel."""
     device, told, is_ok = setting.device_of(0), [], True
     for dtype, (qk_dim, v_dim) in itertools.product((torch.bfloat16, torch.float32), ((64, 64), (24, 24), (24, 16))):
         runs = [attend(device, dtype, qk_dim, v_dim) for _ in range(2)]

@@ -46,7 +46,7 @@ print(json.dumps({
 class MachineCheck:
     """The result of checking whether this machine meets one requirement.
 
-    `is_required`: without it the main cases cannot run; other requirements are only for optional features.
+    `is_required`: the main cases cannot run if the requirement is not met; others are only for optional features.
     """
 
     name: str
@@ -102,7 +102,7 @@ def check_python(version: tuple[int, ...]) -> MachineCheck:
 
 
 def check_cores(num_cores: int) -> MachineCheck:
-    """Report the number of cores. It is never too small: ranks share cores, and runs only take longer."""
+    """Report the number of cores. Every number passes: with fewer cores, ranks share them, and runs take longer."""
     note = f"; {NUM_RANKS} ranks share them" if num_cores < NUM_RANKS else ""
     return MachineCheck(name="cores", is_ok=True, found=f"{num_cores}{note}", is_required=False)
 
@@ -209,9 +209,9 @@ def run_trial() -> list[CaseResult] | str:
 def check_ranks_code(found: str | None) -> MachineCheck:
     """Check that a small step has the same code on the first and the last rank; `found` is the difference, or None.
 
-    One rank's traced or precompiled step is used by all ranks. If its code contained a constant that depends on the
-    rank, such as the rank's position in a process group, the other ranks would compute with a wrong constant. The step
-    is split over tensor-parallel and expert-parallel ranks.
+    The step is split over tensor-parallel and expert-parallel ranks. All ranks use the step that one rank has traced or
+    precompiled. If its code contained a constant that depends on the rank, such as the rank's position in a process
+    group, the other ranks would compute with a wrong constant.
     """
     told = "a small step is the same on the first rank and the last, whose coordinates all differ"
     fix = "read the coordinate from a buffer that each rank owns"

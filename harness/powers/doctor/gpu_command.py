@@ -149,7 +149,7 @@ def why_not_together(torch: Torch, *, share_gpus: bool = False) -> str | None:
 
 
 def status_of(lines: list[CheckLine]) -> int:
-    """Return the exit status: 1 if a check failed, 3 if a check was not run or there was none, otherwise 0."""
+    """Return the exit status: 1 if a check failed, 3 if there is no check or one was not run, otherwise 0."""
     outcomes = {line.outcome for line in lines}
     return UNEXPECTED if "FAIL" in outcomes else SUCCESS if outcomes == {"pass"} else UNJUDGED
 
@@ -283,10 +283,9 @@ _COLLECTIVE = re.compile(r"(\d+) of group (\w+)")
 def _holds_up(hung: str, other: str | None) -> bool:
     """Whether a rank that hangs may block another rank, judged by their last actions, `hung` and `other`.
 
-    False if the hanging rank's last action is a collective: the rank that causes a hang hangs in its own code. If both
-    actions name a collective of the same group, the hanging rank must have the smaller number of collectives, since all
-    ranks of a group number its collectives alike. This is needed on CUDA, where the hosts of waiting ranks may have run
-    past the collective.
+    False if the hanging rank launches or waits for a collective: the rank that causes a hang hangs in its own code. If
+    both actions name collectives of the same group, the hanging rank's must be the earlier one, by their numbers. This
+    also works on CUDA, where the host of a waiting rank may have run past the collective.
     """
     if other is None or other == hung or hung.startswith(("launches ", "waits for ")):
         return False

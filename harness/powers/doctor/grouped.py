@@ -50,7 +50,7 @@ def operands(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def one_by_one(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the results of `products`, but computed expert by expert, in float32 on the CPU."""
+    """Return the same results as `products`, but computed expert by expert, in float32 on the CPU."""
     rows_RD, weights_EDF, upstream_RF = (x.float() for x in operands(counts_E))
     parts = [*zip(rows_RD.split(counts_E), weights_EDF, upstream_RF.split(counts_E), strict=True)]
     y_RF = torch.cat([rows @ weight for rows, weight, _ in parts])
@@ -59,9 +59,9 @@ def one_by_one(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_grouped_mm(setting: Setting) -> Answer:
-    """Check that grouped products and gradients have the same bits twice, and are right.
+    """Check that grouped products and their gradients repeat their bits, and are right.
 
-    They must differ by less than `MAX_ERROR` from the results of `one_by_one` in float32.
+    Their elements must differ by less than `MAX_ERROR` from the results of `one_by_one`, which are in float32.
     """
     device, told, wrong = setting.device_of(0), [], []
     for counts_E in COUNTS_E:

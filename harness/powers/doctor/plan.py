@@ -186,5 +186,5 @@ def names_of(*kinds: Kind) -> tuple[str, ...]:
 
 
 def minutes(names: tuple[str, ...] = (*FIRST_HOUR,)) -> int:
-    """Return the planned time of these checks, in minutes."""
+    """Return the estimated time of these checks, in minutes."""
     return round(sum(FIRST_HOUR[name].seconds for name in names) / 60)

@@ -55,9 +55,9 @@ def _all(*tensors: Tensor) -> str:
 
 
 def first_unlike(said: list[str]) -> str | None:
-    """Compare the findings of all processes with those of process 0; None if all are equal.
+    """Return, in words, the first process whose findings differ from process 0's, and the kind of call that differs.
 
-    Otherwise returns the first process with other bits, and the kind of call, in words.
+    Returns None if the findings of all processes are equal.
     """
     for number, text in enumerate(said):
         if text != said[0]:

@@ -131,7 +131,7 @@ def _repeated(name: str, compute: Callable[[int], Answer], ranks: int, seconds: 
 def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) -> tuple[CheckResult, list[str]]:
     """Run each body in a forked process, and return the check's result and the findings in words of each body.
 
-    The check fails with the first rank's failure; the list of findings is then empty.
+    If bodies fail, the result is the first failure, in rank order, and the list of findings is empty.
     """
     forked = [fork(functools.partial(_live, name, body, rank)) for rank, body in enumerate(bodies)]
     answers: dict[int, Answer] = {}

@@ -63,7 +63,7 @@ def check_joined(setting: Setting, rank: int) -> Answer:
 def check_rank_order_sums(setting: Setting, rank: int) -> Answer:
     """Check that bitproof's own sums over ranks add in ascending rank order.
 
-    This is checked for every size, with tensors summed one by one, and joined in a single message.
+    This is checked for every size, both for tensors summed one by one and for tensors joined in a single message.
     """
     return _sums(setting, rank, is_ordered=True)
 
@@ -71,7 +71,7 @@ def check_rank_order_sums(setting: Setting, rank: int) -> Answer:
 def check_native_sums(setting: Setting, rank: int) -> Answer:
     """Check that NCCL's own sums over ranks have the same bits when they are repeated.
 
-    They must also be the same if tensors are summed one by one, and joined in a single message.
+    They must also be the same whether tensors are summed one by one or joined in a single message.
     """
     return _sums(setting, rank, is_ordered=False)
 
@@ -157,9 +157,9 @@ FIRST, SECOND = "first", "second"
 
 
 def check_groups_at_once(setting: Setting, rank: int) -> Answer:
-    """Check that two groups of the same ranks can sum at once, launched in the same order on all ranks.
+    """Check that two groups of the same ranks can sum at the same time, if all ranks launch both in the same order.
 
-    Also checks that all ranks launched the same collectives in the same order.
+    Also checks that all ranks have launched the same collectives in the same order.
     """
     from bitproof.reference.parallel.collectives import all_gather
     from bitproof.reference.parallel.mesh import FSDP, ensure_group

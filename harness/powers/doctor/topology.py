@@ -21,7 +21,7 @@ class Gpu:
 
 
 def gpus_of(setting: Setting) -> list[Gpu]:
-    """Return one entry per rank, its GPU; if ranks share GPUs, one entry per GPU."""
+    """Return the GPU of each rank; if ranks share GPUs, each GPU once."""
     count = setting.shared_gpus or setting.ranks
     if setting.device == "cpu":
         return [Gpu("CPU", "0.0", 1, frozenset(range(count)) - {rank}) for rank in range(count)]
@@ -34,7 +34,7 @@ def gpus_of(setting: Setting) -> list[Gpu]:
 
 
 def check_topology(setting: Setting) -> Answer:
-    """Check that all GPUs are of one kind. Counts pairs that cannot access each other's memory, which is only slow."""
+    """Check that all GPUs are of one kind. Pairs that cannot access each other's memory are counted, but pass, too."""
     gpus = gpus_of(setting)
     kinds = [f"{gpu.name}, {gpu.capability}, {gpu.multiprocessors} multiprocessors" for gpu in gpus]
     unlike = [index for index, kind in enumerate(kinds) if kind != kinds[0]]

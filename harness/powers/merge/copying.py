@@ -26,7 +26,7 @@ class CopyCapacity:
     """How many more bytes and entries (files and folders) may be copied.
 
     An untrusted folder may be huge, so there is a limit. The limit is generous: a run of hundreds of cases that stores
-    all values takes about a hundredth of these bytes.
+    all values takes about 1% of the default `num_bytes`.
     """
 
     num_bytes: int = 64 << 30

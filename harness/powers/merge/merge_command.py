@@ -34,7 +34,7 @@ _FOLDERS_OF_CASES = ("logs", "recordings", "graphs")
 def merge(folders: Sequence[Path], report_dir: Path) -> int:
     """Merge run folders into a new folder under `report_dir` and return the worst exit status.
 
-    A single folder may be that of a run of `bitproof faults`. The run's score goes into the report, and counts for the
+    One of the folders may be that of a run of `bitproof faults`: its score goes into the report, and counts for the
     status. Raises UsageError if folders are no shards, are not of the same run, or contain a shard twice. Raises
     RecordingError if no folder can be read, or if two contain the same case. After an error nothing is written.
     """
@@ -184,14 +184,14 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
 
 
 def _join_environments(reports: list[Report]) -> dict[str, Any]:
-    """The environments of all shards as one. A fact that differs, such as torch's version, has a dict by shard."""
+    """The environments of all shards as one; a fact that differs, such as torch's version, is a dict by shard."""
     ran = {str(report.shard): report.environment for report in reports if report.cases}
     names = dict.fromkeys(name for environment in ran.values() for name in environment)
     return {name: _agreed(name, {shard: environment.get(name) for shard, environment in ran.items()}) for name in names}
 
 
 def _agreed(what: str, values: Mapping[str, Any]) -> Any:
-    """The value that all shards share. If values differ, this is printed, and all values are returned, by shard."""
+    """The value that all shards share. If they differ in `what`, prints this and returns all values, by shard."""
     first = next(iter(values.values()))
     if all(value == first for value in values.values()):
         return first

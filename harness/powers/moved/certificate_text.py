@@ -38,7 +38,7 @@ def call_text(row: MovedRow) -> str:
 def amount_text(row: MovedRow) -> str:
     """How much a moved call changed, such as "2 ULP in 5 of 16 elements: index 3 of dim 1".
 
-    For a call that was not found to have moved, it is its state, such as "failed", and the reason.
+    For other calls, returns the state, such as "failed", and the reason.
     """
     if row.state != MOVED or not row.total:
         return one_line(f"{row.state}: {row.detail}" if row.detail else row.state)
@@ -47,7 +47,7 @@ def amount_text(row: MovedRow) -> str:
 
 
 def facts_of(row: MovedRow) -> list[tuple[str, str]]:
-    """Further facts about a moved call, as pairs of a name and a text, which may be ""; none for other calls."""
+    """Further facts about a moved call, as pairs of a name and a text, which may be ""; [] for other calls."""
     if row.state != MOVED:
         return []
     why = "; ".join(row.causes) or "unknown"

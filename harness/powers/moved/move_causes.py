@@ -1,4 +1,4 @@
-"""Name the causes of a moved call: facts about its kernel that differ between the two environments."""
+"""Name the causes why a call's results changed: facts about its kernel that differ between the two environments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def causes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The reasons why a call moved, in words: every probed fact that differs between the environments; [] if none does.
+    """The reasons why a call's results changed, in words: each probed fact that differs between environments, or [].
 
     `old` and `new` are the results of `order_probes.probe` in each environment.
     """

@@ -40,8 +40,8 @@ class OneProcess:
         """Run the program in a process of this environment, and return the answer of `standalone/answer_request`.
 
         `what` is the request. "record" takes a `budget` of bytes. "results" stores results below `folder`; it takes a
-        `budget`, and the calls by their `keys` and `inputs` (see `call_events.CallEvent`). "exchange" takes `sets`,
-        each of keys, and runs the program once per set.
+        `budget`, and the calls by their `keys` and `inputs` (see `call_events.CallEvent`). "exchange" takes `sets`, a
+        list of sets of keys, and runs the program once per set.
         """
         results = str(folder / "results")
         more: dict[str, dict[str, Any]] = {
@@ -95,8 +95,9 @@ class CaseOnRanks:
     def _compared(self, recording: Recording) -> dict[str, Any]:
         """Compare a recording with the old environment's.
 
-        Returns whether they are "equal", the "first" record that differs in words ("" if none), the number of compared
-        "records", and the recording's "digest". Raises RecordingError if they cannot be compared.
+        Returns a dict: whether the recordings are "equal"; "first", a text that names the first differing record, or
+        ""; the number of compared "records"; and the recording's "digest". Raises RecordingError if the recordings
+        cannot be compared.
         """
         assert self.old is not None, "a case is recorded before it is compared"
         found = compare(self.old, recording, Case.from_dict(self.old.manifest.case))

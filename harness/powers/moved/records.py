@@ -20,11 +20,11 @@ Verdict = Literal["EQUAL", "DIFFERENT", "NONDETERMINISTIC", "not run"]
 
 @dataclass(frozen=True, kw_only=True)
 class MovedRow:
-    """An operator call that is not equal in the new environment. Calls that differ in values only share a row.
+    """An operator call that is not equal in the new environment. Calls that differ only in their values share a row.
 
     `smallest` is the smallest of the tried input shapes at which the call differs. `alone` is the first record that
-    changes if only this call moves. `is_drawn`: the inputs were too large for the archive, so the call was replayed
-    with inputs drawn from the same distribution.
+    changes if only this call has its new results. `is_drawn`: the inputs were too large for the archive, so the call
+    was replayed with inputs drawn from the same distribution.
     """
 
     __pydantic_config__ = STRICT
@@ -103,12 +103,12 @@ class MovedCertificate:
 
     @property
     def moved(self) -> list[MovedRow]:
-        """The rows of calls that moved."""
+        """The rows of calls that moved, i.e. whose results changed."""
         return [row for row in self.rows if row.state == MOVED]
 
     @property
     def explains_all(self) -> bool:
-        """Whether the moved calls explain the whole difference: with their old results, the program is EQUAL."""
+        """Whether the moved calls explain the whole difference: with the calls' old results, the program is EQUAL."""
         return self.verified.plain == "DIFFERENT" and self.verified.with_exchange == "EQUAL"
 
     def problem(self) -> str | None:

@@ -3,10 +3,10 @@
 1. Record the program's distinct calls in the old environment, and replay them there. Calls that do not repeat their
    results are not used.
 2. Replay them in the new environment, and run the program in it.
-3. If the program's records differ, run it in the old environment and store the results of the moved calls, i.e. those
-   that differ. Then run it in the new environment with these results in place of its own. If the first call that
-   departs has equal inputs in both environments, it also moved, though not on the recorded inputs: add it, and repeat
-   this.
+3. If the program's records differ, run the program again in the old environment, and store the results of the moved
+   calls, i.e. those whose results differ. Then run it in the new environment with these results in place of its own. If
+   the first call that still differs has equal inputs in both environments, it also moved, though not on the recorded
+   inputs: add it to the moved calls, and repeat step 3.
 4. Probe in both environments how the moved calls' kernels add, and try settings that restore the old bits.
 """
 
@@ -54,7 +54,11 @@ class TwoEnvironments:
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """Record the program's calls in the old environment; returns counts (see `standalone.RecordingSession.end`)."""
+        """Record the program's calls in the old environment.
+
+        Returns the number of distinct "calls", how many of them were "drawn", i.e. have inputs that exceeded the
+        budget, and the size of the values in "bytes".
+        """
         return self._program.ask(self.old, "record", self.folder, self.seconds, budget=self.budget)
 
     @property
@@ -97,7 +101,7 @@ class TwoEnvironments:
     def verify(self) -> Verified:
         """Run the program in the new environment: unchanged, then with the old results of the moved calls.
 
-        Call `replay` first: it finds the moved calls.
+        Call `replay` first: it finds the moved calls, i.e. those whose results changed.
         """
         # A program that finds a cache of its first run makes fewer calls, and would hide those that moved.
         (old,) = self._runs([[]], self.old)
@@ -145,9 +149,9 @@ class TwoEnvironments:
         )
 
     def _add_moved(self, key: str, operator: str) -> None:
-        """Add a call to the moved ones, because it changed when the program ran in the new environment.
+        """Add a call to the moved ones, because its results changed when the program ran in the new environment.
 
-        Its results had not changed on the recorded inputs, or it had not been recorded.
+        In the replay its results had not changed, or the call had not been recorded.
         """
         row = self.rows.setdefault(key, {"op": operator, "dtypes": [], "shapes": [], "drawn": False, "state": "equal"})
         if row["state"] == "equal":
@@ -161,7 +165,7 @@ class TwoEnvironments:
         return runs
 
     def explain(self) -> None:
-        """Add to each moved call its smallest shape, its causes, and a setting that restores the old bits."""
+        """Add to each moved call the smallest shape at which it moves, causes, and a setting that restores old bits."""
         rows = self.rows.items()
         keys = [key for key, row in rows if row["state"] == MOVED and not row.get("only_in_the_program")]
         if not keys:
@@ -190,7 +194,7 @@ class TwoEnvironments:
         return MovedCertificate(**{**vars(certificate), **told})
 
     def _counted(self) -> dict[str, Any]:
-        """The counts of distinct calls for a certificate: "calls", "operators", "equal", and "rows" of all others."""
+        """Counts for a certificate: distinct "calls", "operators" and "equal" calls; "rows" has the unequal calls."""
         rows = [self._row(row) for row in self.rows.values() if row["state"] != "equal"]
         operators = len({row["op"] for row in self.rows.values()})
         return {"calls": len(self.rows), "operators": operators, "equal": len(self.rows) - len(rows), "rows": rows}

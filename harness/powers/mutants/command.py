@@ -54,7 +54,10 @@ Plan = Mapping[str, Sequence[Entry]]
 
 
 def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
-    """Return the entries with these names or families; all without any. Raises UsageError for an unknown name."""
+    """Return the catalogue's faults with these names or families; all faults if none are given.
+
+    Raises UsageError for an unknown name.
+    """
     known = {*CATALOGUE, *(entry.family for entry in CATALOGUE.values())}
     if unknown := [name for name in (*wanted, *families) if name not in known]:
         raise UsageError(
@@ -67,7 +70,7 @@ def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
 
 
 def list_faults(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield a line per entry: name, family, the defect, and the requirements that a case must meet."""
+    """Yield a line per fault of the catalogue: name, family, the defect, and the requirements that a case must meet."""
     for entry in entries:
         needs = "; ".join(need.says for need in (*entry.all_needs, *entry.sees))
         yield f"{entry.name} ({entry.family}): {entry.says}" + (f" [{needs}]" if needs else "")
@@ -94,8 +97,8 @@ def faults(
 
     A fault is injected into the first case that should detect it, or, with `everywhere`, into each case to which it
     applies. Outcomes of an earlier call in the folder `resume` are reused. The table is also written into `page`. The
-    exit status is 0 if every fault was killed and no equivalent rewrite was flagged, 1 if not, and 3 if something could
-    not be judged.
+    exit status is 0 if every fault was detected and no harmless rewrite was reported as a difference, 1 if not, and 3
+    if something could not be judged.
     """
     _check_page(page)
     found = FaultsFound(own_digest=own_digest())
@@ -205,10 +208,11 @@ def _finish(
 
 
 def status_of(found: FaultsFound, results: Sequence[CaseResult]) -> int:
-    """Return the exit status: 3 if nothing could be judged, or by the outcomes of the faults.
+    """Return the exit status of `bitproof faults`.
 
     It is 3 if there are no outcomes, if a case without a fault does not have the verdict that is needed, or if a
-    planned fault was not judged; else 1 if a fault survived or an equivalent rewrite was flagged, else 0.
+    planned fault was not judged; else 1 if a fault was not detected or a harmless rewrite was reported as a difference,
+    else 0.
     """
     if not found.outcomes or not all(map(shows_faults, results)):
         return UNJUDGED

@@ -5,7 +5,7 @@
    recordings.
 2. For each fault, the process that traced the candidate forks a process, which runs the candidate with the fault; the
    result is compared with the reference. Nearly all faults show in the first step, so only this step is run first, with
-   every call logged. If it shows nothing, all steps run. Equivalent rewrites always run all steps.
+   every call logged. If it does not differ, all steps run. Equivalent rewrites always run all steps.
 3. If a later step differs first, that step is replayed with every call logged; a single replay of the reference is used
    for all faults. The blamed call is compared with the sites, i.e. the calls that the fault changed.
 4. If the two systems have different layouts, or one resumes from a checkpoint, the whole case is run for each fault.
@@ -169,8 +169,8 @@ class FaultRuns:
     def _outcome_of_first_step(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome | None:
         """Run only the first step with a fault. Return the fault's outcome if the step differs from the reference's.
 
-        Returns None if this step does not differ or fails: then all steps must run. `blank` is an outcome with the
-        facts that are known before a run; the result is a copy with the findings.
+        Returns None if the step is equal or fails, or if it differs even without a fault: then all steps must run.
+        `blank` is an outcome with the facts that are known before a run; the result is a copy with the findings.
         """
         if not self._shows_nothing_where_nothing_is_wrong():
             return None
@@ -300,9 +300,9 @@ def _sites(entry: Entry, answer: RunAnswer) -> list[Site]:
 def _checked(
     outcome: FaultOutcome, entry: Entry, first: Divergence, sites: list[Site], place: tuple[str, str] | None = None
 ) -> FaultOutcome:
-    """Note in `outcome` whether module, operator and rank of the blamed call are those of one of the fault's sites.
+    """Note in `outcome` whether the blamed call's module, operator and rank are those of a call that the fault changed.
 
-    If no call is blamed, `place`, a module and a direction, is compared instead.
+    `sites` are these calls. If no call is blamed, `place`, a module and a direction, is compared instead.
     """
     call, rank = outcome.call, entry.rank_of(outcome.ranks)
     # An observed activation may differ before the kinds that the row names.

@@ -36,8 +36,8 @@ class CallFinding:
     `shown` is the kind of the compared tensor that showed an error of 1 ULP, or None. `tries` is the number of elements
     that were changed, one at a time. If none showed, `lost` has the indices of the calls at which the last error
     disappeared: they returned the right bits although they read wrong ones; -1 means that no call read it. `is_blind`:
-    even gross errors in all elements on all ranks did not show; `lost` is then about these. `neighbours` has the
-    results for formulas with other rounding.
+    even gross errors in all elements on all ranks did not show; then `lost` is about the gross errors. `neighbours` has
+    the results for formulas with other rounding.
     """
 
     call: int
@@ -62,7 +62,7 @@ class Examiner:
     def __init__(
         self, program: Program, ranks: Ranks, seed: str, isolate: Isolate, compared: Compared | None = None
     ) -> None:
-        """`compared` is given if the case compares every call, not only records: then it also decides what shows."""
+        """`compared` is given if the case compares every call, not only records: it decides which wrong values show."""
         self._compared = compared
         self._program = program
         self._ranks = ranks
@@ -82,8 +82,8 @@ class Examiner:
         Three kinds of errors are tried: 1 ULP in an element; gross errors, only if no error of 1 ULP showed; and the
         results of formulas with other rounding, such as `1 / sqrt(x)` for `rsqrt`.
 
-        `formulas` are the formulas to try, None for all. With `needs_ulp` false, only these are tried and no value is
-        perturbed. With `may_be_blind` false, no gross errors are tried.
+        `formulas` are the formulas to try, None for all. With `needs_ulp` false, only formulas are tried. With
+        `may_be_blind` false, no gross errors are tried.
 
         Raises NotRepeatableError if calls that read the unchanged output do not repeat their bits.
         """
@@ -108,14 +108,15 @@ class Examiner:
         return CallFinding(call=index, tries=TRIES, lost=lost, is_blind=gross is not None, neighbours=answers)
 
     def _filled(self, slot: int) -> list[int]:
-        """The ranks on which a slot has a value that can be made wrong: a number, or a tensor with elements."""
+        """The ranks on which the value number `slot` can be made wrong: it is a number, or a tensor with elements."""
         values = [own[slot] for own in self._ranks]
         return [rank for rank, x in enumerate(values) if tensors_of(x) or isinstance(x, (int, float))]
 
     def error(self, call: ReplayedCall, turn: int) -> tuple[int, int, Any]:
-        """Return an error in a call's output, as slot, rank and wrong value, with one element off by 1 ULP.
+        """Return an error in a call's output: the slot (number) of a value, the rank, and the value with the error.
 
-        `turn` is the number of the attempt: each changes another element, drawn from the seed.
+        One element is off by 1 ULP. `turn` is the number of the attempt: each changes another element, drawn from the
+        seed.
         """
         chance = random.Random(f"{self._seed} {call.index} {turn}")
         targets = [slot for slot in self._program.targets(call) if self._filled(slot)]
@@ -132,9 +133,10 @@ class Examiner:
         return self._followed({(slot, rank): wrong}, is_safe(value))
 
     def _is_blind(self, call: ReplayedCall, targets: Sequence[int]) -> Fate | None:
-        """Try gross errors in all results of a call, on one rank and on all ranks.
+        """Try gross errors in all results of a call, first on one rank, then on all ranks.
 
-        Returns None if one of them showed, otherwise the calls at which the last of them disappeared.
+        Returns None if one of the errors showed; otherwise the fate of the last error, with the calls at which it
+        disappeared.
         """
         fate = Fate()
         for turn in range(3):

@@ -157,14 +157,14 @@ _FORMULAS: dict[str, list[tuple[str, Formula]]] = {
 
 
 def names_of(program: Program, call: ReplayedCall) -> list[str]:
-    """Return the names of a call's neighbouring formulas, such as `in float64`."""
+    """Return the names of a call's neighbouring formulas, which differ by rounding only, such as `in float64`."""
     return [name for name, _ in _all(program, call)]
 
 
 def computed(program: Program, call: ReplayedCall, name: str, gets: list[Get]) -> dict[tuple[int, int], Any]:
-    """Compute a call by the neighbouring formula `name` on all ranks; returns the results by (slot, rank).
+    """Compute a call by another formula, `name`, with other rounding, on all ranks; returns results by (slot, rank).
 
-    `gets` has a function per rank that returns the value of a slot.
+    A slot is the number of a value; `gets` has a function per rank that returns the value of a slot.
     """
     formula = dict(_all(program, call))[name]
     return {key: value for rank in range(len(gets)) for key, value in formula(gets, rank)}
@@ -226,7 +226,7 @@ def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 
 
 def _sums(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
-    """Yield name and function of neighbouring formulas of a sum whose input is computed by another call.
+    """Yield (name, function) of formulas that combine a sum with the call of one of its inputs, and round differently.
 
     These are `a * b + c` without rounding the product, like an FMA, and `a + (b + c)` for `(a + b) + c`.
     """

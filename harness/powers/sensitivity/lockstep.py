@@ -20,16 +20,17 @@ from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall, S
 from bitproof.harness.torch_operators import storage_key
 
 Get = Callable[[int], Any]
-"""A function that returns the value of a slot on one rank."""
+"""A function that returns the value of a slot, i.e. the value with this number, on one rank."""
 
 Ranks = Sequence[Sequence[Any]]
-"""The values of all slots: `ranks[rank][slot]`."""
+"""All values of a step: `ranks[rank][slot]`, where a slot is the number of a value."""
 
 
 def run_call(call: ReplayedCall, get: Get) -> list[tuple[int, Any]]:
     """Run a call that is no collective; returns (slot, new value) for its result and for each argument that it writes.
 
-    `get` returns the value of a slot. The values themselves are not modified: the call writes copies.
+    A slot is the number of a value, and `get` returns the value of a slot. The values themselves are not modified: the
+    call writes copies.
     """
     if call.is_wait:
         return [(call.result, get(call.args[0].number))]
@@ -52,8 +53,8 @@ def _named(call: ReplayedCall, get: Get) -> Mapping[str, Any]:
 def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]) -> list[Any]:
     """Return the result of a collective on each rank of `group`, in the group's order.
 
-    `gets` has a function for each rank of the run that returns the value of a slot. Raises RuntimeError if ranks
-    disagree about a message, e.g. about a split size; a real process group would fail or hang.
+    `gets` has a function for each rank of the run that returns the value of a slot (a value's number). Raises
+    RuntimeError if ranks disagree about a message, e.g. about a split size; a real process group would fail or hang.
     """
     arguments: list[Any] = [() for _ in gets]
     for rank in group:
@@ -72,7 +73,7 @@ def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]
 
 @torch.no_grad()
 def run_step(program: Program, before: Sequence[dict[Source, Tensor]]) -> list[list[Any]]:
-    """Run a step, and return the values of all slots by rank: `[rank][slot]`.
+    """Run a step, and return all values as `[rank][slot]`, where a slot is the number of a value.
 
     `before` has the values that exist before the step, for each rank. Raises PassError if the step cannot be run this
     way, for example because it overwrites memory that a view of it reads later.
@@ -117,5 +118,5 @@ def _refuse_written_views(program: Program, values: Sequence[Any]) -> None:
 
 
 def after(program: Program, values: Sequence[Any]) -> dict[Source, Tensor]:
-    """Return a rank's parameters, buffers and optimizer state after a step; `values` are the slots' values."""
+    """Return a rank's parameters, buffers and optimizer state after a step; `values` are all values of the step."""
     return {source: values[slot] for source, slot in program.last.items()}

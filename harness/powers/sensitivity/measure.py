@@ -39,7 +39,7 @@ def why_not(case: Case) -> str | None:
 class Steps:
     """The steps of a case's candidate, replayed one by one for all ranks in this process.
 
-    After `advance`, `ranks[rank][slot]` has the values of the current step.
+    After `advance`, `ranks[rank][slot]` has the values of the current step; a slot is the number of a value.
     """
 
     program: Program

@@ -3,8 +3,8 @@
 A slot is a variable that is assigned once per step, with a value on each rank. A call that writes an argument in place
 is represented as a call that assigns a new slot, and later calls that read this memory read the new slot. For example,
 `x.add_(y)` reads slot 3 and fills slot 7; from then on `x` means slot 7. So no value is lost, and a call can be
-repeated at any time. A step that writes memory and later reads a view of it that was made before cannot be expressed
-like this and is refused.
+repeated at any time. A step is refused if it writes memory and later reads an older view of this memory: that cannot be
+expressed like this.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Source = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A placeholder among the arguments of a recorded call. When the call runs, it gets the value of this slot."""
+    """A placeholder among the arguments of a recorded call, for the value with this number, its slot."""
 
     number: int
 
@@ -45,9 +45,10 @@ class Slot:
 class ReplayedCall:
     """An operator call of a step, in the form in which it can be repeated.
 
-    `result` is the slot of its return value. `writes` has, for each argument that it writes, the slot before and the
-    slot after the call. `partition` is set for a collective: the ranks of its groups. `counts` is false for calls that
-    compute nothing, such as taking an element of a tuple, a wait, a size or a check.
+    A slot is the number of a value. `result` is the slot of the return value. `writes` has, for each argument that the
+    call writes, the slot before and the slot after the call. `partition` is set for a collective: the ranks of its
+    groups. `counts` is false for calls that compute nothing, such as taking an element of a tuple, a wait, a size or a
+    check.
     """
 
     index: int
@@ -71,15 +72,16 @@ class ReplayedCall:
 
     @property
     def gives(self) -> tuple[int, ...]:
-        """The slots that the call fills: that of its result, and the new slots of arguments that it writes."""
+        """The slots (numbers) of the values that the call makes: its result, and new values of arguments it writes."""
         return (self.result, *(new for _, new in self.writes))
 
 
 @dataclass
 class Program:
-    """A step's calls. `inputs` has the slots of values before the step, `last` the slots of the same values after it.
+    """A step's calls. Each value has a number, its slot. `inputs` has the slots of values that exist before the step.
 
-    `compared` maps the kind and name of each record to its slot, in the order in which they are recorded.
+    `last` has the slots of the same values after the step. `compared` maps the kind and name of each record to its
+    slot, in the order in which they are recorded.
     """
 
     calls: list[ReplayedCall] = field(default_factory=list)
@@ -89,14 +91,14 @@ class Program:
     num_slots: int = 0
 
     def slot(self) -> int:
-        """Return the number of a new slot."""
+        """Return the slot, i.e. the number, of a new value."""
         self.num_slots += 1
         return self.num_slots - 1
 
     def input(self, source: Source) -> int:
-        """Return the slot of a value that exists before the step, such as ("param", "embed.weight").
+        """Return the slot (number) of a value that exists before the step, such as ("param", "embed.weight").
 
-        It is created on first use.
+        A value gets its slot at the first call for it.
         """
         if source not in self.inputs:
             self.inputs[source] = self.last[source] = self.slot()
@@ -104,7 +106,7 @@ class Program:
 
     @functools.cached_property
     def readers(self) -> list[list[int]]:
-        """For each slot, the indices of the calls that read it, in order."""
+        """For each slot (number of a value), the indices of the calls that read the value, in order."""
         found: list[list[int]] = [[] for _ in range(self.num_slots)]
         for call in self.calls:
             for slot in call.reads:
@@ -113,19 +115,19 @@ class Program:
 
     @functools.cached_property
     def makers(self) -> dict[int, ReplayedCall]:
-        """The call that fills each slot. Inputs of the step have none."""
+        """The call that makes each value, by the value's slot (its number). Inputs of the step have none."""
         return {slot: call for call in self.calls for slot in call.gives}
 
     @functools.cached_property
     def shown(self) -> dict[int, Kind]:
-        """The kind of each compared slot."""
+        """The kind of record of each value that is compared, by the value's slot (its number)."""
         # Reversed, so that a slot with several records keeps the kind of the first.
         return {slot: kind for (kind, _), slot in reversed(self.compared.items())}
 
     def targets(self, call: ReplayedCall) -> list[int]:
-        """Return the slots of a call's results that a call reads or a record compares.
+        """Return the slots (value numbers) of a call's results, without results that nothing reads or compares.
 
-        If a result is a tuple, these are the slots of its elements.
+        For a result that is a tuple, these are the slots of its elements.
         """
         found: list[int] = []
         for slot in call.gives:
@@ -138,7 +140,7 @@ class Program:
 
 
 def slots_in(value: Any) -> Iterable[int]:
-    """Yield the slot numbers among nested arguments."""
+    """Yield the slots, i.e. the numbers of values, among nested arguments."""
     match value:
         case Slot(number):
             yield number
@@ -150,7 +152,7 @@ def slots_in(value: Any) -> Iterable[int]:
 
 
 def filled(value: Any, get: Callable[[int], Any]) -> Any:
-    """Return nested arguments with slots replaced by their values."""
+    """Return nested arguments with each `Slot` replaced by its value; `get` returns the value of a slot number."""
     kind = type(value)
     if kind is Slot:
         return get(value.number)
@@ -163,9 +165,10 @@ def filled(value: Any, get: Callable[[int], Any]) -> Any:
 
 @dataclass
 class Variables:
-    """The current slot of each node or tensor.
+    """The current slot of each node or tensor, i.e. the number of its value.
 
-    `of` has the slot that it had first; `newest` maps a slot to the slot that replaced it when its memory was written.
+    `of` maps a node or tensor to its first slot. `newest` maps a slot to the slot that replaced it when a call wrote
+    its memory.
     """
 
     program: Program
@@ -173,14 +176,14 @@ class Variables:
     newest: dict[int, int] = field(default_factory=dict)
 
     def read(self, key: Any) -> int:
-        """Return the current slot of a node or tensor."""
+        """Return the current slot of a node or tensor, i.e. the number of its value."""
         slot = self.of[key]
         while slot in self.newest:
             slot = self.newest[slot]
         return slot
 
     def write(self, key: Any) -> tuple[int, int]:
-        """Give a node or tensor a new slot, since a call writes it. Returns its slots before and after the call."""
+        """Give a node or tensor a new slot (value number), since a call writes it. Returns its old and its new slot."""
         old, new = self.read(key), self.program.slot()
         self.newest[old] = new
         return old, new
@@ -257,7 +260,7 @@ def _add_node(
 def _add_observed(program: Program, variables: Variables, node: Node) -> None:
     """Add an observed activation to the records to compare.
 
-    It is the value of a slot, or is made by an additional call that concatenates or slices slots.
+    The activation is a value of the program, or an additional call concatenates or slices such values.
     """
     name, parts, dim, piece = node.args
     slots = [variables.read(part) for part in parts]  # type: ignore[union-attr]
@@ -284,7 +287,7 @@ def _add_observed(program: Program, variables: Variables, node: Node) -> None:
 
 
 def _frozen(value: Any, variables: Variables, module: GraphModule) -> Any:
-    """Nested arguments of a node, with slots in place of nodes.
+    """Nested arguments of a node, with a `Slot` in place of each node.
 
     A node that stands for an attribute of the module, a constant or a nested graph, is replaced by the attribute.
     """

@@ -108,7 +108,7 @@ class Sensitivity:
 
     @property
     def can_see(self) -> int:
-        """The number of tried calls whose errors a comparison could see at all, i.e. without the blind ones."""
+        """The number of tried calls whose errors a comparison could see at all."""
         return self.total("tried") - self.total("blind")
 
     @property

@@ -1,4 +1,4 @@
-"""Measures a case's sensitivity in a separate process, from the recording of the candidate's ranks.
+"""Measures a case's sensitivity in a separate process, from a recording of the candidate.
 
 1. Replay a step for all ranks in this process, and check that it has the recorded bits.
 2. Fork a process per core. Each examines its share of the calls. The order of the calls is shuffled with the case's
@@ -135,7 +135,10 @@ class _Search:
         return found is not None and (found.shown is None or bool(_unseen_formulas(found)))
 
     def _note(self, finding: CallFinding) -> None:
-        """Merge a finding with those of earlier steps: seen if any step saw the call, blind if it is blind in all."""
+        """Merge a call's finding with those of earlier steps.
+
+        The call counts as seen if its error was seen in any step, and as blind if even gross errors showed in no step.
+        """
         known = self._found.get(finding.call)
         if known is None:
             if finding.shown and finding.tries == 1:
@@ -218,7 +221,7 @@ def _forked(shares: Sequence[Callable[[], Iterator[CallFinding]]]) -> Iterator[C
 
 
 def isolated(run: Callable[[], Fate]) -> Fate:
-    """Follow an error in a forked process, since wrong indices may crash a kernel.
+    """Call `run`, which follows an error, in a forked process, since wrong indices may crash a kernel.
 
     A crash has the fate FAILURE, like a call that raises an error: it would be noticed in a run, too.
     """

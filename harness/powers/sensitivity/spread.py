@@ -1,7 +1,7 @@
 """Follows a wrong value through a step: repeats, in program order, the calls that read a wrong value.
 
 The error is lost in a call that returns the recorded bits nevertheless, for example after rounding, a product with
-zero, or a comparison with the same outcome. It is seen as soon as a compared tensor is wrong or a call fails.
+zero, or a comparison with the same outcome. The error is seen as soon as a compared tensor is wrong or a call fails.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Compared:
 
     @staticmethod
     def of(program: Program, ranks: Ranks, packing: Collection[str]) -> Compared:
-        """Return the comparison for a step whose correct values are `ranks[rank][slot]`."""
+        """Return the comparison for a step. `ranks[rank]` has its correct values by slot, i.e. the value's number."""
         values = [frozenset(digest(x) for value in own for x in tensors_of(value)) for own in ranks]
         return Compared(program, values, frozenset(packing))
 
     def shows(self, slot: int, rank: int, value: Any) -> bool:
-        """Return whether a comparison of all calls would notice `value` as the value of this slot on this rank."""
+        """Return whether a comparison of all calls would notice `value` in place of the value `slot` on this rank."""
         call = self.program.makers.get(slot)
         while call is not None and (call.is_wait or call.function is operator.getitem):  # logged as its launch
             call = self.program.makers.get(call.args[0].number)
@@ -73,8 +73,8 @@ def follow(
 ) -> Fate:
     """Follow wrong values through a step, and return the kind of the first compared tensor that shows the error.
 
-    If none does, the result has the calls at which the error disappeared. `wrong` has the wrong values by (slot, rank);
-    `ranks[rank][slot]` are the right values.
+    If none does, the result has the calls at which the error disappeared. `wrong` has the wrong values by (slot, rank),
+    where a slot is the number of a value; `ranks[rank][slot]` are the right values.
     """
     found = _Wrong(program, ranks, compared)
     for (slot, rank), value in wrong.items():
@@ -91,9 +91,9 @@ def follow(
 
 @torch.no_grad()
 def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: Any) -> bool:
-    """Return whether the calls that read a slot on a rank return the recorded bits when they are repeated.
+    """Return whether the calls that read the value number `slot` on a rank return the recorded bits when repeated.
 
-    They read `value`, a copy of the slot's value.
+    The calls read `value`, a copy of this value.
     """
     found = _Wrong(program, ranks)
     found.give(slot, rank, value)
@@ -118,11 +118,11 @@ class _Wrong:
         self.has_noted = False
 
     def give(self, slot: int, rank: int, value: Any) -> None:
-        """Make this the value that repeated calls read from a slot on a rank, without noting it as wrong."""
+        """Let repeated calls read `value` as the value number `slot` on a rank, without noting it as wrong."""
         self._values[slot, rank] = value
 
     def note(self, slot: int, rank: int, value: Any) -> None:
-        """Note that a slot has a wrong value on a rank, and schedule the calls that read it."""
+        """Note that the value number `slot` is wrong on a rank, and schedule the calls that read it."""
         self.give(slot, rank, value)
         self.has_noted = True
         if slot in self._program.shown:

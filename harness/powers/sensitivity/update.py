@@ -126,12 +126,12 @@ class _Tape(TorchDispatchMode):
         self._kept: list[Tensor] = []
 
     def know(self, x: Tensor, slot: int) -> None:
-        """Note that a tensor has its value in this slot."""
+        """Note that a tensor is the value number `slot` of the program."""
         self._variables.of[id(x)] = slot
         self._kept.append(x)
 
     def read(self, x: Tensor) -> int:
-        """Return the current slot of a tensor. Raises PassError for an unknown tensor."""
+        """Return a tensor's slot, i.e. the number of its current value. Raises PassError for an unknown tensor."""
         if id(x) not in self._variables.of:
             raise PassError(
                 "the update reads a tensor that is no part of what a rank holds between steps",

@@ -43,9 +43,9 @@ def bisect(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[s
 
 
 def checked_options(case: Case, options: RunOptions) -> RunOptions:
-    """`options`, changed for the runs of a search.
+    """The options for the runs of a search: `options`, with two changes that save time.
 
-    Causes are not verified, and a system runs a second time only if systems differ, and only up to the first
+    Causes are not verified, and a system runs a second time only if the two systems differ, and only up to the first
     difference. Raises UsageError or CaseError if options or case are wrong.
     """
     check_case(case)

@@ -1,11 +1,11 @@
 """Find the pass that first changes the bits, by running the case with only its first passes.
 
-1. Run the case. It must be DIFFERENT, so each of its systems agrees with itself.
+1. Run the case. The verdict must be DIFFERENT, which implies that each system agrees with itself.
 2. A prefix applies only the first passes of the list. The empty prefix only traces; the longest applies all passes and
    the backend. First test a guess: the last pass that changed the number of nodes of the blamed operator. If the prefix
-   before it is EQUAL and the prefix that ends with it is DIFFERENT, it is the answer, after at most 3 runs, including
-   the run of the case. Otherwise bisect the remaining suspects. For n passes, log2(n) + 4 runs are enough. A prefix
-   runs only the candidate, up to the first differing step: a reference is recorded once.
+   before this pass is EQUAL and the prefix that ends with it is DIFFERENT, the guess is right, after at most 3 runs,
+   including the run of the case. Otherwise bisect the remaining suspects. For n passes, log2(n) + 4 runs are enough. To
+   test a prefix, only the candidate runs, up to the first differing step: a reference is recorded once.
 3. If chunk is the answer and chunks several regions, bisect these: chunk only some of them, in both systems. Then run
    the case with only the remaining region chunked, and find the call to blame in it.
 
@@ -80,9 +80,9 @@ def halve(
 ) -> Iterator[Sequence[T]]:
     """Bisect: yield ever fewer suspects, until a single one is left.
 
-    `differs` gets the first part of the suspects, and decides whether the wanted suspect is in it. It is called
-    ceil(log2(n)) times for n suspects. With a `guess`, it is first called with the suspects before the guess, and then
-    with the guess alone. For example, with the suspects a b c d and the guess c, it is called with a b, then with c.
+    `differs` gets the first part of the suspects, and decides whether the wanted suspect is in this part. For n
+    suspects, `differs` is called ceil(log2(n)) times. With a `guess`, it is first called with the suspects before the
+    guess, and then with the guess alone: with the suspects a b c d and the guess c, it is called with a b, then with c.
     """
     while len(suspects) > 1:
         # The half before the guess may be empty: then the guess itself is asked for.
@@ -179,7 +179,7 @@ class Bisector:
         )
 
     def _judge(self, case: Case, probes: list[Probe], applied: str) -> Verdict:
-        """Run the candidate of a prefix, compare it with its reference, and note the run in `probes`.
+        """Run the candidate of a case with only some passes, compare it with its reference, and note it in `probes`.
 
         `applied` says which passes or regions were applied. Raises BitproofError if there is no verdict.
         """
@@ -197,7 +197,7 @@ class Bisector:
         return comparison.verdict
 
     def _reference(self, case: Case, run: ComparedRun) -> Recording:
-        """The recording of a case's reference: made by `run`, or reused from an earlier prefix."""
+        """The recording of a case's reference: made by `run`, or reused from an earlier run with other passes."""
         # References are reused by the system's name. A reference that chunks only some regions has the same name as
         # others, but other bits, so it is recorded each time.
         if case.chunking and case.chunking.only:
@@ -209,7 +209,7 @@ class Bisector:
         return shared_reference(self._references[case.reference], case)
 
     def _search_regions(self) -> None:
-        """Find the region that makes a difference even if the chunk pass chunks no other region."""
+        """Find the region (module) that makes a difference even if the chunk pass chunks no other module."""
         found = self.found
         assert self.case.chunking is not None and found.result is not None
         chunking = self.case.chunking
@@ -267,10 +267,10 @@ class Bisector:
 
 
 def shared_reference(recording: Recording, case: Case) -> Recording:
-    """A reference's recording, made for another prefix of the passes, as if it were made for the reference of `case`.
+    """Reuse a reference's recording, made by a run with other passes, as the recording of the reference of `case`.
 
-    It is cut to the steps of `case`, and its manifest names `case`. A new run would record the same bits, since passes
-    do not affect a reference without a graph. Raises RecordingError for a reference with a graph.
+    The result has only the steps of `case`, and its manifest names `case`. A new run would record the same bits, since
+    passes do not affect a reference without a graph. Raises RecordingError for a reference with a graph.
     """
     manifest = recording.manifest
     if manifest.graph is not None:

@@ -53,12 +53,12 @@ class Bisection:
 
     @property
     def region(self) -> str | None:
-        """The region that makes a difference even if no other is chunked; None if none was found."""
+        """The region (module) that makes a difference even if no other is chunked; None if none was found."""
         return self.regions[0] if self.region_result is not None else None
 
     @property
     def divergence(self) -> Divergence | None:
-        """The first divergence of the two systems: with only the found region chunked, or else with all passes."""
+        """The first divergence of the two systems: with only the found region chunked if any, else with all passes."""
         result = self.region_result or self.result
         return result.first_divergence if result else None
 

@@ -233,7 +233,7 @@ class _Search:
         return False
 
     def _untried(self, dimension: Dimension) -> Iterator[tuple[Changes, Trial]]:
-        """Yield the smaller values of a dimension that are valid and new, as changes and changed trial."""
+        """Yield (changes, changed trial) for each smaller value of a dimension that is valid and was not tried yet."""
         for changes in dimension(self.smallest, self.result):
             if self.ignored.issuperset(changes):
                 continue
@@ -293,7 +293,7 @@ def _steps(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 
 
 def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Yield parallelism to try: fewer ranks, each with several group sizes (see `_groups`), then only smaller groups.
+    """Yield settings of parallelism to try: fewer ranks, with several group sizes (see `_groups`); then smaller groups.
 
     The sizes of expert and tensor parallelism are halved one at a time, then both.
     """
@@ -308,7 +308,8 @@ def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 def _groups(ep: int, tp: int, ranks: int) -> list[tuple[int, int]]:
     """The sizes (ep, tp) of expert and tensor parallelism to try on `ranks` ranks.
 
-    These are the present sizes, their greatest common divisors with the number of ranks, halves, and 1 for either.
+    These are the present sizes, their halves, their greatest common divisors with the number of ranks, and 1 for one of
+    the two.
     """
     # A group's size must divide the number of ranks.
     fit = math.gcd(ep, ranks), math.gcd(tp, ranks)

@@ -55,7 +55,10 @@ _FILE_SECONDS = 300.0
 
 @dataclass
 class _Drawer:
-    """A client with its own folders for logs and recordings, since all runs of a search have the same case name."""
+    """A client that stores a run in its own folders, since all runs of a search have the same case name.
+
+    `run_dir` is for logs, and `work` for recordings.
+    """
 
     client: Client
     run_dir: Path
@@ -76,8 +79,9 @@ def shrink_and_report(
 ) -> Shrunk:
     """Shrink a case, print and write the result, and return it.
 
-    Its exit status is 1 if the small case is DIFFERENT, 0 if the case does not fail, otherwise mostly 3 (see `refuse`).
-    `replay` are the options that a run of the small case must repeat. Raises UsageError if the options are wrong.
+    Its exit status is 1 if the small case is DIFFERENT, and 3 if it is ERROR or fails in another way; for a case that
+    cannot be shrunk, see `refuse`. `replay` are the options that a run of the small case must repeat. Raises UsageError
+    if the options are wrong.
     """
     refuse_torchrun("shrink", "tries fewer and fewer ranks, so it starts its own")
     start = Trial(case, options.extra_passes, options.inject)

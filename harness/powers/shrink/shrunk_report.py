@@ -24,7 +24,7 @@ def tell_shrunk(changes: Iterable[tuple[str, object, object]], tries: int, secon
 
 
 def tell_head(case: Case, result: CaseResult, command: str) -> str:
-    """The docstring of a file that reproduces a shrunk case with only torch. `command` runs the case itself."""
+    """The docstring of a file that reproduces a shrunk case with only torch. It shows `command`, to run the case."""
     from importlib.metadata import version
 
     return f"""Two training steps that should agree in every bit, and do not: {case.name}, shrunk.

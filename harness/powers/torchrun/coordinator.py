@@ -164,7 +164,7 @@ class Coordinator:
         self._host = self._start_host()
 
     def close(self, problem: Problem | None = None) -> None:
-        """End the host and its descendants, and close the connections to other ranks.
+        """End the host (the process that loads torch) and its descendants, and close the connections to other ranks.
 
         A rank other than 0 first sends `problem` to rank 0, as its reason for leaving.
         """
@@ -238,7 +238,7 @@ class Coordinator:
         return placement
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """On rank 0: run a system on all ranks; or have rank 0's host answer a request that needs no ranks.
+        """On rank 0: run a system on all ranks; or let the host, rank 0's process with torch, answer a request alone.
 
         Raises the error of the run or of the host.
         """
@@ -260,7 +260,7 @@ class Coordinator:
             self.peers.links.wait(0.2)
 
     def run(self, request: RunRequest) -> None:
-        """On ranks other than 0: run this rank's part of a run, and send its end and its files to rank 0."""
+        """On ranks other than 0: run this rank's part of a run, and report to rank 0 how it ended, with its files."""
         localized = self._localized(request)
         account, files = self._run(localized)
         if localized is not request:  # rank 0 removes its own machine's
@@ -376,7 +376,7 @@ class Coordinator:
             raise lost.error from lost
 
     def _made_of(self, is_gone: Callable[[], bool]) -> MadeOf | None:
-        """Ask this rank's host for its versions, code and GPUs. Returns None as soon as `is_gone` returns True."""
+        """Ask the host, this rank's process with torch, for versions, code and GPUs. None if `is_gone` returns True."""
         request = MadeOfRequest(names_gpus=self.options.device != "cpu")
         try:
             return self._host.ask(request, _START_SECONDS, lambda event: None, is_gone)
@@ -395,8 +395,8 @@ class Coordinator:
     def _gather(self, own: tuple[Account, list[Path]], run: RunRequest) -> list[tuple[Account, Path | None]]:
         """Wait until each rank has reported the end of its part.
 
-        Returns, in rank order, each rank's Account and a file with the bytes that it attached. `own` is rank 0's.
-        Raises the error of the rank to blame, or RankError if a rank does not report or is gone.
+        Returns, in rank order, each rank's Account and a file with the bytes that it attached. `own` are rank 0's
+        Account and files. Raises the error of the rank to blame, or RankError if a rank does not report or is gone.
         """
         # After a failure here the others end soon, so they get the margin but not a whole run's time.
         is_bad = own[0].end is None or not own[0].end.done

@@ -221,8 +221,8 @@ class Links:
     def listen(self, address: str) -> int:
         """Accept connections of peers from now on; returns the port.
 
-        If `address` is a loopback address, only it is used. Otherwise peers can connect to any address of this machine,
-        since they may resolve its name to different ones.
+        If `address` is a loopback address, only processes of this machine can connect. Otherwise peers can connect to
+        any address of this machine, since they may resolve its name to different addresses.
         """
         if address == "localhost" or address.startswith("127."):
             listener = socket.create_server((address, 0), backlog=_MAX_WAITING)
@@ -289,7 +289,7 @@ class Links:
             line.is_known, line.name = True, name
 
     def part_with(self, line: Line, why: str) -> None:
-        """Close the connection to a peer, for the reason `why`, when its messages are sent, or after a second."""
+        """Close the connection to a peer, for the reason `why`, once queued messages are sent, or after a second."""
         self._flush([line], _PULSE_SECONDS)
         with self._changed:
             self._drop(line, why)

@@ -24,7 +24,7 @@ class Hello:
 
     `node` names the machine and the launcher's agent on it; `machine` distinguishes machines with the same host name.
     `local_rank` is LOCAL_RANK, None if the launcher did not set it. The rank's versions and code are sent later, once
-    its host has loaded torch.
+    its host, a child process, has loaded torch.
     """
 
     token: str

@@ -136,7 +136,7 @@ class Peers:
         return caught
 
     def _named_by(self, gone: Collection[int]) -> BitproofError | None:
-        """The error of a rank that left, if it blames a rank that is not `gone` and still connected; otherwise None."""
+        """The error of a rank that left, if the error blames a rank that is not in `gone`; otherwise None."""
         told = (problem.error() for problem in self.left.values())
         return next((each for each in told if getattr(each, "rank", None) not in (None, *gone)), None)
 
@@ -173,6 +173,6 @@ class Peers:
             raise ended
 
     def close(self, seconds: float) -> None:
-        """Close all connections once queued messages are sent or time is up."""
+        """Close all connections once queued messages are sent, at most after `seconds`."""
         self.links.close(seconds)
         self.launcher.close()

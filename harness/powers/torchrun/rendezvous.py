@@ -150,9 +150,9 @@ class Rendezvous:
         return hello
 
     def _refuse_second(self, word: str) -> None:
-        """On rank 0: raise CaseError if another process that is rank 0, too, still listens.
+        """On rank 0: raise CaseError if another process that runs as rank 0 accepts a connection.
 
-        `word` is the message with its address that it left in torchrun's store.
+        `word` is rank 0's message in torchrun's store, which has the address of the other process.
         """
         with suppress(ValueError, KeyError, TypeError, OSError):
             found = json.loads(word)
@@ -187,7 +187,7 @@ class Rendezvous:
             self._wait_for(f"rank 0 left: {line.gone}", self._deadline, None)
 
     def reach_in_the_end(self, hello: Hello) -> None:
-        """On ranks other than 0 that must end: try for some seconds to connect to rank 0, to send it the reason."""
+        """On a rank other than 0 that ends early: try for some seconds to connect to rank 0, to report the reason."""
         if 0 not in self._peers.lines:
             with suppress(BitproofError):
                 self._reach(hello, time.monotonic() + _LAST_SECONDS)
@@ -211,7 +211,7 @@ class Rendezvous:
             return line
 
     def _tell_made_of(self, line: Line) -> None:
-        """Send this rank's versions and code to rank 0, as reported by its host, or the error if the host fails."""
+        """Send to rank 0 the versions and code that this rank's host (its process with torch) reports, or the error."""
         try:
             made_of = self._ask_made_of(lambda: line.gone is not None or self._peers.launcher.ended() is not None)
         except BitproofError as error:

@@ -1,4 +1,4 @@
-"""Assign each rank its seat, i.e. its number on its machine, and its GPU, if a launcher such as torchrun started it.
+"""Assign seats to the ranks that a launcher such as torchrun started: each rank's number on its machine, and its GPU.
 
 This needs no variables from the launcher: each rank sends rank 0 the name of its machine, and the GPUs that it sees. So
 it also works if each rank sees only one GPU, as with `srun --gpus-per-task=1`, and if machines have different numbers
@@ -52,7 +52,7 @@ class Seat:
 
 
 def own_machine() -> str:
-    """A name for this machine, the same in all its processes. A host name would not do: two may be `localhost`."""
+    """A name for this machine, the same in all its processes. A host name is not enough: two may be `localhost`."""
     boot = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -106,10 +106,10 @@ def _numbers(groups: Sequence[Hashable], ranks: Sequence[Whereabouts]) -> list[t
 def place_seats(
     request: str, seats: Sequence[Seat], collectives: CollectivesRequest | None, *, share_gpus: bool = False
 ) -> tuple[Placement, str | None]:
-    """Return where a case runs on a launcher's ranks, and the reason if `auto` chose the CPU although GPUs are visible.
+    """Return the devices of a case on a launcher's ranks; and why `auto` did not choose the visible GPUs, or None.
 
-    The reason is None otherwise. Raises CaseError in the same cases as `place`. It is also raised for `cuda` if ranks
-    see no GPU, or would share one without `share_gpus`; the error names them.
+    Raises CaseError like `machine.devices.place`; also for `cuda` if ranks see no GPU, or would share one without
+    `share_gpus`: then the error names these ranks.
     """
     names = {seat.name for seat in seats if seat.name}
     lack = _lack(seats) if names and request != "cpu" else None

@@ -23,7 +23,7 @@ A = TypeVar("A")
 
 
 class Launcher:
-    """The torchrun process that started this rank, and the store. If it dies, nothing is left that ends its ranks."""
+    """The torchrun process that started this rank, and the store. If the process dies, nothing else ends its ranks."""
 
     def __init__(self) -> None:
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
@@ -107,7 +107,7 @@ class Store:
         self.where = ""
 
     def put(self, word: str, instead_of: str | None = None) -> str | None:
-        """Store `word` as rank 0's message if the stored message is `instead_of`, or if there is none and it is None.
+        """Store `word` as rank 0's message if the stored message is `instead_of`; None means that none is stored yet.
 
         Returns the message that is stored afterwards; None if the store cannot be reached.
         """

@@ -143,7 +143,7 @@ def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:
 
 
 def _with_layouts(comparison: Comparison, other: Relaid, cells: Mapping[Role, Recording]) -> Comparison:
-    """Add remarks about replicas (copies on several ranks) that differ within a system to a comparison.
+    """Add to a comparison remarks about replicas (copies on several ranks) that differ within a system.
 
     If a tensor's layout is unknown, the verdict becomes UNVERIFIED.
     """

@@ -14,7 +14,7 @@ two units in the last place. 7 of 60 correct pairs of systems had such a tensor 
 
 
 def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
-    """CLOSE if rounding explains every difference; else DIFFERENT and, in words, the first unexplained difference."""
+    """CLOSE and None if rounding explains all differences; else DIFFERENT and, in words, the first unexplained one."""
     if layouts.is_rounding:
         return Verdict.CLOSE, None
     if layouts.is_within and layouts.in_float64:

@@ -18,8 +18,8 @@ must agree in every bit. These rules decide whether two sums have the same order
 
 Stages of a pipeline are an exception. If each parameter is on a single rank in both systems, and no collective adds
 over ranks, all terms of a gradient are added on that rank. Then the number of ranks has no effect: the sums are the
-same if both systems add the same number of parts to a gradient in place or, for a single part, have the same number of
-backward passes.
+same if both systems add the same number of parts to each gradient. If there is only one part, the numbers of backward
+passes must be equal, too.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def regrouped_from(
 
 
 def regrouped_between(reference: Recording, candidate: Recording) -> int | None:
-    """The result of `regrouped_from` for the manifests of two recordings."""
+    """The first phase, as an index into PHASES, in which two recordings have other sums or orders of sums, or None."""
     sides = reference, candidate
     manifests = (side.manifest for side in sides)
     return regrouped_from(*manifests, are_staged=are_staged(*sides), are_moved=gradients_lie_otherwise(*sides))
@@ -86,7 +86,7 @@ def _are_added_alike(*sides: Sequence[Meeting]) -> bool:
 
 
 def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
-    """A key that is equal for two collectives that add in the same order. Any two collectives over two ranks do."""
+    """A key that is equal for collectives that add in the same order. Over two ranks, all collectives do."""
     if meeting.what == "backward":
         return meeting.what, "", str(meeting.backwards), 0
     # Ranks such as "0,1,2": two terms have only one sum, whichever collective adds them. A scaling's operator has its
@@ -96,10 +96,10 @@ def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
 
 
 def _follows_places(meeting: Meeting) -> bool:
-    """Whether a sum depends on how gradients are divided among ranks: in the order of its terms, or in its terms.
+    """Whether a sum's terms, or their order, depend on how gradients are divided among ranks.
 
-    The order depends on it if the sum is over more than two ranks. The terms may depend on it in a functional
-    all-reduce, with which DTensors add the results of parts, such as norms.
+    The order depends on it in a sum over more than two ranks. The terms may depend on it in a functional all-reduce,
+    with which DTensors add results of parts, such as norms.
     """
     if meeting.phase == "forward" or meeting.what != "sum":
         return False
@@ -122,6 +122,7 @@ def phase_of(tensor: LogicalTensor) -> int:
 def is_exact(tensor: LogicalTensor, first: int | None, start: int = 0) -> bool:
     """Whether a tensor must agree in every bit between the systems.
 
-    Their sums have different orders from phase `first` (an index into PHASES) of step `start` on; None means never.
+    The systems' sums have different orders from phase `first` (an index into PHASES) of step `start` on; if `first` is
+    None, never.
     """
     return first is None or tensor.step < start or (tensor.step == start and phase_of(tensor) < first)

@@ -156,7 +156,7 @@ def measure_in_float64(
 
 
 def student_quantile(level: float, degrees: int) -> float:
-    """The factor that |error / spread| exceeds with probability `level`, for a spread of `degrees` distances.
+    """The factor that |error / spread| exceeds with probability `level`, for a spread estimated from `degrees` samples.
 
     Two-sided Student's t distribution: Student, Biometrika 6 (1908), 1. Its integral for whole degrees of freedom:
     Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.
@@ -186,7 +186,9 @@ def _student_within(t: float, degrees: int) -> float:
 
 @dataclass(frozen=True)
 class Distances:
-    """A tensor's distances from the reference: of the candidate (`error`), and of each sample.
+    """A tensor's distances from the reference: of the candidate (`error`), and of each of the `samples`.
+
+    The samples are runs of the reference with its sums in other orders.
 
     `norm` is the norm of the reference's tensor, and `least` the smallest distance that may be its bound. `rank` is the
     candidate's first rank that differs.
@@ -208,7 +210,7 @@ class Distances:
 
     @property
     def spread(self) -> float:
-        """The root mean square of the samples' distances."""
+        """The root mean square of the distances of the samples: runs of the reference with other orders of sums."""
         return math.sqrt(sum(distance * distance for distance in self.samples) / len(self.samples))
 
     @property
@@ -217,7 +219,7 @@ class Distances:
         return self.error > NEAR_SPREADS * self.spread and self.error > self.least / FEWEST_UNITS
 
     def relative(self, distance: float) -> float:
-        """A distance as a fraction of the tensor's norm; if that is 0, infinite unless the distance is 0."""
+        """A distance as a fraction of the tensor's norm; if the norm is 0, infinite unless the distance is 0, too."""
         return distance / self.norm if self.norm else (0.0 if distance == 0 else math.inf)
 
 
@@ -290,9 +292,10 @@ def _crosses(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:
 
 
 def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[bool, list[_Unit]]:
-    """Return the cells of a tensor, each once, and whether they are slices of the flattened tensor.
+    """Return whether a tensor's cells are slices of the flattened tensor, and the cells, each once.
 
-    If the systems divide the tensor alike, the part of each rank is a cell.
+    A cell is a part that each rank has completely or not at all. If the systems divide the tensor in the same way, the
+    part of each rank is a cell.
     """
     here, there = reference.parts[tensor], candidate.parts.get(tensor, {})
     if not _crosses(tensor, reference, candidate):

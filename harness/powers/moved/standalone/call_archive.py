@@ -220,7 +220,7 @@ def _hold_fields(value: Any, what: str, **wanted: Callable[[Any], bool]) -> None
 def arguments(
     call: dict[str, Any], bases: list[bytes], state: bytes | None, device: str = "cpu"
 ) -> tuple[list[Any], dict[str, Any]]:
-    """New arguments of a call, args and kwargs, on a device, with the recorded strides.
+    """Make the arguments of a call, args and kwargs, in new memory on a device, with the recorded strides.
 
     On the CPU they also have the recorded alignment. Raises RefusedArchiveError if the arguments are invalid.
     """

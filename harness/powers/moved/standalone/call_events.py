@@ -17,7 +17,7 @@ from .call_values import ALIGNMENT, NAMES, RefusedArchiveError, digest_of, encod
 
 
 class CallEvent:
-    """An operator call. `key` is equal for calls that differ in values only, such as `mm` at each step of a training.
+    """An operator call. `key` is equal for calls that differ only in their values, such as `mm` at each training step.
 
     `inputs` is a digest of all that the call reads: arguments, layouts, values and the state of the random generator.
     `values` and `outputs`, the results and their digest, are set after the call.
@@ -48,8 +48,8 @@ class CallEvent:
     def _layouts(self) -> None:
         """Number the storages of the call's tensors, and note where each tensor is.
 
-        Sets `storages` to (storage, first byte used, byte after the last used), and `places` to [number of the storage,
-        first byte of the tensor, counted from the storage's first used byte] for each tensor.
+        Sets `storages` to a list of (storage, first byte used, byte after the last used). Sets `places`, for each
+        tensor, to [number of its storage, offset in bytes from the storage's first used byte].
         """
         self.storages: list[tuple[Any, int, int]] = []
         self.places: list[list[int]] = []

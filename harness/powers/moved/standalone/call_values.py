@@ -84,7 +84,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def encode(value: Any, tensors: list[Tensor]) -> list[Any]:
-    """An argument as JSON; its tensors are appended to `tensors`. Raises RefusedArchiveError for other types."""
+    """An argument as JSON; its tensors are appended to `tensors`. Raises RefusedArchiveError for an unknown type."""
     kind = type(value)
     if isinstance(value, Tensor):
         hold(is_plain(value), f"a {kind.__name__} on {value.device.type}, {value.layout}, {value.dtype}")
@@ -221,7 +221,7 @@ def measured(tensor: Tensor) -> dict[str, Any]:
 
 
 def drawn(dtype: torch.dtype, count: int, seed: int, told: dict[str, Any]) -> bytes:
-    """The bytes of `count` random values with the distribution `told` (see `measured`), the same on every machine."""
+    """The bytes of `count` random values, the same on every machine, with a distribution that `measured` returned."""
     if "mean" in told:
         mean, deviation = told["mean"], told["deviation"]
         hold(math.isfinite(mean) and math.isfinite(deviation), "not a distribution")

@@ -48,9 +48,9 @@ class _Exchange(Listener):
 
 
 class ExchangeSession:
-    """Replaces results of calls with these keys by the old environment's results, in a run that is done under `events`.
+    """Replaces results in a run by those of the old environment: run the program under `events`, then call `end`.
 
-    The folder `results` has the old results; None if there are none.
+    `keys` are the keys of the calls to replace. The folder `results` has the old results; None if there are none.
     """
 
     def __init__(self, results: str | None, keys: set[str]) -> None:
@@ -59,9 +59,10 @@ class ExchangeSession:
         self.events = Events(self.exchange)
 
     def end(self, old: list[Any]) -> dict[str, Any]:
-        """Return the number of replaced results, and the first call that departs from the `old` log (see `_culprit`).
+        """Return a dict about the run, compared with the `old` log.
 
-        The keys are "exchanged", "has_same_calls", "moved_again" and "other".
+        It has the number of "exchanged" results, whether the run "has_same_calls", and the first call that differs,
+        under "moved_again" or "other" (see `_culprit`).
         """
         new = self.events.log
         has_same_calls = [row["op"] for row in old] == [row["op"] for row in new]
@@ -69,10 +70,10 @@ class ExchangeSession:
 
 
 def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict[str, Any]:
-    """Run the archive's program in this environment with exchanged results, and compare its records with the old run's.
+    """Run the archive's program here, with old results for the calls `keys`, and compare it with the old run.
 
-    Returns a dict with "equal"; "first", the first record that differs, or ""; "records" and "digest"; and the keys of
-    `ExchangeSession.end` with the first call that departs from the old log.
+    Returns a dict with "equal"; "first", a text that names the first differing record, or ""; the number of "records"
+    and their "digest"; and the entries about exchanged calls that `ExchangeSession.end` returns.
     """
     head = archive.head
     session = ExchangeSession(results, keys)
@@ -89,11 +90,11 @@ def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict
 
 
 def _culprit(old: list[Any], new: list[Any]) -> dict[str, Any]:
-    """The first call that departs from the old log.
+    """Return the first call of the new log that has no equal in the old log.
 
-    It is described under the key "moved_again" if its inputs are those of an old call but its results differ, or under
-    "other" if no old call has its inputs; the other key is None. Calls are matched by their inputs, not by position, so
-    a torch that issues additional calls in a step can still be compared.
+    The key "moved_again" describes the call if an old call has the same inputs but other results, and the key "other"
+    if no old call has these inputs. A key without a call is None. Calls are matched by their inputs, not by position,
+    so a torch that issues additional calls in a step can still be compared.
     """
     outputs = {row["in"]: row["out"] for row in old}
     for index, row in enumerate(new):

@@ -30,7 +30,8 @@ SUMS = {"sum", "mean"}
 def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
     """Facts about the kernel that a call uses here, to be compared with those from the other environment.
 
-    The keys are those of `_ASKED`, and "shapes". A fact that cannot be probed for this call is missing.
+    The keys are "order", "bias" and others (see `_ASKED`), and "shapes". A fact that cannot be probed for this call is
+    missing.
     """
     found: dict[str, Any] = {}
     for name, ask in _ASKED.items():
@@ -45,9 +46,9 @@ def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _terms(call: dict[str, Any], rows_KN: Tensor, bias: float = 0.0) -> Tensor | None:
-    """N sums of K terms, shape (N,), computed by the call's operator; None for an operator that is not known here.
+    """N sums of K terms each, shape (N,), computed by the call's operator; None if it is not in SUMS or PRODUCTS.
 
-    A product adds the terms as a row times ones. `bias` is added to the product by operators such as `addmm`.
+    A matrix product computes a sum as a row of terms times a column of ones. Operators such as `addmm` add `bias`.
     """
     name = call["op"].split(".")[1]
     operator = operator_named(call["op"])
@@ -94,7 +95,7 @@ def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
 
 
 def _order(call: dict[str, Any]) -> dict[str, Any] | None:
-    """The order of additions, as the size of the subtree in which two terms meet; None if it cannot be probed.
+    """The order of additions, as a dict of facts about the tree of additions; None if it cannot be probed.
 
     `sizes` has an entry for term 0 with each other term, then for the middle term with each other term. Each is the
     number of terms in the smallest subtree that contains both: 3 for terms 0 and 2 of a sum from left to right. `first`

@@ -116,7 +116,11 @@ class RecordingSession:
 
 
 def record(folder: str, program: str, arguments: list[str], steps: int, budget: int) -> dict[str, Any]:
-    """Run a program and record its calls into a folder. Returns the counts of `RecordingSession.end`."""
+    """Run a program, and record its calls into a folder.
+
+    Returns the number of distinct "calls", how many of them were "drawn", i.e. have inputs that exceeded the budget,
+    and the size of the values in "bytes".
+    """
     session = RecordingSession(folder, budget)
     records = run_program(program, arguments, steps, session.events)
     return session.end(records, program, arguments, steps)
@@ -125,8 +129,9 @@ def record(folder: str, program: str, arguments: list[str], steps: int, budget: 
 def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: int) -> dict[str, Any]:
     """Merge the archives of all ranks, in the folders `0`, `1`, ..., into an archive of their distinct calls.
 
-    A call that several ranks made has the values of the first of them. The merged archive has no log and no records:
-    these stay with each rank. Returns the counts of `RecordingSession.end`.
+    If several ranks made a call, the first rank's values are stored. The merged archive has no log and no records:
+    these stay with each rank. Returns the number of distinct "calls", how many of them were "drawn", i.e. have inputs
+    that exceeded the budget, and the size of the values in "bytes".
     """
     # Without a budget, as each rank's archive was within its own.
     values = ValuesFile(os.path.join(folder, "values.bin"), 1 << 62)
@@ -196,7 +201,8 @@ class KeepingSession:
 def keep_results(folder: str, out: str, keys: set[str], inputs: set[str], budget: int) -> dict[str, Any]:
     """Run the archive's program again, and store the results of some calls in the folder `out`.
 
-    Returns the counts of `KeepingSession.end`, and "repeats": whether the run had the same records as the archive.
+    Returns the number of calls whose results were "kept"; "lost", the number whose results exceeded the budget; and
+    "repeats": whether the run had the same records as the archive.
     """
     head = Archive(folder).head
     session = KeepingSession(out, keys, inputs, budget)

@@ -36,7 +36,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 
 
 def _release(package: str) -> dict[str, str]:
-    """{package: its release as this Python would import it}, such as {"transformers": "5.2.0"}; {} without a name."""
+    """{package: the release that this Python would import}, such as {"transformers": "5.2.0"}; {} for ""."""
     return {package: importlib.metadata.version(package)} if package else {}
 
 
@@ -120,8 +120,8 @@ def replay(
     """Replay calls of an archive, and compare their results with the recorded ones.
 
     Returns a dict: "rows" has, by the call's key, a dict with the call, its "state" ("equal", "moved", ...), and for
-    moved calls how much their results changed; "environment" has the facts about this environment; "recorded" has those
-    about the archive's. `only` limits the replay to calls with these keys.
+    moved calls how much their results changed. "environment" has facts about this environment, and "recorded" facts
+    about the recorded run. `only` limits the replay to calls with these keys.
     """
     try:
         torch.empty(0, device=device)

@@ -63,7 +63,7 @@ class Records:
                 self.add_nested(getattr(value, key), f"{name}.{key}")
 
     def backward(self, tensors: Any) -> None:
-        """Record the tensors with which backward begins, as losses."""
+        """Record as losses the tensors with which backward begins."""
         for tensor in [tensors] if isinstance(tensors, Tensor) else tensors:
             self.add("loss", "loss" if self._losses == 0 else f"loss.{self._losses}", tensor)
             self._losses += 1
@@ -92,7 +92,7 @@ class Records:
 
 
 def run_program(program: str, arguments: Sequence[str], steps: int, events: Any) -> list[list[Any]]:
-    """Run a program under the dispatch mode `events`, with fixed seeds, and return its records (see `Records`).
+    """Run a program under the dispatch mode `events`, with fixed seeds, and return its records (see `Records.rows`).
 
     Raises ProgramError.
     """

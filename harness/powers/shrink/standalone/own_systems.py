@@ -43,7 +43,7 @@ CASE: dict[str, Any] = {}
 
 
 def namespace_of(fields: Any, name: str = "") -> Any:
-    """The case's fields as attributes, also nested; `options` stays a dictionary."""
+    """The case's fields as attributes of nested namespaces; `options` stays a dictionary."""
     if not isinstance(fields, dict) or name == "options":
         return fields
     return SimpleNamespace(**{name: namespace_of(field, name) for name, field in fields.items()})
@@ -75,7 +75,7 @@ def take_steps(made: Any, keep: Callable[..., None]) -> None:
 
 
 def run_rank(side: str, rank: int, folder: str) -> None:
-    """Run a rank of a system, and save the tensors that it shows. Exits the process with 0, or 2 after an error."""
+    """Run a rank of the system `side`, and save the tensors that it shows. Exits with 0, or with 2 after an error."""
     try:
         world_size = CASE["parallelism"]["world_size"]
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

@@ -52,8 +52,8 @@ class Input(NamedTuple):
 class Side:
     """The graph of the reference or of the candidate, with its outputs and placeholders by name.
 
-    `owners` maps a node to the node whose output made the node's storage. `writers` maps such an owner to the calls
-    that write into its storage.
+    `owners` maps each node to the first node with the same storage, such as a view to its base. `writers` maps such a
+    first node to the calls that write into its storage.
     """
 
     graph: StepGraph
@@ -84,8 +84,7 @@ class Side:
         """The calls that are needed to compute `outputs`, and the inputs of these calls, both in the graph's order.
 
         Inputs are placeholders, and nodes for which `is_known` returns True. A storage that is written in place has no
-        single value that could become an input: so its calls are followed to the placeholder, including all calls that
-        write it.
+        single value that could become an input: so all calls that write it are included, back to the placeholders.
         """
         calls, inputs, pending = set(), set(), list(outputs)
         while pending:
@@ -105,7 +104,7 @@ class Side:
 
 @dataclass
 class Scene:
-    """The content of a file.
+    """The content of a self-contained file, which shows a difference between two graphs.
 
     - `sides`: both graphs, by "reference" and "candidate".
     - `partitions`: for each process group's name, the ranks of each of its groups.
@@ -132,7 +131,7 @@ def place_of(node: Node) -> str:
 
 
 def content_of(scene: Scene, side: str, node: Node) -> Input | None:
-    """A node's value, as saved by `probe`, as an input of a file. Its name is set later.
+    """A node's value, as saved by `probe`, as an input of a file. The input's name is set later.
 
     Returns None if the value is too large, if its dtype, shape or strides depend on the rank, or if its elements share
     memory.

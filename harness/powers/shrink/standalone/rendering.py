@@ -80,10 +80,10 @@ def _file(scene: Scene, inputs: Sequence[Input], functions: str, collectives: Se
 
 
 def _wrap_group(scene: Scene, groups: Mapping[str, Any], collectives: Sequence[Node]) -> str:
-    """The source code of `wrap_group`, which decides how a file's process groups sum.
+    """The source code of the file's `wrap_group`: given a process group of gloo, it returns the group for collectives.
 
-    If a sum is over more than two ranks, the order of its terms matters, so a group that sums in rank order is
-    returned. Otherwise gloo's group is used.
+    If a sum is over more than two ranks, the order of its terms matters, so the returned group adds in rank order.
+    Otherwise gloo's group is returned unchanged.
     """
     sums = [group_name(node) for node in collectives if base_name_of(node.target) in _SUMS]
     if any(len(groups[name][0]) > 2 for name in sums):

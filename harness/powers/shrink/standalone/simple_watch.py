@@ -1,4 +1,4 @@
-"""A simple `watch`, for files that run without bitproof: in them this module is the package `bitproof`.
+"""A simple `watch` for files that run without bitproof: such a file contains this module as its package `bitproof`.
 
 It shows the values that hooks of torch can see: gradients when an optimizer's `step` begins, then parameters, buffers
 and the optimizer's state. If two systems differ only in something else, such as a setting of an optimizer, a file with
@@ -59,14 +59,14 @@ class SimpleStep:
                 yield prefix + name.replace("_orig_mod.", "").removeprefix("module."), tensor
 
     def show_gradients(self, optimizer: Optimizer, keep: Keep) -> None:
-        """Pass the gradients that an optimizer is about to use to `keep`."""
+        """Pass to `keep` the gradients that an optimizer is about to use."""
         held = {id(each) for group in optimizer.param_groups for each in group["params"]}
         for name, parameter in self.named(nn.Module.named_parameters):
             if id(parameter) in held and parameter.grad is not None:
                 keep("grad", name, parameter.grad)
 
     def show_rest(self, keep: Keep) -> None:
-        """Pass buffers, parameters and the state of all optimizers to `keep`."""
+        """Pass to `keep` the buffers, the parameters and the state of all optimizers."""
         for name, buffer in self.named(nn.Module.named_buffers):
             keep("buffer", f"{name}@after_optimizer", buffer)
         for name, parameter in self.named(nn.Module.named_parameters):
@@ -92,7 +92,7 @@ class SimpleLoop(SimpleStep):
     """A system made from a training loop. A step ends when every optimizer has made a step."""
 
     def take_steps(self, number: int, keep_of: Callable[[int], AbstractContextManager[Keep]]) -> None:
-        """Run the loop, and stop it after `number` steps. `keep_of(index)` is a context with the `keep` of a step."""
+        """Run the loop, and stop it after `number` steps. `keep_of(index)` is a context that yields a step's `keep`."""
         index, left = 0, set[int]()
         own = {id(each) for _, each in self.named(nn.Module.named_parameters)}
 

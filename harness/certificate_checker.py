@@ -539,7 +539,10 @@ ROOTS = ("parameter ", "input ")
 
 
 def find(state: State, *term: Json) -> int:
-    """Return the index of a term's last form. Raises RejectedError if no step has the term."""
+    """Return the index of the term to which the proof's steps rewrite a term, or of the term itself.
+
+    Raises RejectedError if no step has the term.
+    """
     place = state["at"].get(line_of([*term]))
     if place is None:
         raise RejectedError(f"no step has the term {str(term)[:200]}")
@@ -547,7 +550,7 @@ def find(state: State, *term: Json) -> int:
 
 
 def view(state: State, t: int, w: Json) -> int:
-    """Return the last form of the term "view of `t` by window `w`". Raises RejectedError if no step has this term."""
+    """Return what `find` returns for the view of term `t` by window `w`."""
     return find(state, "view", t, *w)
 
 
@@ -867,7 +870,7 @@ def fits(op: str, names: Iterable[str]) -> bool:
     """Return whether an operator can be called with exactly these arguments by name.
 
     For example, `aten.sum.dim_IntList` needs `self` and `dim`. An operator without a signature accepts any arguments if
-    its namespace is not in TORCHS, or if it is refused anyway.
+    it is a user's operator, or if its calls are refused anyway.
     """
     if op not in TAKES and op.startswith("python."):
         return [*names] in (["0"], ["0", "1"])
@@ -991,7 +994,7 @@ def known(g: State, n: int) -> Json:
 
 
 def _value(g: State, place: int, call: State) -> Json:
-    """Return the term of a call, which the first of LINES that applies derives.
+    """Return the term of a call, from the first function in LINES that applies to the call.
 
     Raises UnknownError if the call is refused (line 1 of docs/reference/certificate.md).
     """
@@ -1025,9 +1028,9 @@ def _value(g: State, place: int, call: State) -> Json:
 
 
 def _source(call: State) -> int:
-    """Return the index, in the call's `reads`, of the call that computes its source.
+    """Return the index, in the call's `reads`, of the tensor that the call copies, waits for, pads, sends or splits.
 
-    SOURCES has the name of the argument that is the source. An operator that is not in SOURCES must read a single call.
+    SOURCES has the argument's name. An operator that is not in SOURCES must read a single call.
     """
     if call["op"] not in SOURCES:
         if len(call["reads"]) != 1:
@@ -1923,10 +1926,7 @@ argument with `?`: it has a default, or the result's layout implies it.
 
 
 def _signatures() -> Iterator[tuple[str, tuple[set[str], set[str]]]]:
-    """Yield (operator, (names of its needed arguments, names of all its arguments)) for each known operator.
-
-    SIGNATURES and WORDS_TAKE have them.
-    """
+    """Yield (operator, (names of its needed arguments, names of all its arguments)) for each known operator."""
     rows = [(x, map(_in_full, y.split())) for x, y in re.findall("([^:;]*):([^;]*);", SIGNATURES)]
     for signature, operators in [*rows, *((x, [word]) for word, x in WORDS_TAKE.items())]:
         names = signature.split()
@@ -1968,8 +1968,8 @@ ASSUMPTIONS = (
 def _outputs(g: State, graph: Json) -> dict[str, tuple[Json, Json]]:
     """Return (final term, initial term) of each output of a graph, by name.
 
-    An input or a constant is the output `written NAME`. For other outputs the initial term is -1. The final term is
-    None if the output is refused.
+    The final value of the input or constant NAME is the output `written NAME`. For other outputs the initial term is
+    -1. The final term is None if the output is refused.
     """
     found = {f"written {name}": (n, was) for name, (n, was) in g["inputs"].items()}
     hold(

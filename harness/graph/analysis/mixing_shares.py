@@ -5,7 +5,7 @@
     copied     index_copy of the result, into zeros            all rows, with zeros for other ranks' rows
     joined     view as (T, D)                                  a summand
     summed     all_reduce of the summand                       all rows
-               reduce_scatter of the summand, if that keeps all rows
+               reduce_scatter of the summand, if it only divides `Rows.outer`
 
 Between `selected` and `copied`, a range's rows are like any rows. Only the listed operators may read cut rows, and only
 moves and additions may read a summand. The reason: a rank's range has other rows with chunks than without, so any other

@@ -27,7 +27,7 @@ STANDS_FOR_KEY = "stands_for"
 
 
 def is_backward(node: Node) -> bool:
-    """Return whether a node is a call that runs in backward; without halves, a call with the direction backward."""
+    """Return whether a node is a call that runs in backward. In a graph that is not partitioned, directions decide."""
     return node.op == "call_function" and half_of(node) == "backward"
 
 

@@ -133,8 +133,8 @@ def _selects(place: Any) -> bool:
 class _Plan:
     """The effects of an operator's overload, computed once from its schema, and applied to the arguments of each call.
 
-    `is_plain` states that the overload writes, shares, awaits and frees nothing. Then `plain` has the effects of each
-    of its calls, unless the overload may return an argument.
+    `is_plain` states that the overload writes, shares, awaits and frees nothing. All calls of such an overload have the
+    effects `plain`; if `may_return_argument`, a call also shares the memory of the arguments that it may return.
     """
 
     row: Operator

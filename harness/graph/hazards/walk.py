@@ -4,7 +4,7 @@
    inputs can be matched with operands.
 2. A call runs on a stream: the current stream, unless the graph names another. In a graph for CUDA, calls without
    device tensors run on the host, and copies between host and device block the host unless they are non-blocking.
-3. Launches of collectives, and waits for them, are recorded in order, as the rank's turns.
+3. Launches of collectives, and waits for them, are recorded in order (`Turn`).
 """
 
 from __future__ import annotations
@@ -411,9 +411,9 @@ def _body(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
 
 
 def _operands(node: Node, body: GraphModule) -> list[Any] | None:
-    """Return the operands for the inputs of the nested graph `body`: the arguments of `node` after its graphs.
+    """Return the operands for the inputs of the nested graph `body`: the arguments of `node` that follow the graphs.
 
-    None if their number is not that of the inputs.
+    None if the number of operands is not the number of inputs.
     """
     places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and operators.graph_of(x) is not None]
     if not places:

@@ -1,8 +1,8 @@
 """Finds where the two sides of an output first differ: module, direction, chunk, operator, source line.
 
-A call's partner is a call of the other graph with the same term, even if other calls compute it. The sides first differ
-at calls that have no partner, but whose inputs all have one. If both sides have equally many additions without
-partners, it is assumed that additions were moved: before a reduction on one side, after it on the other.
+A call has a partner if the other graph computes the same term, even by another operator. The sides first differ at
+calls that have no partner, but whose inputs all have one. If both sides have equally many additions without partners,
+it is assumed that additions were moved: before a reduction on one side, after it on the other.
 """
 
 from __future__ import annotations
@@ -125,14 +125,15 @@ def _reshaped(sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]
 def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]:
     """Return the indices of the calls at which a graph begins to differ from the other graph.
 
-    `alone` are the calls whose term the other graph lacks, `known` the other graph's terms. The result has the calls of
-    `alone` that read no other call of `alone`. It also has earlier calls that arrange the same elements differently.
-    For example, a concatenation of the same parts in another order is not in `alone`, since its parts are known. Only
-    an opaque operator that reads it, several casts and sums later, is in `alone`. So the search goes from that operator
-    back through all calls whose own terms the other graph lacks.
+    `alone` are the calls without a partner in the other graph, `known` the other graph's terms. The result has the
+    calls of `alone` that do not depend on another call of `alone`.
 
-    In-place writes are skipped: an input's value after the write is shared by its aliases, so the input itself would
-    look different.
+    It also has earlier calls that only put elements into another order. For example, a concatenation of the same parts
+    in another order is not in `alone`, since its parts are known; but an opaque operator that reads it, several casts
+    and sums later, is. So the search goes back from that operator through all calls whose own terms are not in `known`.
+
+    Inputs and in-place calls are not in the result. An input that is written has the term of its new value, so it would
+    look different from the start.
     """
     calls = side.graph.calls
     lonely = {i for i in alone if calls[i].op != "input" and not calls[i].writes}

@@ -2,7 +2,8 @@
 
 1. State is everything that successive steps read: parameters, buffers, an optimizer's tensors, written inputs, the
    random generator's state. Both sides start with the same state.
-2. State that a step writes is an output, and PROVED; other state stays. So both sides have the same state afterwards.
+2. State that a step writes is an output, and PROVED; a step does not change other state. So both sides have the same
+   state afterwards.
 3. Layouts of state stay the same, so the next step is the proved step: a tensor that replaces an input has its layout,
    and an in-place write changes no layout.
 4. Both sides leave the generator in the same state.

@@ -98,11 +98,11 @@ class PairProof:
     """The result of proving two programs equal.
 
     `proof` is None if the programs were refused as a whole or not tried; then `reason` is set. `evaluated` is the
-    number of PROVED outputs that were also computed on values, with the same bits in both graphs and by their term.
+    number of PROVED outputs that were also computed on values: both graphs and the output's term had the same bits.
     `not_evaluated` is the reason why others were not computed, or None. `seconds` has the time that each phase took.
     `bounds` has the open sizes for which the result holds, in words. `induction` states whether the proof extends to
-    any number of calls. If the programs themselves could not be run, `not_run` is the reason: that their graphs compute
-    the same as the programs is then only assumed.
+    any number of calls. `not_run` is the reason if the programs themselves could not be run; it is then only assumed
+    that the graphs compute the same as the programs.
     """
 
     verdict: str
@@ -233,7 +233,7 @@ def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: 
     """Compute both programs on each set of inputs in `sets`, and return `found` with updated answers.
 
     A PROVED output becomes REFUSED if its term has other bits than either graph. A NOT PROVED output gets a witness if
-    the two programs differ on it.
+    its values in the two programs differ.
     """
     steps = reference, candidate
     for place, values in enumerate(sets):

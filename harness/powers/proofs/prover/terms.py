@@ -97,7 +97,7 @@ class Table:
         return self.make(("view", place, *window(*w)))
 
     def as_window(self, place: int) -> tuple[int, Window]:
-        """Return a term as a base and a window on the base. A term that is no view is its own base, all of it."""
+        """Return a term as (base, window on the base). For a term that is no view, the window selects all of it."""
         match self[place]:
             case ("view", base, shape, strides, offset):
                 return base, Window(shape, strides, offset)

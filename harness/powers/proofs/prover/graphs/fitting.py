@@ -2,9 +2,9 @@
 
 Calls from autograd have matching shapes; a graph from elsewhere may not.
 
-`index` is checked here because its fake is wrong for some indices. For an index without dims next to another index, the
-fake's result has too few dims; for such an index alone, it has other strides. For indices in column-major order, the
-kernel's result is column-major, but the fake's is row-major.
+`index` is checked here because its fake result is wrong for some indices. If an index has no dims, the fake result has
+other strides, and too few dims if there is another index. If indices are column-major, the kernel's result is
+column-major, but the fake result is row-major.
 
 Sizes are compared as text, because comparing data-dependent sizes themselves would fail.
 """

@@ -114,9 +114,10 @@ class KeptPass:
         return found
 
     def uuid(self) -> Any:
-        """Return the pass's identity for Inductor's cache: a digest of its source, or `uuid`, and of bitproof's source.
+        """Return the identity of the pass for Inductor's cache. It also changes with bitproof's own source.
 
-        None if the source does not determine the pass; then Inductor caches no graph.
+        It is a digest of the pass's own `uuid()`, or of its source if it has none. None if the source does not
+        determine the pass; then Inductor caches no graph.
         """
         own = getattr(self._pass, "uuid", None)
         try:

@@ -450,9 +450,9 @@ def _function(x: types.FunctionType, memo: dict[int, Any], later: list[Callable[
 
 
 def _object(x: Any, memo: dict[int, Any], later: list[Callable[[], None]]) -> Any:
-    """Return an empty object of the same class as `x`, which is its copy.
+    """Return a copy of `x` that has no attributes yet.
 
-    Appends to `later` a function that fills the copy with copies of the attributes of `x`. `memo` has the copies by id.
+    Appends to `later` a function that copies the attributes. `memo` maps ids of originals to their copies.
     """
     made = object.__new__(type(x))
     later.append(lambda: vars(made).update({key: copy.deepcopy(value, memo) for key, value in vars(x).items()}))
@@ -673,8 +673,8 @@ only counts together with `grad_fn` and the like, as an attribute of an autograd
 def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
     """Yield (name, value, whether it is a user's) for each global or module variable that a function's code names.
 
-    If the code reads variables by a text, such as `globals()["count"]`, it may mean any variable. For such code every
-    container among the variables is yielded as well.
+    Code that looks variables up, as in `globals()["count"]`, may read any variable. For such code every container among
+    the variables is yielded as well.
     """
     # `names` has every name in the code, `asked` the globals that it loads, and the first attribute that it takes.
     names, codes = set[str](), [function.__code__]

@@ -180,7 +180,7 @@ class _Real:
         return self._last.tensors.get(name, self.named.get(name))
 
     def step(self) -> _Call:
-        """Run the program once. Raises RefusedError if it fails, or changes something that the originals share."""
+        """Run the program once. Raises RefusedError if it fails, or changes something outside of the copies."""
         switches, surroundings = Switches.now(), Around(self._last)
         try:
             with refusing_outside(is_users_file):
@@ -204,7 +204,7 @@ class _Real:
         return _Call(outputs, changes, generator)
 
     def _refuse_attributes(self, outputs: Mapping[str, Any]) -> None:
-        """Raise RefusedError if a new output carries another value: a gradient, or an attribute such as `y.aux`.
+        """Raise RefusedError if an output tensor that the run created has a gradient, or an attribute such as `y.aux`.
 
         Such a value is not an output, so nothing would compare it.
         """

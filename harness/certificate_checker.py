@@ -481,7 +481,10 @@ def translate(w: Json, shape: list[int], weights: list[int], others: list[int], 
 
 
 def after(v: Json, u: Json) -> Json:
-    """Return the window that selects the same elements as window `v` of window `u`. None if there is none."""
+    """Return the window that selects from a tensor what `v` selects from the result of window `u`.
+
+    None if there is no such window.
+    """
     return translate(v, u[0], row_major(u[0]), u[1], u[2])
 
 
@@ -550,7 +553,10 @@ def find(state: State, *term: Json) -> int:
 
 
 def view(state: State, t: int, w: Json) -> int:
-    """Return what `find` returns for the view of term `t` by window `w`."""
+    """Return the index of the term to which the proof's steps rewrite the view of term `t` by window `w`.
+
+    Raises RejectedError if no step has this view.
+    """
     return find(state, "view", t, *w)
 
 
@@ -758,7 +764,7 @@ def exact_of_one_choice(s: State, term: Json) -> int | None:
 
 
 def move_of_flip(s: State, term: Json) -> int | None:
-    """Rule: a flip of a flip along the same dims is the term itself."""
+    """Rule: a flip of a flip of x along the same dims is x."""
     flip, rank = ["move", "aten.flip.default"], len(term[4])
     inner = s["terms"][dict(term[2])["self"][1]]
     if term[:2] != flip or inner[:2] != flip:
@@ -1083,9 +1089,9 @@ def _getitem(g: State, place: int, call: State) -> Json:
 
 
 def _copy(g: State, place: int, call: State) -> Json:
-    """Return the source's term for a copy with the same dtype and shape, and for a wait; NEXT for any other call.
+    """Return the term of the copied tensor, for a copy of the same dtype and shape, and for a wait.
 
-    Line 4 of docs/reference/certificate.md.
+    NEXT for any other call. Line 4 of docs/reference/certificate.md.
     """
     own = call["own"]
     if call["op"] in COPIES:
@@ -1103,8 +1109,8 @@ def _copy(g: State, place: int, call: State) -> Json:
 def _exact(g: State, place: int, call: State) -> Json:
     """Return the term of an exact operator, with each operand broadcast to the result's shape.
 
-    NEXT for any other call, and for a call that the line does not cover, such as one with a number that the dtype
-    cannot represent. Line 5 of docs/reference/certificate.md.
+    NEXT for any other call, and for an exact operator that line 5 of docs/reference/certificate.md does not cover, such
+    as one with a number that the dtype cannot represent.
     """
     op, args, state, given = call["op"], call["args"], g["s"], call["given"]
     if op == "aten.pow.Tensor_Scalar":
@@ -1329,7 +1335,7 @@ def _carry(g: State, place: int, call: State) -> Json:
 
 
 def _other(g: State, place: int, call: State) -> Json:
-    """Return the term of any other operator. Line 13 of docs/reference/certificate.md.
+    """Return the term of a call to which no earlier line applies. Line 13 of docs/reference/certificate.md.
 
     Equal operators have equal results on equal terms with equal layouts.
     """
@@ -1428,9 +1434,9 @@ def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
 
 
 def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
-    """Store the term of the new symbol in the number of rows that an all-to-all receives.
+    """An all-to-all receives `rows` rows: store the term of the new symbol in this size, if it has one.
 
-    `rows` is the first split plus the symbol, so the symbol is the sum of the other splits.
+    The size is the split `first` plus the symbol, so the symbol is the sum of the splits `others`.
     """
     if type(rows) is int:
         return

@@ -318,7 +318,7 @@ def has_open_sizes(tensor: Tensor) -> bool:
 def range_of(size: torch.SymInt, symbol: Any) -> tuple[int | None, int | None]:
     """Return the least and the greatest value of `symbol`, which occurs in `size`, as the tracer knows them.
 
-    None in place of an end without a bound.
+    A value is None if it has no bound.
     """
     found = size.node.shape_env.var_to_range.get(symbol)
     ends = (found.lower, found.upper) if found is not None else (None, None)

@@ -1,7 +1,7 @@
 """Wraps Inductor, which is private to torch: compiles a graph, and loads compiled code.
 
-As with `torch_compat.py`, no other module uses these names. Loading Inductor takes seconds, so it is loaded only when
-one of these functions is called.
+No other module uses names of Inductor (see `torch_compat.py`). Loading Inductor takes seconds, so it is loaded only
+when one of these functions is called.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Makes traces faster by avoiding repeated work of torch.
 
-For each call, a trace makes three fake tensors and twice asks for a tensor's device, each time through both of its
-modes. Here a new fake tensor copies its attributes from an earlier fake tensor on the same device. A query for the
-device of a fake tensor is answered directly, with torch's own answer.
+For each call, a trace makes three fake tensors and twice asks for a tensor's device, each time through both dispatch
+modes of the trace. Here a new fake tensor copies its attributes from an earlier fake tensor on the same device. A query
+for the device of a fake tensor is answered directly, with torch's own answer.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbo
 
 
 class MixingCheck:
-    """Refuses, before its first chunk runs in eager, a module that mixes rows of different chunks.
+    """Refuses a module that mixes rows of different chunks, before the module's first chunk runs in eager.
 
     The module's forward is traced with a symbolic size of the chunked dim, and must pass the rules of the chunk pass.
     If several modules are built from submodules of the same types, only the first is checked. `dim` is the chunked

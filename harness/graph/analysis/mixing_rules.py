@@ -297,9 +297,9 @@ def _index_put(call: RuleCall) -> Answer:
 
 
 def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
-    """Return the rows after a permutation: with it as the last entry of their `order`.
+    """Return the rows with a permutation added at the end of their `order`.
 
-    If it is the inverse of the entry before, both are left out.
+    If the last entry is the inverse of the permutation, that entry is removed instead.
     """
     base, is_inverse = permutation
     if rows.order and rows.order[-1] == ("sort", base, not is_inverse):

@@ -65,11 +65,11 @@ class Turn:
 
 
 class GraphWalk:
-    """Follows a graph when it is created; afterwards it has the races and turns of the graph.
+    """The results of following a graph, which happens when the object is created.
 
     `races` has (time, second call, race) for each race, where the time is the second call's number. `turns` has the
     launches of collectives and the waits, in order. `last_use` has the time at which each piece of memory is last used.
-    If these times are passed to a second walk of the same graph, it assumes that memory is freed at that time.
+    A second walk of the same graph, if it gets these times, assumes that memory is freed then.
     """
 
     def __init__(self, module: GraphModule, last_use: Mapping[Key, float] | None = None) -> None:

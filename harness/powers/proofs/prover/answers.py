@@ -93,7 +93,11 @@ class Proof:
 
     @property
     def verdict(self) -> str:
-        """REFUSED if any output is REFUSED or there is none; else NOT PROVED if any output is; otherwise PROVED."""
+        """The verdict on all outputs together.
+
+        It is REFUSED if any output is REFUSED or there is no output; otherwise NOT PROVED if any output is NOT PROVED;
+        otherwise PROVED.
+        """
         if not self.answers or self.count(REFUSED):
             return REFUSED
         return NOT_PROVED if self.count(NOT_PROVED) else PROVED
@@ -129,7 +133,7 @@ def prove_graphs(
 
 
 def _reads_of(table: Table, kinds: Sequence[str]) -> list[int]:
-    """Return a bit mask for each term of a table: bit i states whether it depends on an input of the i-th kind.
+    """Return a bit mask for each term of a table: bit i is 1 if the term depends on an input of the i-th kind.
 
     `kinds` has prefixes of input names. The mask of a rewritten term has no meaning.
     """

@@ -55,10 +55,10 @@ class Shown:
 class FirstDifferences:
     """The calls at which the two sides of an output first differ. Each pair has the reference first.
 
-    A call's partner is a call of the other graph with the same term. `first`: the first calls without a partner.
-    `moved`: additions that one side makes before a reduction and the other after it. `reshaped`: a call per side of the
-    same opaque operator on different shapes, such as a matrix product of all rows on one side and of half the rows on
-    the other. A kernel's rounding may depend on the shape.
+    A call has a partner if the other graph computes the same term. `first`: the first calls without a partner. `moved`:
+    additions that one side makes before a reduction and the other after it. `reshaped`: a call per side of the same
+    opaque operator on different shapes, such as a matrix product of all rows on one side and of half the rows on the
+    other. A kernel's rounding may depend on the shape.
     """
 
     first: tuple[tuple[Shown, ...], tuple[Shown, ...]]

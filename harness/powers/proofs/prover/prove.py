@@ -172,6 +172,7 @@ def random_inputs(case: Case, names: Sequence[str], like: Sequence[Tensor]) -> l
     for rank in range(case.parallelism.world_size):
         values = []
         for place, (name, x) in enumerate(zip(names, like, strict=True)):
+            # Ranks hold different shards of parameters, so these differ between ranks.
             seed = place if name.startswith(BUFFER) else place + len(names) * (1 + rank)
             generator = torch.Generator().manual_seed(seed)
             if name.startswith(INPUT):

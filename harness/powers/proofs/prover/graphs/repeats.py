@@ -52,7 +52,7 @@ class Result(NamedTuple):
 
 @dataclass(eq=False)
 class Lying:
-    """A tensor known by its layout and the number of its memory; `fake` is None until a call needs the fake value."""
+    """A tensor stored as its layout and the number of its memory. `fake` is None until a call needs the fake value."""
 
     lies: Lies
     memory: int

@@ -119,7 +119,7 @@ def number_of(name: str, number: Any, value: Any, place: Any) -> Call:
 def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> None:
     """Add calls that copy results of the last call into tensors, and clear the last call's `writes`.
 
-    `written` maps the index of a result to the argument that it is copied into: its name, and its tensor as data.
+    `written` maps the index of a result to the argument that the result is copied into, as (name, tensor as data).
     """
     index = len(calls) - 1
     # As recorded, the call returns the new values, and the copies below write them.

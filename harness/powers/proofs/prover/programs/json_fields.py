@@ -3,8 +3,8 @@
     version = field_of(content, "model").object(("major", "minor"))
     version["major"].integer()       raises FieldError("model.major is 'x': expected an integer")
 
-An unknown field is refused unless it is null, false or empty: such a field belongs to a newer form of the file, and is
-not used in this one.
+An unknown field is refused unless it is null, false or empty. A newer version of the format may have further fields,
+but a file that leaves them null, false or empty does not use them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     function, inputs ─► modules, optimizers, containers, objects, closures ─► tensors, plain values
 
-A path leads from a root to an object: `module kept[0]`, `input 1['mask']`. After two equal calls, the same is at every
-path: the same tensor or number, in the same containers, with the same objects shared.
+A path leads from a root to an object: `module kept[0]`, `input 1['mask']`. Two runs of equal programs must leave the
+same content at every path: the same tensors and numbers, in the same containers, with the same objects shared.
 
 The state of an object is its attributes, if its classes are written in Python. For other objects, such as an iterator
 or a generator of random numbers, it is the state that pickle keeps. An object without either, such as an open file, is
@@ -216,7 +216,7 @@ _ATOMS = (
 def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
     """Yield (path, object) for each object directly inside `x`, which is at the path `place`.
 
-    Raises RefusedError if `x` has hidden state that pickle does not store either. `known` maps ids of tensors to their
+    Raises RefusedError if `x` has hidden state that even pickle does not store. `known` maps ids of tensors to their
     names.
     """
     if _is_atom(x) or isinstance(x, torch.Generator):
@@ -603,7 +603,7 @@ _PYTHONS = ("__annotations__", "__builtins__", "__warningregistry__", "__abstrac
 
 
 def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Mapping[str, Any]]]]:
-    """Return the variables that the user's code around some objects names, and namespaces around them.
+    """Return the variables that the user's code reachable from `objects` names, and namespaces that this code may use.
 
     The variables are a dict by name. The namespaces are pairs of a name and a dict: those of the objects' classes, and
     of objects in installed packages that the code names. The entries of namespaces are only compared by identity.

@@ -396,7 +396,10 @@ def put(values: list[int], place: int, value: int) -> list[int]:
 
 
 def normal(shape: list[int], strides: list[int], offset: int) -> Json:
-    """Return a window in normal form: without elements it has only zeros, and a dim of size 1 has stride 0."""
+    """Return the window [shape, strides, offset] in normal form.
+
+    A window without elements has only zeros, and a dim of size 1 has stride 0.
+    """
     if 0 in shape:
         return [shape, [0] * len(shape), 0]
     return [shape, [0 if n == 1 else s for n, s in zip(shape, strides, strict=True)], offset]
@@ -411,7 +414,7 @@ def row_major(shape: list[int]) -> list[int]:
 
 
 def full(shape: list[int]) -> Json:
-    """Return the window that selects all elements of a tensor of this shape, in order."""
+    """Return the window [shape, strides, offset] that selects all elements of a tensor of this shape, in order."""
     return normal(shape, row_major(shape), 0)
 
 
@@ -1178,7 +1181,8 @@ def _number(argument: Json, dtype: str) -> float | None:
 def _fill(g: State, place: int, call: State) -> Json:
     """Return the term of a call that fills a tensor with a number; NEXT for any other call.
 
-    NEXT also if the dtype cannot represent the number, or a size is open. Line 6 of docs/reference/certificate.md.
+    NEXT also if the dtype cannot represent the number, or a size depends on data. Line 6 of
+    docs/reference/certificate.md.
     """
     if call["op"] not in FILLS:
         return NEXT
@@ -1193,7 +1197,7 @@ def _pad(g: State, place: int, call: State) -> Json:
     """Return the term of a padded tensor; NEXT for any other call. Line 7 of docs/reference/certificate.md.
 
     The term is a cat with filled ends for each dim, the last dim first. NEXT also if an amount of padding is negative,
-    a size is open, or the dtype cannot represent the filled number.
+    a size depends on data, or the dtype cannot represent the filled number.
     """
     if call["op"] != "aten.constant_pad_nd.default":
         return NEXT
@@ -1227,8 +1231,8 @@ def _whole(state: State, t: int, shape: list[int]) -> int:
 def _join(g: State, place: int, call: State) -> Json:
     """Return the term of a cat or a stack; NEXT for any other call.
 
-    NEXT also if the parts have several dtypes or open sizes. torch ignores parts of shape [0] in a cat of tensors with
-    more dims. Line 8 of docs/reference/certificate.md.
+    NEXT also if the parts have several dtypes, or a size depends on data. torch ignores parts of shape [0] in a cat of
+    tensors with more dims. Line 8 of docs/reference/certificate.md.
     """
     if call["op"] not in ("aten.cat.default", "aten.stack.default"):
         return NEXT
@@ -1247,7 +1251,7 @@ def _join(g: State, place: int, call: State) -> Json:
 def _collect(g: State, place: int, call: State) -> Json:
     """Return the term of an all-gather or a reduce-scatter; NEXT for any other call.
 
-    A reduce-scatter sends row r of [group size, n] to rank r. Raises UnknownError if a size is open. Line 9 of
+    A reduce-scatter sends row r of [group size, n] to rank r. Raises UnknownError if a size depends on data. Line 9 of
     docs/reference/certificate.md.
     """
     if call["op"] not in (GATHER, REDUCE):
@@ -1287,7 +1291,7 @@ def _unwritten(g: State, place: int, call: State) -> Json:
 def _show(g: State, place: int, call: State) -> Json:
     """Return the term or terms of a view, a split or a reshape; NEXT for any other call.
 
-    Without open sizes, a view is defined by its layout alone, otherwise by its operator and arguments. Raises
+    If no size depends on data, a view is defined by its layout alone, otherwise by its operator and arguments. Raises
     UnknownError for a view as another dtype, and for one that no window describes. Line 11 of
     docs/reference/certificate.md.
     """
@@ -1478,8 +1482,8 @@ def overlaps(x: Json) -> bool:
     """Return whether two indices of a tensor may refer to the same element.
 
     With dims sorted by stride, it returns False if each stride exceeds the distance between the first and the last
-    element of the dims before. If a size or stride is open, it only returns False for a row-major tensor in which
-    nothing but the first size is open.
+    element of the dims before. If a size or stride depends on data, it only returns False for a row-major tensor in
+    which nothing but the first size does.
     """
     shape, strides = x[2], x[3]
     if not is_closed((*shape, *strides)):
@@ -1997,7 +2001,7 @@ def is_whole_step(graph: Json) -> bool:
 
 
 def answers_of(state: State, sides: list[State], graphs: list[Json]) -> list[list[str]]:
-    """Return [name, answer] for each output. An input that neither side changes is not an output."""
+    """Return [name, answer] for each output. An input that neither graph changes is not an output."""
     one, other = (_outputs(g, graph) for g, graph in zip(sides, graphs, strict=True))
     is_whole, found = is_whole_step(graphs[0]), []
     for name in {**one, **other}:

@@ -4,7 +4,7 @@ Only this module uses such names, and those beside it for the subjects in their 
 `torch_operators.py`, `torch_compile.py`, `torch_inductor.py`, `torch_sizes.py`, `torch_fakes.py` and
 `torch_tracing.py`. So a new release of torch affects these files only. A name is private if it begins with an
 underscore, if a module in its path does, or if it belongs to dynamo or inductor. Operators under `torch.ops` are not
-private: graphs consist of them, and torch keeps their schemas. `torch_versions.py` lists the supported releases. These
+private: graphs consist of them, and torch keeps their schemas. `torch_versions.py` lists the supported releases, which
 differ as follows:
 
     open_dim          in 2.11, the bounds of an open dim are conditions on its size; later, a property of the dim

@@ -298,7 +298,7 @@ class _Symbols:
         return env._version_counter, env.num_deferred_runtime_asserts, *map(len, learned), *fresh
 
     def template(self, node: SymNode) -> tuple[Any, tuple[sympy.Symbol, ...], _Form]:
-        """Return a size's expression with numbered placeholders for its symbols, these symbols, and the other facts."""
+        """Return a size's expression with numbered placeholders for its symbols, the symbols, and its `_Form`."""
         if type(node) is not SymNode or node.shape_env is not self._env or node.fx_node or node.constant is not None:
             raise _Unkept
         template, symbols = self.expression(node._expr)

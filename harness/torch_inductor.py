@@ -35,8 +35,8 @@ def inductor_backend(
     """Return torch.compile's backend "inductor", with callbacks for each graph before it is compiled.
 
     `finished` takes the graph and its direction, "forward" or "backward", and returns the graph to compile. `compiled`
-    takes a function that compiles this graph, the graph itself, and its direction. It returns the function to run,
-    which takes a list of inputs. No cache is read, because a cached graph would bypass the callbacks.
+    takes three arguments, a function that compiles this graph, the graph itself, and its direction; it returns the
+    function to run, which takes a list of inputs. No cache is read, because a cached graph would bypass the callbacks.
     """
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner

@@ -86,7 +86,7 @@ def prove(
 
 
 def _whole_proof(result: CaseProof) -> Proof:
-    """The proof that holds for any number of steps, if there is one; otherwise the proof of a single step."""
+    """Return the proof for any number of steps, if there is one; otherwise the proof of a single step."""
     assert result.proof is not None
     update = result.update
     return update.proof if update is not None and update.proof is not None and update.induction.holds else result.proof
@@ -175,7 +175,7 @@ def _reasons(results: Sequence[CaseProof]) -> list[str]:
     """Return the lines below the Markdown table: a line per reason with the names of its cases, between empty lines.
 
     A reason states why a case or an output is REFUSED, why a case could not be tried, or that PROVED outputs have
-    different strides on the two sides. Returns [] if there are no reasons.
+    different strides in the two systems. Returns [] if there are no reasons.
     """
     cases: dict[str, dict[str, None]] = {}
     for result in results:

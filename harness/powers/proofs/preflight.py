@@ -1,9 +1,9 @@
 """Proofs before a run: a separate process proves every case before any rank starts.
 
 The process is separate because the command line's process must not import torch, and the process that starts the ranks
-must not trace. It receives all cases in one message and returns an outcome per case (`processes/apart`). If it dies or
-exceeds the time limit, the remaining cases are NOT TRIED, and still run. Each proof has the time limit of a run,
-because a user's pass may hang.
+must not trace. The proving process receives all cases in one message and returns an outcome per case
+(`processes/apart`). If it dies or exceeds the time limit, the remaining cases are NOT TRIED, and still run. Each proof
+has the time limit of a run, because a user's pass may hang.
 """
 
 from __future__ import annotations

@@ -345,7 +345,7 @@ class Canonicalizer:
         return found
 
     def _results(self, call: Call, kind: str, op: str, arguments: Any) -> Any:
-        """Return the term of an opaque call's result, or a list of terms if it returns several tensors.
+        """Return the term of a call that no rule rewrites, or a list of terms if the call returns several tensors.
 
         Also stores terms for the new symbols in the results' sizes. `kind` is "move" if the result does not depend on
         the layouts of the operands, otherwise "op".

@@ -127,9 +127,9 @@ class PairProof:
     def lines(self, *, all_in: str) -> list[str]:
         """Return a line with the verdict and the counts of outputs, and further lines with details.
 
-        The details are, in this order: the outputs with different strides on the two sides; for each output that is not
-        PROVED, its first differing calls or why it is REFUSED; the bounds of open sizes; why the programs were not run;
-        whether any number of steps is proved. If there are too many outputs, a line states that `all_in` has the
+        The details are, in this order: the outputs with different strides in the two graphs; for each output that is
+        not PROVED, its first differing calls or why it is REFUSED; the bounds of open sizes; why the programs were not
+        run; whether any number of steps is proved. If there are too many outputs, a line states that `all_in` has the
         complete list.
         """
         if self.proof is None:
@@ -151,7 +151,7 @@ class PairProof:
 
     @property
     def differs(self) -> bool:
-        """Whether some output was seen to have different bits on the two sides for equal inputs."""
+        """Whether the two programs were seen to compute different bits for some output from equal inputs."""
         return any(answer.witness for answer in self.answers)
 
 
@@ -368,7 +368,7 @@ def _written_untold(
 ) -> list[OutputAnswer]:
     """Return a REFUSED answer for each input that a run changed although no call in the graph states this write.
 
-    `given` has the inputs before the runs, per rank; `held` has the inputs after the run of each side.
+    `given` has the inputs before the runs, per rank; `held` has the inputs after the run of each graph.
     """
     answered = {answer.output for answer in answers}
     found = []

@@ -111,7 +111,10 @@ def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
 
 
 def _dtypes_of(name: str, given: Mapping[str, Any]) -> set[torch.dtype]:
-    """The dtypes of a call's tensors, except indices, offsets and masks, which do not affect the result's dtype."""
+    """Return the dtypes of a call's tensors.
+
+    Indices, offsets and masks are left out, as their dtypes do not affect the result's dtype.
+    """
     chosen = known.CHOOSES.get(name, ())
     held = [(key, x) for key, value in given.items() for x in _tensors(value)]
     return {x.dtype for key, x in held if not (key in chosen and x.dtype in CHOOSING)}

@@ -1,7 +1,7 @@
 """Writes a step's graph as data: every call with its arguments by name and its result's layout.
 
 Metadata in the graph is not trusted, since passes write it, and a user's pass may write anything. Instead, every call
-runs again on fake values, starting from the inputs, and the layout is that of its fake result. For operators in
+runs again on fake values, starting from the inputs, and the layout of its fake result is recorded. For operators in
 `admitted`, fake values share memory exactly if real values do. So aliases follow from fake values, not from names of
 operators. Any other operator is refused.
 """

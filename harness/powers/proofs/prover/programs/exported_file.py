@@ -511,7 +511,7 @@ def _unproved(what: str, field: Field) -> RefusedError:
 
 
 def _identifier(field: Field) -> str:
-    """The text of a field that must be a plain identifier, because torch writes it into code."""
+    """Return the text of a field that must be a plain identifier, because torch writes it into code."""
     name = field.text()
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise field.wrong("a plain identifier")

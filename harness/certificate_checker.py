@@ -628,8 +628,8 @@ def of_exact(s: State, term: Json) -> int | None:
 def view_of_cat(s: State, term: Json, pieces: Json, dim: int | None = None) -> int | None:
     """Rule: a view of a cat is a view of one part, or a cat of views of several parts.
 
-    The hint is `pieces`, each a part's index and a window on the part; for several pieces also `dim`, the dim along
-    which they follow each other.
+    The step's hint has `pieces`, a list of [index of a part, window on the part]. If there are several pieces, it also
+    has `dim`, the dim along which they are concatenated.
     """
     parts, places = _inner(s, term, "cat")[1], _places(s, term[1])
     hold(pieces and all(_is_count(k) and k < len(parts) for k, _ in pieces), "no part")
@@ -1499,8 +1499,9 @@ def overlaps(x: Json) -> bool:
 def _overwrite(g: State, call: State, value: Json) -> None:
     """Record that a call writes memory; `value` is the term of the new elements.
 
-    Calls whose values are exactly the written elements get this term; all other values in that memory become stale. If
-    the writing call is refused, `value` is None, and everything in the memory of its arguments becomes stale.
+    Calls whose values are exactly the written elements get this term. All other values in that memory become stale, so
+    that no later call may read them. If the writing call is refused, `value` is None, and everything in the memory of
+    its arguments becomes stale.
     """
     written = call["results"] if value is not None else [x for n in call["reads"] for x in _own(g, n)]
     for x in written:

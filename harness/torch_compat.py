@@ -403,6 +403,7 @@ def module_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
+# `training` is always yielded: False is a value, but would count as empty.
 _OF_EVERY_MODULE = {*vars(nn.Module())} - {"training"}
 
 

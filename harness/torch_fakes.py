@@ -198,6 +198,7 @@ class _Call:
             raise _Unkept
 
     def _read_tensor(self, x: FakeTensor) -> None:
+        # A fake tensor with a constant or a real tensor has values, on which the result may depend.
         if x.fake_mode is not self._mode or x.constant is not None or x.real_tensor is not None:
             raise _Unkept
         self.tensors.append(x)
@@ -357,6 +358,7 @@ class _Symbols:
 
 def _may_be_kept(func: Any) -> bool:
     """Return whether calls of an operator may be cached: their fake results must depend on nothing but the key."""
+    # A cached result would not repeat the writes of an in-place operator.
     if type(func) is not OpOverload or func._schema.is_mutable or torch.Tag.inplace_view in func.tags:
         return False
     if torch.Tag.data_dependent_output in func.tags:

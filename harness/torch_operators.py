@@ -213,6 +213,7 @@ def is_view(tensor: Tensor) -> bool:
 
 def replaced_kernels() -> list[str]:
     """Return the kernels of torch that Python code replaced, such as `aten/silu/CPU`. Meta kernels do not count."""
+    # torch itself registers its Meta kernels in Python.
     of_process = torch.library._impls
     return sorted(name for name in of_process if name.startswith("aten/") and not name.endswith("/Meta"))
 

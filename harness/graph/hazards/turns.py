@@ -165,7 +165,7 @@ def _counts_in_group(call: At) -> bool:
 def _takes(call: At) -> str:
     """Return the dtype and sizes of a collective's input, such as `float32[8, 4]`, to compare them between ranks.
 
-    Without the sizes if ranks may have different numbers of rows; "" if the input is unknown.
+    The sizes are left out if ranks may have different numbers of rows. Returns "" if the input is unknown.
     """
     values = [x.meta.get("val") for x in call.node.all_input_nodes]
     value = next((x for x in values if isinstance(x, Tensor)), None)

@@ -99,7 +99,7 @@ def _read_by(action: Action, num_stages: int, ranks: int) -> Action | None:
 
 
 def _passing(queues: Queues, rank: int, up: bool, ran: set[Action]) -> Message | None:
-    """Remove the next message of a group from both ranks' queues, and return it, if `rank` can receive it now.
+    """If `rank` can receive the next message of a group now, remove it from both ranks' queues and return it.
 
     Otherwise returns None. `up` chooses the group for messages to higher ranks; `ran` has the actions that have run.
     """

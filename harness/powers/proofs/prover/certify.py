@@ -87,7 +87,7 @@ class _LookUps(dict[str, int]):
 
 
 def _needed(certificate: Certificate) -> list[int]:
-    """Return the indices of the proof's steps that the checker needs, to derive the terms of all calls and outputs.
+    """Return the indices of the proof's steps from which the checker derives the terms of all calls and outputs.
 
     A step needs the terms inside its term, the term that it equals, and each term that its rule looks up. Other steps
     are left out, such as a concatenation that a rule built and did not use.

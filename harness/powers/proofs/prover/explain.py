@@ -130,8 +130,9 @@ def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]
     calls of `alone` that do not depend on another call of `alone`.
 
     It also has earlier calls that only put elements into another order. For example, a concatenation of the same parts
-    in another order is not in `alone`, since its parts are known; but an opaque operator that reads it, several casts
-    and sums later, is. So the search goes back from that operator through all calls whose own terms are not in `known`.
+    in another order is not in `alone`, since its parts are known. But a matrix product that reads it, several casts and
+    sums later, is in `alone`. So the search goes back from the product through all calls whose own terms are not in
+    `known`.
 
     Inputs and in-place calls are not in the result. An input that is written has the term of its new value, so it would
     look different from the start.

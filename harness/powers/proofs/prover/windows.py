@@ -1,6 +1,6 @@
 """Windows: the elements that a view selects, counted in row-major order of the viewed tensor.
 
-A window (shape, strides, offset) on a tensor shows at index i its element number offset + sum(i_k * stride_k). For
+A window (shape, strides, offset) selects, for index i, the tensor's element number offset + sum(i_k * stride_k). For
 example, the transpose of a (2, 3) tensor is ((3, 2), (1, 3), 0). This is like `as_strided` on a contiguous tensor, but
 it counts elements, wherever they are in memory.
 

@@ -1,4 +1,4 @@
-"""The operators that a proof admits. A scan called each of them; its results matched its schema and its fake results.
+"""The operators that a proof admits. A scan called each: the results matched the operator's schema and fake results.
 
 The list is in `admitted.txt`; `tests/benchmarks/scan_operators.py` checks it, and writes it with `--write`. Operators
 that the scan could not call are not on it.

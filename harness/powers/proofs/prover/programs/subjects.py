@@ -65,9 +65,10 @@ def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> Pai
 
 
 def _with_values(f: Any, g: Any, inputs: Sequence[Any]) -> PairProof | None:
-    """Prove two programs whose tensors have no values, such as on the meta device: zeros replace such tensors.
+    """Prove two programs with tensors that have no values, such as on the meta device, by drawing values for them.
 
-    None if all tensors have values, if the zeros would be too large, or if the programs cannot be traced with values.
+    None if all tensors have values, if the drawn values would be too large, or if the programs cannot be traced with
+    values.
     """
     try:
         world = valued({"f": f, "g": g, "inputs": tuple(inputs)})

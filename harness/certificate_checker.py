@@ -1092,7 +1092,7 @@ def _getitem(g: State, place: int, call: State) -> Json:
 
 
 def _copy(g: State, place: int, call: State) -> Json:
-    """Return the term of the copied tensor, for a copy of the same dtype and shape, and for a wait.
+    """Return the term of the tensor that a call copies to the same dtype and shape, or for which it waits.
 
     NEXT for any other call. Line 4 of docs/reference/certificate.md.
     """

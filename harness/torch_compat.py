@@ -203,9 +203,9 @@ def flattened(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
 
 
 def keys_of(value: Any) -> list[tuple[Any, ...]]:
-    """Return, for each leaf of a pytree, the dictionary keys and field names on the path to the leaf.
+    """Return, for each leaf of a pytree, the dictionary keys and field names on the path to the leaf, as text.
 
-    Positions in lists and tuples are left out: the leaf 7 of `{"a": [{"b": 7}]}` has the keys ("a", "b").
+    Positions in lists and tuples are left out: the leaf 7 of `{"a": [{"b": 7}]}` has `("['a']", "['b']")`.
     """
     leaves = tree_flatten_with_path(value)[0]
     kinds = (MappingKey, GetAttrKey)

@@ -327,7 +327,7 @@ def _value(x: Any) -> Any:
 
 
 def _copied(node: Node, source: Node) -> bool:
-    """Whether a call such as `reshape` copies its argument `source`; True if its fake values do not show this."""
+    """Whether a call such as `reshape` copies its argument `source`. True if one of the two has no fake tensor."""
     own, shown = node.meta.get("val"), source.meta.get("val")
     if not (isinstance(own, Tensor) and isinstance(shown, Tensor)):
         return True

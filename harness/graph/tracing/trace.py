@@ -64,7 +64,7 @@ class ChunkSymbol:
 class Guard:
     """A condition on the chunk symbol that tracing assumed.
 
-    `source` is the line of user code that needed the condition; None if only torch's own code needed it.
+    `source` is the line of user code that needed the condition; None if only code of torch or bitproof needed it.
     """
 
     condition: sympy.Basic

@@ -195,7 +195,7 @@ class KnownGroups:
 
 
 def replace_function(own: Callable[..., Any], new: Callable[..., Any]) -> None:
-    """Replace a function of torch.distributed in each module under torch.distributed that has it as a global."""
+    """Replace the function `own` by `new` in each module under torch.distributed that has it as a global."""
     for name, module in tuple(sys.modules.items()):
         if name.startswith("torch.distributed") and vars(module).get(own.__name__) is own:
             setattr(module, own.__name__, new)

@@ -269,7 +269,7 @@ class _Call:
         return _Size(None, name, template, tuple([self._number[symbol] for symbol in symbols]), form)
 
     def size(self, kept: int | _Size, made: dict[_Size, Any]) -> Any:
-        """Return a size of a cached result, with this call's symbols. `made` has the result's sizes so far."""
+        """Return the size `kept` of a cached result, with this call's symbols. `made` has the result's sizes so far."""
         if type(kept) is int:
             return kept
         assert isinstance(kept, _Size)
@@ -316,7 +316,7 @@ class _Symbols:
         return found
 
     def size(self, kept: _Size, symbols: tuple[sympy.Symbol, ...]) -> torch.SymInt:
-        """Return a new size: the cached expression with `symbols` in place of its numbered placeholders."""
+        """Return a new size: the expression of the cached size `kept`, with `symbols` in place of its placeholders."""
         form, written = kept.form, (kept.template, symbols)
         assert form is not None
         expression = self._instances.get(written)

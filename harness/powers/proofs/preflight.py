@@ -31,9 +31,10 @@ class Task:
 
 
 def preflight_proofs(task: Task, log: Path, timeout: float) -> Generator[ProofOutcome, None, None]:
-    """Yield an outcome for each case, in order. Closing the iterator ends the process.
+    """Yield an outcome for each case of `task`, in order. Closing the iterator ends the proving process.
 
-    Each case may take `timeout` seconds; after a time-out, all later cases are NOT TRIED.
+    Each case may take `timeout` seconds; after a time-out, all later cases are NOT TRIED. The process's output is
+    written to `log`.
     """
     found = answers_apart("bitproof.harness.powers.proofs.preflight", task, ProofOutcome, len(task.cases), log, timeout)
     with contextlib.closing(found) as answers:

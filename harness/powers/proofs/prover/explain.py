@@ -208,7 +208,7 @@ def _has_partner(table: Table, value: Any, known: set[int]) -> bool:
 
 
 def _is_known(table: Table, place: int, known: set[int]) -> bool:
-    """Whether the other graph computes a term; `known` has the terms of the other graph.
+    """Whether the other graph computes the term `place`; `known` has the terms of the other graph.
 
     A concatenation is also known if all its parts are, and a view if its base is.
     """

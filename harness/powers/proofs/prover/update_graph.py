@@ -1,4 +1,4 @@
-"""Traces the update of a step as a graph, which has the same calls for every built-in system.
+"""Traces the update of a step as a graph. All built-in systems run the same update.
 
 The update follows the gradients: it balances the experts' load and runs the optimizer.
 """

@@ -111,10 +111,10 @@ class Reached:
 
 
 def changed(before: Reached, after: Reached, *, without: str | None = None) -> dict[str, Token | Tensor]:
-    """Return the changes that a call made, as a dict from each changed path to the content that is there now.
+    """Return the changes from `before` to `after`, as a dict from each changed path to its new content.
 
-    The content is a tensor if another tensor is there, otherwise a token, which identifies a plain value; None if
-    nothing is there. Paths below the root `without` are left out.
+    The content is a tensor if the path now has another tensor, otherwise a token, which identifies a plain value; None
+    if the path now has nothing. Paths below the root `without` are left out.
     """
     found: dict[str, Token | Tensor] = {}
     for place in dict.fromkeys([*before.tokens, *after.tokens]):

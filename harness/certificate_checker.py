@@ -396,7 +396,10 @@ def put(values: list[int], place: int, value: int) -> list[int]:
 
 
 def normal(shape: list[int], strides: list[int], offset: int) -> Json:
-    """Return a window in normal form: without elements it has only zeros, and a dim of size 1 has stride 0."""
+    """Return the window [shape, strides, offset] in normal form.
+
+    A window without elements has only zeros, and a dim of size 1 has stride 0.
+    """
     if 0 in shape:
         return [shape, [0] * len(shape), 0]
     return [shape, [0 if n == 1 else s for n, s in zip(shape, strides, strict=True)], offset]
@@ -411,7 +414,7 @@ def row_major(shape: list[int]) -> list[int]:
 
 
 def full(shape: list[int]) -> Json:
-    """Return the window that selects all elements of a tensor of this shape, in order."""
+    """Return the window [shape, strides, offset] that selects all elements of a tensor of this shape, in order."""
     return normal(shape, row_major(shape), 0)
 
 
@@ -481,7 +484,10 @@ def translate(w: Json, shape: list[int], weights: list[int], others: list[int], 
 
 
 def after(v: Json, u: Json) -> Json:
-    """Return the window that selects the same elements as window `v` of window `u`. None if there is none."""
+    """Return the window that selects from a tensor what `v` selects from the result of window `u`.
+
+    None if there is no such window.
+    """
     return translate(v, u[0], row_major(u[0]), u[1], u[2])
 
 
@@ -539,7 +545,10 @@ ROOTS = ("parameter ", "input ")
 
 
 def find(state: State, *term: Json) -> int:
-    """Return the index of a term's last form. Raises RejectedError if no step has the term."""
+    """Return the index of the term to which the proof's steps rewrite a term, or of the term itself.
+
+    Raises RejectedError if no step has the term.
+    """
     place = state["at"].get(line_of([*term]))
     if place is None:
         raise RejectedError(f"no step has the term {str(term)[:200]}")
@@ -547,7 +556,10 @@ def find(state: State, *term: Json) -> int:
 
 
 def view(state: State, t: int, w: Json) -> int:
-    """Return the last form of the term "view of `t` by window `w`". Raises RejectedError if no step has this term."""
+    """Return the index of the term to which the proof's steps rewrite the view of term `t` by window `w`.
+
+    Raises RejectedError if no step has this view.
+    """
     return find(state, "view", t, *w)
 
 
@@ -616,8 +628,8 @@ def of_exact(s: State, term: Json) -> int | None:
 def view_of_cat(s: State, term: Json, pieces: Json, dim: int | None = None) -> int | None:
     """Rule: a view of a cat is a view of one part, or a cat of views of several parts.
 
-    The hint is `pieces`, each a part's index and a window on the part; for several pieces also `dim`, the dim along
-    which they follow each other.
+    The step's hint has `pieces`, a list of [index of a part, window on the part]. If there are several pieces, it also
+    has `dim`, the dim along which they are concatenated.
     """
     parts, places = _inner(s, term, "cat")[1], _places(s, term[1])
     hold(pieces and all(_is_count(k) and k < len(parts) for k, _ in pieces), "no part")
@@ -755,7 +767,7 @@ def exact_of_one_choice(s: State, term: Json) -> int | None:
 
 
 def move_of_flip(s: State, term: Json) -> int | None:
-    """Rule: a flip of a flip along the same dims is the term itself."""
+    """Rule: a flip of a flip of x along the same dims is x."""
     flip, rank = ["move", "aten.flip.default"], len(term[4])
     inner = s["terms"][dict(term[2])["self"][1]]
     if term[:2] != flip or inner[:2] != flip:
@@ -867,7 +879,7 @@ def fits(op: str, names: Iterable[str]) -> bool:
     """Return whether an operator can be called with exactly these arguments by name.
 
     For example, `aten.sum.dim_IntList` needs `self` and `dim`. An operator without a signature accepts any arguments if
-    its namespace is not in TORCHS, or if it is refused anyway.
+    it is a user's operator, or if its calls are refused anyway.
     """
     if op not in TAKES and op.startswith("python."):
         return [*names] in (["0"], ["0", "1"])
@@ -991,7 +1003,7 @@ def known(g: State, n: int) -> Json:
 
 
 def _value(g: State, place: int, call: State) -> Json:
-    """Return the term of a call, which the first of LINES that applies derives.
+    """Return the term of a call, from the first function in LINES that applies to the call.
 
     Raises UnknownError if the call is refused (line 1 of docs/reference/certificate.md).
     """
@@ -1025,9 +1037,9 @@ def _value(g: State, place: int, call: State) -> Json:
 
 
 def _source(call: State) -> int:
-    """Return the index, in the call's `reads`, of the call that computes its source.
+    """Return the index, in the call's `reads`, of the tensor that the call copies, waits for, pads, sends or splits.
 
-    SOURCES has the name of the argument that is the source. An operator that is not in SOURCES must read a single call.
+    SOURCES has the argument's name. An operator that is not in SOURCES must read a single call.
     """
     if call["op"] not in SOURCES:
         if len(call["reads"]) != 1:
@@ -1080,9 +1092,9 @@ def _getitem(g: State, place: int, call: State) -> Json:
 
 
 def _copy(g: State, place: int, call: State) -> Json:
-    """Return the source's term for a copy with the same dtype and shape, and for a wait; NEXT for any other call.
+    """Return the term of the tensor that a call copies to the same dtype and shape, or for which it waits.
 
-    Line 4 of docs/reference/certificate.md.
+    NEXT for any other call. Line 4 of docs/reference/certificate.md.
     """
     own = call["own"]
     if call["op"] in COPIES:
@@ -1100,8 +1112,8 @@ def _copy(g: State, place: int, call: State) -> Json:
 def _exact(g: State, place: int, call: State) -> Json:
     """Return the term of an exact operator, with each operand broadcast to the result's shape.
 
-    NEXT for any other call, and for a call that the line does not cover, such as one with a number that the dtype
-    cannot represent. Line 5 of docs/reference/certificate.md.
+    NEXT for any other call, and for an exact operator that line 5 of docs/reference/certificate.md does not cover, such
+    as one with a number that the dtype cannot represent.
     """
     op, args, state, given = call["op"], call["args"], g["s"], call["given"]
     if op == "aten.pow.Tensor_Scalar":
@@ -1169,7 +1181,8 @@ def _number(argument: Json, dtype: str) -> float | None:
 def _fill(g: State, place: int, call: State) -> Json:
     """Return the term of a call that fills a tensor with a number; NEXT for any other call.
 
-    NEXT also if the dtype cannot represent the number, or a size is open. Line 6 of docs/reference/certificate.md.
+    NEXT also if the dtype cannot represent the number, or a size depends on data. Line 6 of
+    docs/reference/certificate.md.
     """
     if call["op"] not in FILLS:
         return NEXT
@@ -1184,7 +1197,7 @@ def _pad(g: State, place: int, call: State) -> Json:
     """Return the term of a padded tensor; NEXT for any other call. Line 7 of docs/reference/certificate.md.
 
     The term is a cat with filled ends for each dim, the last dim first. NEXT also if an amount of padding is negative,
-    a size is open, or the dtype cannot represent the filled number.
+    a size depends on data, or the dtype cannot represent the filled number.
     """
     if call["op"] != "aten.constant_pad_nd.default":
         return NEXT
@@ -1218,8 +1231,8 @@ def _whole(state: State, t: int, shape: list[int]) -> int:
 def _join(g: State, place: int, call: State) -> Json:
     """Return the term of a cat or a stack; NEXT for any other call.
 
-    NEXT also if the parts have several dtypes or open sizes. torch ignores parts of shape [0] in a cat of tensors with
-    more dims. Line 8 of docs/reference/certificate.md.
+    NEXT also if the parts have several dtypes, or a size depends on data. torch ignores parts of shape [0] in a cat of
+    tensors with more dims. Line 8 of docs/reference/certificate.md.
     """
     if call["op"] not in ("aten.cat.default", "aten.stack.default"):
         return NEXT
@@ -1238,7 +1251,7 @@ def _join(g: State, place: int, call: State) -> Json:
 def _collect(g: State, place: int, call: State) -> Json:
     """Return the term of an all-gather or a reduce-scatter; NEXT for any other call.
 
-    A reduce-scatter sends row r of [group size, n] to rank r. Raises UnknownError if a size is open. Line 9 of
+    A reduce-scatter sends row r of [group size, n] to rank r. Raises UnknownError if a size depends on data. Line 9 of
     docs/reference/certificate.md.
     """
     if call["op"] not in (GATHER, REDUCE):
@@ -1278,7 +1291,7 @@ def _unwritten(g: State, place: int, call: State) -> Json:
 def _show(g: State, place: int, call: State) -> Json:
     """Return the term or terms of a view, a split or a reshape; NEXT for any other call.
 
-    Without open sizes, a view is defined by its layout alone, otherwise by its operator and arguments. Raises
+    If no size depends on data, a view is defined by its layout alone, otherwise by its operator and arguments. Raises
     UnknownError for a view as another dtype, and for one that no window describes. Line 11 of
     docs/reference/certificate.md.
     """
@@ -1326,7 +1339,7 @@ def _carry(g: State, place: int, call: State) -> Json:
 
 
 def _other(g: State, place: int, call: State) -> Json:
-    """Return the term of any other operator. Line 13 of docs/reference/certificate.md.
+    """Return the term of a call to which no earlier line applies. Line 13 of docs/reference/certificate.md.
 
     Equal operators have equal results on equal terms with equal layouts.
     """
@@ -1425,9 +1438,9 @@ def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
 
 
 def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
-    """Store the term of the new symbol in the number of rows that an all-to-all receives.
+    """An all-to-all receives `rows` rows: store the term of the new symbol in this size, if it has one.
 
-    `rows` is the first split plus the symbol, so the symbol is the sum of the other splits.
+    The size is the split `first` plus the symbol, so the symbol is the sum of the splits `others`.
     """
     if type(rows) is int:
         return
@@ -1469,8 +1482,8 @@ def overlaps(x: Json) -> bool:
     """Return whether two indices of a tensor may refer to the same element.
 
     With dims sorted by stride, it returns False if each stride exceeds the distance between the first and the last
-    element of the dims before. If a size or stride is open, it only returns False for a row-major tensor in which
-    nothing but the first size is open.
+    element of the dims before. If a size or stride depends on data, it only returns False for a row-major tensor in
+    which nothing but the first size does.
     """
     shape, strides = x[2], x[3]
     if not is_closed((*shape, *strides)):
@@ -1486,8 +1499,9 @@ def overlaps(x: Json) -> bool:
 def _overwrite(g: State, call: State, value: Json) -> None:
     """Record that a call writes memory; `value` is the term of the new elements.
 
-    Calls whose values are exactly the written elements get this term; all other values in that memory become stale. If
-    the writing call is refused, `value` is None, and everything in the memory of its arguments becomes stale.
+    Calls whose values are exactly the written elements get this term. All other values in that memory become stale, so
+    that no later call may read them. If the writing call is refused, `value` is None, and everything in the memory of
+    its arguments becomes stale.
     """
     written = call["results"] if value is not None else [x for n in call["reads"] for x in _own(g, n)]
     for x in written:
@@ -1923,10 +1937,7 @@ argument with `?`: it has a default, or the result's layout implies it.
 
 
 def _signatures() -> Iterator[tuple[str, tuple[set[str], set[str]]]]:
-    """Yield (operator, (names of its needed arguments, names of all its arguments)) for each known operator.
-
-    SIGNATURES and WORDS_TAKE have them.
-    """
+    """Yield (operator, (names of its needed arguments, names of all its arguments)) for each known operator."""
     rows = [(x, map(_in_full, y.split())) for x, y in re.findall("([^:;]*):([^;]*);", SIGNATURES)]
     for signature, operators in [*rows, *((x, [word]) for word, x in WORDS_TAKE.items())]:
         names = signature.split()
@@ -1968,8 +1979,8 @@ ASSUMPTIONS = (
 def _outputs(g: State, graph: Json) -> dict[str, tuple[Json, Json]]:
     """Return (final term, initial term) of each output of a graph, by name.
 
-    An input or a constant is the output `written NAME`. For other outputs the initial term is -1. The final term is
-    None if the output is refused.
+    The final value of the input or constant NAME is the output `written NAME`. For other outputs the initial term is
+    -1. The final term is None if the output is refused.
     """
     found = {f"written {name}": (n, was) for name, (n, was) in g["inputs"].items()}
     hold(
@@ -1991,7 +2002,7 @@ def is_whole_step(graph: Json) -> bool:
 
 
 def answers_of(state: State, sides: list[State], graphs: list[Json]) -> list[list[str]]:
-    """Return [name, answer] for each output. An input that neither side changes is not an output."""
+    """Return [name, answer] for each output. An input that neither graph changes is not an output."""
     one, other = (_outputs(g, graph) for g, graph in zip(sides, graphs, strict=True))
     is_whole, found = is_whole_step(graphs[0]), []
     for name in {**one, **other}:

@@ -1,19 +1,21 @@
-"""Share memory among forked processes, through which the ranks of a machine exchange data. Loads no torch.
+"""Shared memory through which the ranks of a machine exchange data. Loads no torch.
 
-`SharedMemory` is an anonymous mapping, made before ranks are forked. It never has a name: it vanishes when its last
-process ends, however that ends. A group exchanges pieces through a `Ring`: each rank writes into its own slot, all
-arrive, each reads the others' slots, all arrive again, and the slot is free. A `Board` has each rank's last message for
-its watcher.
+`SharedMemory` is an anonymous mapping, made before ranks are forked. It never has a name, so it vanishes when its last
+process ends, even if that process is killed. The ranks of a group exchange pieces of data through the slots of a
+`Ring`, in four steps: each rank writes its piece into its part of a slot, waits until all have arrived, reads the other
+pieces, and reports that it has read them. Then the slot is free. A `Board` has a line of text from each rank, which its
+creator can read at any time.
 
-An arrival is a single system call, FUTEX_WAKE_OP: the kernel adds 1 to a counter atomically and, if that was the last
-rank, wakes all waiting ranks. So a phase costs a rank at most one sleep and the group one wake, however many ranks
-share a core, and no atomic instruction is needed: Python has none. A slot's counter goes up to the number of ranks in
-even rounds and down to zero in odd rounds, so it needs no reset. A round cannot begin before all have seen the end of
-the previous round: a rank writes into a slot only after all have reported that they have read it.
+A rank arrives by a single system call, FUTEX_WAKE_OP: the kernel adds 1 to a counter atomically, and wakes all waiting
+ranks if this rank is the last. So each rank sleeps at most once per step, and a single call wakes the group, however
+many ranks share a core. Python needs no atomic instruction, which it lacks. A slot is used in rounds. Its counter goes
+up to the number of ranks in even rounds and down to zero in odd rounds, so it needs no reset. A round cannot begin
+before the end of the previous round: a rank writes into a slot only after all ranks have reported that they read it.
 
 Memory order: the kernel's addition is atomic and ordered after the rank's earlier writes (a locked instruction on x86,
-a release and a barrier on ARM). A counter is an aligned word, whose load cannot tear. x86 keeps loads in order;
-elsewhere a further such system call is made between the load that sees all arrived and the loads of their data.
+a release and a barrier on ARM). A counter is an aligned word, so a load cannot see half of a change. x86 keeps loads in
+order. On other machines, a rank makes one more such system call between the load that shows the last arrival and the
+loads of the pieces.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class _Timespec(ctypes.Structure):
 
 @functools.cache
 def is_supported() -> bool:
-    """Whether ranks can communicate through shared memory here: on Linux, whose kernel counts arrivals."""
+    """Return whether ranks can communicate through shared memory on this machine: it needs Linux and FUTEX_WAKE_OP."""
     if sys.platform != "linux" or platform.machine() not in _SYS_FUTEX:
         return False
     try:
@@ -63,8 +65,10 @@ def is_supported() -> bool:
 
 
 class SharedMemory:
-    """A mapping for all groups of a run: first the words on which ranks wait, then areas for data, one per group. Make
-    it before forking; every rank then calls `join`, and asks for its groups' areas in the same order."""
+    """A mapping for all groups of a run: first the counters on which ranks wait, then an area of data for each group.
+
+    Make it before forking. Every rank then calls `join`, and requests the areas of its groups in the same order.
+    """
 
     def __init__(self, world_size: int, num_areas: int = 16) -> None:
         assert 0 < world_size <= _MAX_RANKS, "a counter holds that many"
@@ -89,17 +93,20 @@ class SharedMemory:
         self._pidfds: dict[int, int] = {}
 
     def close(self) -> None:
-        """Free the mapping in this process, once nothing else refers to it."""
+        """Free the mapping in this process. No other object may refer to it any more."""
         self.words.release()
         self.map.close()
 
     def join(self, rank: int) -> None:
-        """Register this process as a rank, so that others notice its end."""
+        """Register this process as rank `rank`, so that other ranks notice when it ends."""
         self.words[rank * _LINE // 4] = os.getpid()
 
     def next_area(self, partition: Sequence[Sequence[int]], rank: int, timeout: float) -> tuple[Ring, Ring] | None:
-        """This rank's rings, inline and bulk, in the next area; None if no area is left. They connect the ranks in the
-        same part of `partition` as `rank`."""
+        """Return this rank's two rings in the next area, for small and for large messages; None if no area is left.
+
+        `partition` divides all ranks into groups. The rings connect the ranks of the group that contains `rank`.
+        `timeout` is the longest wait in seconds.
+        """
         if not self._areas_left:
             return None
         area = self._areas_left.pop(0)
@@ -118,7 +125,10 @@ class SharedMemory:
         )
 
     def arrive(self, at: int, is_up: bool, size: int) -> None:
-        """Count an arrival at the counter `at` (in bytes), up to `size` or down to 0; the last arrival wakes all."""
+        """Count this rank's arrival; the last of `size` ranks wakes all.
+
+        `at` is the counter's offset in bytes. The counter goes up to `size` if `is_up`, otherwise down to 0.
+        """
         # Operation ADD, comparison EQUAL: `1 << 28 | 0 << 24 | addend << 12 | the counter before the last arrival`.
         operation = 1 << 28 | (1 << 12 | (size - 1) if is_up else 0xFFF << 12 | 1)
         word = self.address + at
@@ -127,8 +137,10 @@ class SharedMemory:
             raise OSError(ctypes.get_errno(), "futex cannot count an arrival")
 
     def wait(self, at: int, target: int, ranks: Sequence[int], timeout: float) -> None:
-        """Wait until the counter `at` (in bytes) is `target`, for which all `ranks` must arrive. Raises RuntimeError if
-        a rank among them ended, TimeoutError after `timeout` seconds."""
+        """Wait until the counter at offset `at` (in bytes) is `target`: until all `ranks` have arrived.
+
+        Raises RuntimeError if one of the ranks has ended, and TimeoutError after `timeout` seconds.
+        """
         words, index = self.words, at // 4
         # Spinning is cheaper than a sleep if the last rank is about to arrive.
         for _ in range(self._spins):
@@ -156,12 +168,12 @@ class SharedMemory:
             self._fence()
 
     def _fence(self) -> None:
-        """Keep later loads behind earlier loads: the kernel's addition of 0 is a barrier."""
+        """Ensure that later loads come after earlier loads: a system call that adds 0 to a word is a barrier."""
         word = self.address + _LINE // 2
         self._futex(self._number, word + 4, _FUTEX_WAKE_OP, 1, 0, word, 1 << 28)
 
     def _ended(self, ranks: Sequence[int]) -> int | None:
-        """A rank among `ranks` whose process is known to have ended."""
+        """Return a rank among `ranks` whose process has ended; None if there is none, or if the kernel is too old."""
         poll = select.poll()
         rank_of = {}
         for rank in ranks:
@@ -180,20 +192,22 @@ class SharedMemory:
 
 
 class Board:
-    """A line of text for each rank. The rank writes it, and the board's maker reads it, whatever the rank does. Neither
-    waits for the other: a line that is read while it is written may be partly the old and partly the new text."""
+    """A line of text for each rank: the rank writes it, and the process that made the board reads it.
+
+    Neither waits for the other, so a line that is read during a write may have parts of the old and of the new text.
+    """
 
     def __init__(self, world_size: int) -> None:
         self._map = mmap.mmap(-1, world_size * _LINE_BYTES)
 
     def write(self, rank: int, line: str) -> None:
-        """Write a rank's line, cut if it is too long."""
+        """Write a rank's line. A line that is too long is cut."""
         content = line.encode()[: _LINE_BYTES - 1]
         at = rank * _LINE_BYTES
         self._map[at : at + len(content) + 1] = content + b"\0"
 
     def read(self, rank: int) -> str:
-        """A rank's line, "" if it has written none."""
+        """Return a rank's line; "" if the rank has written none."""
         at = rank * _LINE_BYTES
         return self._map[at : at + _LINE_BYTES].partition(b"\0")[0].decode(errors="replace")
 
@@ -203,9 +217,11 @@ class Board:
 
 
 class Ring:
-    """Slots through which a group's ranks exchange pieces of data, in one order: post, wait for all, read, release.
+    """Slots through which the ranks of a group exchange pieces of data.
 
-    Offsets are in bytes from the mapping's beginning. `stride` is the distance from a rank's slot to the next rank's.
+    All ranks do the same for each piece, in the same order: `begin_post`, write the piece, `end_post`, `begin_read`,
+    read all pieces, `end_read`. Offsets are in bytes from the start of the mapping. In a slot, the pieces of
+    neighbouring ranks are `stride` bytes apart.
     """
 
     def __init__(
@@ -234,11 +250,11 @@ class Ring:
 
     @property
     def is_full(self) -> bool:
-        """Whether this rank must read a piece before it can post another."""
+        """Whether this rank must read pieces before it can post another."""
         return self.posted - self.read == self.num_slots
 
     def begin_post(self) -> int:
-        """Wait until all ranks have read the next slot; returns the offset for this rank's piece."""
+        """Wait until all ranks have read the next slot, and return the offset at which this rank writes its piece."""
         assert not self.is_full
         round_, slot = divmod(self.posted, self.num_slots)
         if round_:
@@ -252,7 +268,7 @@ class Ring:
         self.memory.arrive(self._words[slot], round_ % 2 == 0, self._size)
 
     def begin_read(self) -> int:
-        """Wait for all ranks' next pieces; returns the offset of the first rank's piece."""
+        """Wait until all ranks have posted to the next slot, and return the offset of the first rank's piece."""
         round_, slot = divmod(self.read, self.num_slots)
         self._wait(self._words[slot], round_)
         return self._slots[slot]

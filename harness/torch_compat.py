@@ -1,17 +1,17 @@
-"""Wrap torch's private names that bitproof uses, and those that differ between the supported releases.
+"""Wraps torch's private names that bitproof uses, and its names that differ between the supported releases.
 
-No other module uses either, except those beside it: `torch_distributed.py`, `torch_operators.py`, `torch_compile.py`,
-`torch_inductor.py`, `torch_sizes.py`, `torch_fakes.py` and `torch_tracing.py` for the subjects in their names. So a new
-release of torch affects these files only. A name is private if it begins with an underscore, if it is in a module with
-such a name, or if it belongs to dynamo or inductor. Operators under `torch.ops` are not private: graphs consist of
-them, and torch keeps their schemas. `torch_versions.py` lists the supported releases.
+Only this module uses such names, and those beside it for the subjects in their names: `torch_distributed.py`,
+`torch_operators.py`, `torch_compile.py`, `torch_inductor.py`, `torch_sizes.py`, `torch_fakes.py` and
+`torch_tracing.py`. So a new release of torch affects these files only. A name is private if it begins with an
+underscore, if a module in its path does, or if it belongs to dynamo or inductor. Operators under `torch.ops` are not
+private: graphs consist of them, and torch keeps their schemas. `torch_versions.py` lists the supported releases, which
+differ as follows:
 
-Differences between them:
+    open_dim          in 2.11, the bounds of an open dim are conditions on its size; later, a property of the dim
+    symbolic_graph    in 2.11 and 2.12, torch's C++ code for linear and matmul needs sizes that are numbers
 
-    open_dim          2.11 takes an open dim's bounds as conditions on its size, 2.12 and later with the dim
-    symbolic_graph    2.11 and 2.12 ask the sizes of linear and matmul as numbers, unless Python's kernels come first
-
-Importing this loads only modules that `import torch` loads; dynamo and inductor load when a function here needs them.
+Importing this module loads only modules that `import torch` loads. Dynamo and inductor are loaded by the functions that
+need them.
 """
 
 from __future__ import annotations
@@ -79,8 +79,10 @@ __all__ = [
 
 
 def import_tracing() -> None:
-    """Import the modules that torch would import at the first trace and step: 0.5 s, once instead of in each forked
-    process."""
+    """Import the modules that torch imports at the first trace and step.
+
+    This takes 0.5 s. If it is done before forking, the forked processes need not do it.
+    """
     import sympy.combinatorics  # noqa: F401
     import torch._inductor.sizevars
     import torch.export._trace
@@ -90,12 +92,15 @@ def import_tracing() -> None:
 
 
 def build() -> tuple[str, str, str]:
-    """torch's full version, the commit of its build, and its settings. A build for CUDA starts the driver."""
+    """Return torch's full version, the commit of its build, and its build settings as text.
+
+    If torch is built for CUDA, this starts CUDA's driver.
+    """
     return str(torch.__version__), str(torch.version.git_version), torch.__config__.show()
 
 
 def untested_release() -> str | None:
-    """A warning that this torch is not among the tested releases; None if it is."""
+    """Return a warning if this version of torch is not among the tested releases, otherwise None."""
     return warning_of(str(torch.__version__))
 
 
@@ -109,11 +114,11 @@ def symbolic_graph(
     *,
     as_eager: bool = False,
 ) -> Callable[..., GraphModule]:
-    """A tracer for `function`: called with fake tensors, it returns the graph of the executed operators.
+    """Return a function that traces `function`: it takes fake tensors, and returns the graph of the executed operators.
 
     A number that depends on data stays symbolic until run time. By default torch's Python kernels run: for 46
-    operators, such as matmul of a vector and a batch, they call other operators than eager does. `as_eager` traces
-    eager's operators, but needs fixed sizes.
+    operators, such as matmul of a vector and a batch, they call other operators than eager does. With `as_eager`, the
+    graph has the operators of eager, but all sizes must be fixed.
     """
     traced = make_fx(function, decomposition_table=decompositions, _error_on_data_dependent_ops=False)
 
@@ -130,10 +135,10 @@ def symbolic_graph(
 
 
 def _without_tensor_meta(module: GraphModule) -> GraphModule:
-    """Keep only `val` in each node, without the older metadata that duplicates it and takes a tenth of a trace.
+    """Remove the metadata `tensor_meta` from each node, in place, and return the module.
 
-    No pass reads it, and it would be wrong after the first pass that changes a size. Graphs for Inductor are traced
-    again, decomposed, with it.
+    It repeats facts of `val`, which stays, and would be wrong after the first pass that changes a size. No pass reads
+    it. Inductor needs it, but graphs for Inductor are traced again.
     """
     for nested in module.modules():
         for node in nested.graph.nodes if isinstance(nested, GraphModule) else ():
@@ -142,15 +147,17 @@ def _without_tensor_meta(module: GraphModule) -> GraphModule:
 
 
 def traced_node(tensor: Tensor, tracer: Any) -> Node | None:
-    """The graph node that computes a tensor in a running trace; None for a tensor unknown to the trace."""
+    """Return the graph node that computes a tensor in a running trace; None for a tensor unknown to the trace."""
     return get_proxy_slot(tensor, tracer, None, lambda found: found.proxy.node)
 
 
 def open_dim(
     fake_mode: FakeTensorMode, placeholder: Tensor, dim: int, bounds: tuple[int, int], name: str, *, shared: str
 ) -> FakeTensor:
-    """A fake input like `placeholder` with an open dim: its size is within `bounds`, and no code can branch on it.
-    Inputs whose open dims have the same name `shared` have the same symbol there."""
+    """Return a fake copy of `placeholder` in which the dim `dim` is open: no code can branch on its size.
+
+    The size is a symbol with the given `bounds`. Inputs with the same text `shared` have the same symbol.
+    """
     from torch._dynamo.source import LocalSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
@@ -175,7 +182,7 @@ def open_dim(
 
 
 def backward_told(before: Callable[[Tensor], None], after: Callable[[], None]) -> AbstractContextManager[Any]:
-    """Within the block, call `before` with each tensor from which a backward begins, and `after` when it has ended."""
+    """Return a context that calls `before` with each tensor from which a backward begins, and `after` at its end."""
     run = torch.autograd._engine_run_backward
 
     def running(outputs: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
@@ -190,15 +197,16 @@ def backward_told(before: Callable[[Tensor], None], after: Callable[[], None]) -
 
 
 def flattened(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The leaves of nested tuples, lists, dictionaries and other tree nodes, and a function that rebuilds the
-    nesting.
-    """
+    """Return the leaves of nested tuples, lists and dictionaries, and a function that nests a list of leaves again."""
     leaves, spec = tree_flatten(value)
     return leaves, lambda own: tree_unflatten(own, spec)
 
 
 def keys_of(value: Any) -> list[tuple[Any, ...]]:
-    """For each leaf the keys of dictionaries, and the fields, that lead to it; positions are left out."""
+    """Return, for each leaf of a pytree, the dictionary keys and field names on the path to the leaf, as text.
+
+    Positions in lists and tuples are left out: the leaf 7 of `{"a": [{"b": 7}]}` has `("['a']", "['b']")`.
+    """
     leaves = tree_flatten_with_path(value)[0]
     kinds = (MappingKey, GetAttrKey)
     return [tuple(str(key) for key in path if isinstance(key, kinds)) for path, _ in leaves]
@@ -206,8 +214,11 @@ def keys_of(value: Any) -> list[tuple[Any, ...]]:
 
 @contextmanager
 def swapped_state(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within the block, a module reads these tensors in place of its parameters and buffers, tied ones together.
-    Recurrent modules keep their parameters in a list as well; it is rebuilt, so that forward reads these tensors."""
+    """Context in which a module reads the tensors in `state` in place of its parameters and buffers of the same names.
+
+    All names of a tied parameter get the same tensor. A recurrent module also keeps its parameters in a list: the list
+    is rebuilt, so that the module's forward reads these tensors.
+    """
     recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     try:
         with _reparametrize_module(model, dict(state), tie_weights=True):
@@ -220,9 +231,10 @@ def swapped_state(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[Non
 
 
 def joint_graph(module: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
-    """A module's forward and backward as one graph without in-place writes; `role_of` names its inputs and outputs.
+    """Return the forward and backward of a module as a single graph without in-place writes.
 
-    `inputs`, and the module's parameters and buffers, are fake tensors of the same mode.
+    `inputs`, and the module's parameters and buffers, are fake tensors of the same mode. `role_of` identifies the
+    graph's inputs and outputs by their descriptors.
     """
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
@@ -231,15 +243,22 @@ def joint_graph(module: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
 
 
 class Role(NamedTuple):
-    """An input or output of a joint graph: its kind, and the name of its tensor; for a plain input, its position."""
+    """The role of an input or output of a joint graph: its kind, and the tensor's name.
+
+    For the kinds "input" and "output", `of` is the position as text instead. For "tangent", the gradient with which the
+    backward of an output begins, it is the output's position.
+    """
 
     kind: Literal["parameter", "buffer", "input", "output", "tangent", "written", "gradient", "other"]
     of: str
 
 
 def role_of(descriptor: Any) -> Role:
-    """The role for one of torch's descriptors. A gradient names its parameter; a written tensor its parameter or
-    buffer."""
+    """Return the role of an input or output of a joint graph, given torch's descriptor of it.
+
+    The role of a gradient has its parameter's name. A new value of a parameter or buffer has the kind "written" and the
+    parameter's or buffer's name.
+    """
     from torch._functorch._aot_autograd import descriptors as d
 
     match descriptor:
@@ -265,10 +284,10 @@ def divided(
 ) -> tuple[GraphModule, GraphModule]:
     """Divide a joint graph into forward and backward. `by` is torch's choice of saved values, "min_cut" or "default".
 
-    The first `num_outputs` outputs are forward's; inputs with "tangents" in their names are backward's. The first
-    `num_static` inputs, such as parameters, stay in memory in any case. Calls keep their names and metadata; a call in
-    both graphs has the same name in both. `cse`: equal calls may be merged. The module's own graph cannot be used
-    afterwards.
+    The first `num_outputs` outputs belong to forward; inputs with "tangents" in their names belong to backward. The
+    first `num_static` inputs, such as parameters, stay in memory in any case. Calls keep their names and metadata; a
+    call in both graphs has the same name in both. With `cse`, equal calls may be merged. Afterwards `module` cannot be
+    used.
     """
     from torch._functorch import config, partitioners
 
@@ -285,19 +304,22 @@ _PARTITION_SETTINGS = {"activation_memory_budget": 1.0, "unsafe_allow_optimizati
 
 
 def forget_memos(fake: FakeTensor) -> None:
-    """Make a fake tensor forget its first answers about data-dependent facts, so that they can be asked again."""
+    """Make a fake tensor forget its symbols for data-dependent sizes, so that the next query creates new symbols."""
     for name in vars(FakeTensor):
         if name.endswith("_memo"):
             setattr(fake, name, None)
 
 
 def has_open_sizes(tensor: Tensor) -> bool:
-    """Whether any size or stride is a symbol. Sizes are not read, since that may add a guard."""
+    """Return whether any size or stride is a symbol. Sizes are not read, since that may add a guard."""
     return tensor._has_symbolic_sizes_strides
 
 
 def range_of(size: torch.SymInt, symbol: Any) -> tuple[int | None, int | None]:
-    """The least and the greatest value of a size's symbol, as known to the tracer; None if there is no bound."""
+    """Return the least and the greatest value of `symbol`, which occurs in `size`, as the tracer knows them.
+
+    A value is None if it has no bound.
+    """
     found = size.node.shape_env.var_to_range.get(symbol)
     ends = (found.lower, found.upper) if found is not None else (None, None)
     least, most = (int(cast(Any, end)) if getattr(end, "is_Integer", False) else None for end in ends)
@@ -305,7 +327,7 @@ def range_of(size: torch.SymInt, symbol: Any) -> tuple[int | None, int | None]:
 
 
 def promise(condition: Any) -> None:
-    """Let tracing rely on a condition over symbols."""
+    """Assert a condition on symbols, so that the trace can rely on it."""
     torch._check(condition)
 
 
@@ -315,8 +337,9 @@ Check = Callable[..., None]
 
 @contextmanager
 def checks_replaced(check: Callable[..., None]) -> Iterator[None]:
-    """Within the block, `torch._check` and similar functions call `check(torch's own, error type, condition,
-    message)`.
+    """Context in which `torch._check` and similar functions call `check` instead.
+
+    The arguments of `check` are torch's own check, the error's type, the condition, and the message.
     """
     own = torch._check_with
     torch._check_with = functools.partial(check, own)
@@ -328,7 +351,7 @@ def checks_replaced(check: Callable[..., None]) -> Iterator[None]:
 
 @contextmanager
 def file_writers_told(told: Callable[[object], None]) -> Iterator[None]:
-    """Within the block, call `told` with the file, or its path, before `torch.save` writes it."""
+    """Context that calls `told` with a file, or its path, before `torch.save` writes the file."""
     own = torch._C.PyTorchFileWriter
 
     def writer(file: Any, *args: Any) -> Any:
@@ -340,7 +363,7 @@ def file_writers_told(told: Callable[[object], None]) -> Iterator[None]:
 
 
 def rename(node: Node, name: str) -> None:
-    """Give a node a name, or a similar name if it is taken."""
+    """Give a node this name, or a similar name if another node has it."""
     node._rename(name)
 
 
@@ -348,25 +371,31 @@ def rename(node: Node, name: str) -> None:
 
 
 def rewrites_code(graph: Graph) -> bool:
-    """Whether a hook rewrites the code generated from a graph, by `on_generate_code` or `set_codegen`."""
+    """Return whether a hook rewrites the code generated from a graph, such as a hook set by `on_generate_code`."""
     own = type(graph._codegen) in (CodeGen, _PyTreeCodeGen)
     return not own or any(map(callable, vars(graph._codegen).values()))
 
 
 def wraps_its_call(module: GraphModule) -> bool:
-    """Whether a graph module's own class, which torch makes for it alone, calls code other than the graph's."""
+    """Return whether a call of a graph module runs other code than its graph's, because its class was changed.
+
+    torch makes a class for each graph module, and a user's code may replace the method `__call__` in it.
+    """
     own = vars(type(module))
     wrapped = own.get("_wrapped_call")  # present with the code, which some modules create at their first call
     return "__call__" in own if wrapped is None else type(wrapped) is not _WrappedCall or wrapped.cls_call is not None
 
 
 def registered_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
-    """A module's parameter, even if a property has the same name."""
+    """Return a module's parameter by name, even if the module has a property of the same name."""
     return module._parameters[name]
 
 
 def module_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """All attributes of a module, by the names in its code, without the empty attributes of every new module."""
+    """Yield (name, value) for each attribute of a module, including parameters, buffers and submodules.
+
+    Attributes that torch gives every new module, such as dicts of hooks, are left out if they are empty.
+    """
     for key, value in vars(module).items():
         if key in ("_parameters", "_buffers", "_modules"):
             yield from value.items()
@@ -374,15 +403,15 @@ def module_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
+# `training` is always yielded: False is a value, but would count as empty.
 _OF_EVERY_MODULE = {*vars(nn.Module())} - {"training"}
 
 
 def is_within_own_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a hook of this optimizer's step runs for `super().step()`, within its class's own step.
+    """Return whether a hook that runs now was called by `super().step()`, inside of the optimizer's own step.
 
-    torch runs the hooks of each patched `step` of a class and its bases, and it patches the step of a base when an
-    object of that base is made. The function `wrapper` of torch, which runs the hooks, has the optimizer as its
-    argument `self`.
+    torch runs the hooks of an optimizer once for each class, among its own class and the bases, whose `step` it has
+    patched. It patches a base's `step` when an object of the base is created.
     """
     steps, frame = 0, sys._getframe(1)
     while frame is not None and steps < 2:
@@ -393,12 +422,12 @@ def is_within_own_step(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def hooks_of_gradients(tensor: Tensor) -> bool:
-    """Whether a tensor has hooks that may change its gradient, when it is computed or has been accumulated."""
+    """Return whether a tensor has hooks that may change its gradient, before or after the gradient is accumulated."""
     return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
 def has_forward_hooks(module: nn.Module) -> bool:
-    """Whether a module has forward hooks of its own."""
+    """Return whether a module has forward hooks of its own."""
     return bool(module._forward_hooks)
 
 
@@ -406,7 +435,7 @@ def has_forward_hooks(module: nn.Module) -> bool:
 def compiled_calls_within(
     module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Within the block, wrap the compiled call of a compiled module in `wrap`."""
+    """Context in which `wrap(call)` replaces the compiled call of `module`; without effect if it is not compiled."""
     own = module._compiled_call_impl
     module._compiled_call_impl = own and wrap(own)
     try:
@@ -417,8 +446,10 @@ def compiled_calls_within(
 
 @contextmanager
 def backward_hooks_set_within(within: Callable[[nn.Module], AbstractContextManager[None]]) -> Iterator[None]:
-    """Within the block, enter `within(module)` while torch sets up the backward hooks of a module's outputs. That is
-    after its forward hooks."""
+    """Context in which torch enters `within(module)` while it sets up the backward hooks of a module's outputs.
+
+    torch does this after the module's forward hooks.
+    """
 
     def setup(hook: Any, args: Any) -> Any:
         with within(hook.module):
@@ -433,7 +464,7 @@ def backward_hooks_set_within(within: Callable[[nn.Module], AbstractContextManag
 
 
 def count_gpus_by_driver() -> int | None:
-    """The number of GPUs that this process may use, by the driver's library, which starts no CUDA; None if it fails."""
+    """Return the number of GPUs that this process may use, without starting CUDA; None if that fails."""
     try:
         count = torch.cuda._device_count_nvml()
     except Exception:
@@ -442,8 +473,10 @@ def count_gpus_by_driver() -> int | None:
 
 
 def name_visible_gpus(count: int) -> list[str]:
-    """Names of the GPUs that this process may use, in torch's order; `count` is their number. These are UUIDs from the
-    driver's library, or, if that fails, the names in CUDA_VISIBLE_DEVICES."""
+    """Return the names of the `count` GPUs that this process may use, in torch's order.
+
+    The names are UUIDs from the driver's library. If that fails, they are the entries of CUDA_VISIBLE_DEVICES.
+    """
     visible = torch.cuda._parse_visible_devices()[:count]
     try:
         uuids = torch.cuda._raw_device_uuid_nvml() or []
@@ -456,12 +489,12 @@ def name_visible_gpus(count: int) -> list[str]:
 
 
 def sleep_on_stream(cycles: int) -> None:
-    """Keep the current CUDA stream busy for so many cycles of the GPU's clock, while the host continues."""
+    """Keep the current CUDA stream busy for `cycles` cycles of the GPU's clock, without blocking the host."""
     torch.cuda._sleep(cycles)
 
 
 def nnpack_enabled() -> bool:
-    """Whether NNPACK may compute convolutions on the CPU."""
+    """Return whether NNPACK may compute convolutions on the CPU."""
     return torch._C._get_nnpack_enabled()
 
 
@@ -471,7 +504,7 @@ def set_nnpack_enabled(value: bool) -> None:
 
 
 def sdp_priority() -> list[int]:
-    """The order in which torch tries its kernels for attention on a GPU."""
+    """Return the order in which torch tries its kernels for attention on a GPU."""
     return list(torch._C._get_sdp_priority_order())
 
 

@@ -1,4 +1,4 @@
-"""Wrap torch.compile's private parts that bitproof uses, with its counters and its structured trace."""
+"""Wraps the private parts of torch.compile that bitproof uses, with its counters and its structured trace."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 
 def lazily_compiled() -> AbstractContextManager[Any]:
-    """A context manager: new graphs have no code until it is requested."""
+    """Return a context in which the code of new graph modules is generated only when it is needed."""
     return _use_lazy_graph_module(True)
 
 
 def compile_counters() -> dict[str, dict[str, int]]:
-    """Dynamo's counters, by category, as far as they exist."""
+    """Return five of Dynamo's groups of counters by name, such as "graph_break"; {} for a group without counters."""
     from torch._dynamo.utils import counters
 
     return {name: dict(counters[name]) for name in ("frames", "stats", "graph_break", "unimplemented", "dynamo_cache")}
 
 
 def is_of_compiler(function: FunctionType) -> bool:
-    """Whether this function is part of Dynamo, and not of the compiled program."""
+    """Return whether a function belongs to Dynamo rather than to the compiled program."""
     return str(function.__module__).startswith("torch._dynamo")
 
 
@@ -37,11 +37,11 @@ def is_of_compiler(function: FunctionType) -> bool:
 def compiled_calls_told(
     asked: Callable[[str, bool], None], called: Callable[[], None], recompiled: Callable[[str], None]
 ) -> Iterator[None]:
-    """Within the block, the callbacks report the use of torch.compile.
+    """Context in which the callbacks report every use of torch.compile.
 
-    `asked` takes the backend of each torch.compile that is not disabled, and whether its code must be captured whole.
+    `asked` is called for each torch.compile that is not disabled, with the backend's name and the value of `fullgraph`.
     `called` is called when such code runs, even if none of it was compiled: the environment, a setting or a stance may
-    disable compilation silently. `recompiled` takes the reason for compiling a frame again.
+    disable compilation silently. `recompiled` is called with the reason when a frame is compiled again.
     """
     from torch._dynamo import convert_frame, eval_frame
 
@@ -75,9 +75,9 @@ def compiled_calls_told(
 
 
 def compile_calls(model: nn.Module, backend: Callable[..., Any]) -> None:
-    """Compile a module's calls, as its own `compile` does, even if torch skips its class as torch's own.
+    """Compile a module's calls, like `module.compile`, even if its class is one of torch's, which Dynamo skips.
 
-    Sizes are fixed numbers: another size is compiled again.
+    Sizes are fixed: a call with other sizes is compiled again.
     """
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -90,8 +90,11 @@ def compile_calls(model: nn.Module, backend: Callable[..., Any]) -> None:
 def ahead_of_time(
     compile_graph: Callable[[GraphModule, str], Callable[..., Any]], decompositions: Mapping[Any, Any] | None
 ) -> Callable[..., Any]:
-    """A backend of torch.compile that differentiates the captured code, like its backend "aot_eager". `compile_graph`
-    takes each graph of operators and its direction, and returns a function that runs it."""
+    """Return a backend of torch.compile that differentiates the captured code ahead of time, like "aot_eager".
+
+    `compile_graph` takes each graph of operators and its direction, "forward" or "backward", and returns a function
+    that runs the graph.
+    """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -111,7 +114,10 @@ def ahead_of_time(
 
 
 def boxed(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Mark `call` as a function that takes its arguments as a list, which it may empty. torch calls graphs this way."""
+    """Mark `call` as a function that takes its arguments as a list, which it may empty. Returns the function.
+
+    torch calls graphs in this way.
+    """
 
     def called(inputs: list[Any]) -> Any:
         return call(inputs)
@@ -121,7 +127,7 @@ def boxed(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 
 
 class _Uncompiled(nullcontext[None]):
-    """Replaces torch.compile while it is disabled: code is unchanged, and `called` is called when it runs."""
+    """Replaces the result of torch.compile if compilation is disabled: calls `called`, and runs the code unchanged."""
 
     def __init__(self, called: Callable[[], None]) -> None:
         super().__init__()
@@ -150,7 +156,7 @@ def _backend_name(backend: Any) -> str:
 
 
 def trace_artifact(name: str, text: str) -> None:
-    """Add a text to the structured trace of torch.compile."""
+    """Add the text `text` to the structured trace of torch.compile, under the name `name`."""
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": name, "encoding": "string"},

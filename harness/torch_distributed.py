@@ -1,4 +1,4 @@
-"""Wrap torch.distributed's private names that bitproof uses, and those that differ between the supported releases."""
+"""Wraps private names of torch.distributed that bitproof uses, and names that differ between the supported releases."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from torch.distributed import distributed_c10d
 
 
 def functional_collectives() -> Any:
-    """torch's module of collectives that return their results; backward passes through those named `..._autograd`."""
+    """Return torch's module of functional collectives. Those named `..._autograd` are differentiable."""
     import torch.distributed._functional_collectives as collectives
 
     return collectives
 
 
 def group_of(boxed: Any) -> Any:
-    """The process group in the boxed object that an operator receives."""
+    """Return the process group in `boxed`, the object in which operators receive a group."""
     return ProcessGroup.unbox(boxed)
 
 
 def name_of_group(boxed: Any) -> str:
-    """The name of the process group in the boxed object that an operator receives; "" if it has none."""
+    """Return the name of the process group in `boxed`, the object in which operators receive a group; "" if unnamed."""
     with suppress(RuntimeError, TypeError, ValueError):
         return str(ProcessGroup.unbox(boxed).group_name)
     return ""
 
 
 def averages(reduction: Any) -> bool:
-    """Whether a collective with this reduction divides the sum by the number of ranks."""
+    """Return whether a collective with this reduction divides the sum by the number of ranks."""
     if isinstance(reduction, str):
         return reduction.lower() == "avg"
     is_boxed = isinstance(reduction, torch.ScriptObject) and cast(Any, reduction)._has_method("op")
@@ -44,17 +44,20 @@ def averages(reduction: Any) -> bool:
 
 
 def register_group(name: str, group: Any) -> None:
-    """Register a process group under a name for collectives. torch keeps only a weak reference."""
+    """Register a process group, so that collectives find it by this name.
+
+    The caller must keep the group alive: torch does not.
+    """
     torch._C._distributed_c10d._register_process_group(cast(Any, name), group)
 
 
 def group_named(name: str) -> ProcessGroup:
-    """The process group with this name. Raises RuntimeError if none is registered."""
+    """Return the process group with this name. Raises RuntimeError if none is registered."""
     return torch._C._distributed_c10d._resolve_process_group(cast(Any, name))
 
 
 def parts_of(placement: Any, indices: Tensor, ranks: int) -> list[Tensor]:
-    """A dim's indices, rank after rank, as a DTensor's sharding placement divides them among ranks."""
+    """Divide a dim among `ranks` ranks like a DTensor's sharding `placement`. Returns each rank's part of `indices`."""
     from torch.distributed.tensor import Shard
 
     # Interleaved shards have a split factor.
@@ -65,8 +68,11 @@ def parts_of(placement: Any, indices: Tensor, ranks: int) -> list[Tensor]:
 
 
 def flattened_parts(model: Any) -> dict[int, tuple[tuple[int, ...], int, int]]:
-    """For each parameter that FSDP1 flattens and keeps, by its id: its whole shape, and the rank's part. The part is
-    the index of its first element and of the element after its last; both are 0 if the rank has none."""
+    """Return the shape of each parameter that FSDP1 flattens, and the range of its elements that this rank has.
+
+    The keys are the ids of the parameters, the values (shape, start, end). The end is the index after the last element;
+    both ends are 0 if the rank has no element. Parameters are included only if FSDP keeps the original ones.
+    """
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     found = {}
@@ -82,7 +88,10 @@ def flattened_parts(model: Any) -> dict[int, tuple[tuple[int, ...], int, int]]:
 
 
 def flat_collectives(group: ProcessGroup) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """A group's own all-gather, of x (N) into an output (W * N), and reduce-scatter; both take the output first."""
+    """Return a group's all-gather and reduce-scatter on flat tensors. Both take the output first.
+
+    For W ranks, the all-gather has an input of shape (N) and an output of shape (W * N).
+    """
     return group._allgather_base, group._reduce_scatter_base
 
 
@@ -92,19 +101,24 @@ def unregister_group(name: str) -> None:
 
 
 def group_of_size(size: int) -> Any:
-    """A process group that has a size and connects no ranks."""
+    """Return a process group that has a size but connects no ranks."""
     return cast(Any, ProcessGroup)(0, size)
 
 
 def set_timeout(options: Any, timeout: Any) -> None:
-    """Set the time limit of collectives in the options of a NCCL group, where torch reads it, not in `new_group`'s
-    argument."""
+    """Set the time limit of collectives in the options of a NCCL group.
+
+    torch reads it there, and not from the argument of `new_group`.
+    """
     options._timeout = timeout
 
 
 def collectives_by_group() -> dict[str, int]:
-    """The number of collectives that this process has launched in each of torch's groups of several ranks, by group
-    name. gloo includes messages from rank to rank, NCCL does not. A group without a counter is left out."""
+    """Return the number of collectives that this process has launched, by name of the process group.
+
+    Groups of a single rank and groups without a counter are left out. With gloo, messages between two ranks count as
+    well, with NCCL they do not.
+    """
     found = {}
     for group, name in distributed_c10d._world.pg_names.items():
         if group.size() > 1:
@@ -115,7 +129,7 @@ def collectives_by_group() -> dict[str, int]:
 
 @contextmanager
 def messages_told(tell: Callable[[], None]) -> Iterator[None]:
-    """Within the block, call `tell` for each message that this process sends to or receives from a single rank."""
+    """Context that calls `tell` for each message that this process sends to or receives from a single rank."""
 
     def told(own: Callable[..., Any]) -> Callable[..., Any]:
         def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
@@ -132,8 +146,11 @@ def messages_told(tell: Callable[[], None]) -> Iterator[None]:
 
 
 def sharding_rules() -> SimpleNamespace:
-    """DTensor's `propagator` of shardings, the types of its requests, its `cost` of a redistribution, and `line(n)`.
-    `line(n)` makes a 1-D mesh of n ranks."""
+    """Return the parts of DTensor that choose shardings, as attributes of one object.
+
+    They are the `propagator` of shardings, the classes of its requests, the function `cost` of a redistribution, and
+    the function `line(n)`, which makes a 1-D mesh of n ranks.
+    """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, _collective_utils, _dtensor_spec, _op_schema
 
@@ -156,7 +173,7 @@ _TABLES = (
 
 
 class KnownGroups:
-    """The process groups that torch knows, including the default group. An object made without arguments has none."""
+    """A set of process groups that torch can know, with the default group. `KnownGroups()` has no groups."""
 
     def __init__(self, default: Any = None, count: int = 0, tables: Sequence[dict[Any, Any]] = ()) -> None:
         self.default = default
@@ -164,7 +181,7 @@ class KnownGroups:
         self._tables = tables or [{} for _ in _TABLES]
 
     def exchange(self) -> KnownGroups:
-        """Make torch know these groups, and return those that it knew. No group ends, and no rank communicates."""
+        """Make torch know only these groups, and return those that it knew before. No group ends or communicates."""
         world = distributed_c10d._world
         tables = [getattr(world, name) for name in _TABLES]
         before = KnownGroups(world.default_pg, world.group_count, [dict(table) for table in tables])
@@ -178,7 +195,7 @@ class KnownGroups:
 
 
 def replace_function(own: Callable[..., Any], new: Callable[..., Any]) -> None:
-    """Replace a function of torch.distributed in each of its modules that has it by name."""
+    """Replace the function `own` by `new` in each module under torch.distributed that has it as a global."""
     for name, module in tuple(sys.modules.items()):
         if name.startswith("torch.distributed") and vars(module).get(own.__name__) is own:
             setattr(module, own.__name__, new)

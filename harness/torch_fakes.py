@@ -1,19 +1,21 @@
-"""Cache the results of calls on fake tensors: layers repeat, and torch computes the shapes of every layer again.
+"""Caches the results of calls on fake tensors: torch would compute the shapes of each layer again.
 
-torch's own cache does not find them: the number of rows that an expert receives is a new symbol in each layer, so a
-repeated call looks new.
+torch's own cache does not help: the number of rows that an expert receives is a new symbol in each layer, so the call
+looks new. In this cache, two calls have the same key if they differ only in the names of symbols, since torch's result
+does not depend on names. For example, `mm` of [s3, 64] and [64, 8] has the same key as `mm` of [s7, 64] and [64, 8], if
+s3 and s7 have the same range.
 
-A call's key has its operator, the layouts of its tensors and its other arguments, and all facts about its sizes'
-symbols, numbered in the order of occurrence: their ranges, and each condition that names them. Two calls with the same
-key differ in the names of symbols only, and torch's result does not depend on names. For example, `mm` of [s3, 64] and
-[64, 8] has the key of `mm` of [s7, 64] and [64, 8], if s3 and s7 have the same range. A kept result is a recipe. For
-each size it has an expression over these numbers, or, if the size is the very object that an argument has, that
-argument's index, since tracers compare sizes by identity. It also states whether the result shares the storage of the
-only tensor among the arguments.
+A key has the operator, the layouts of the tensors, and the other arguments. In their sizes each symbol is replaced by a
+number, in the order of occurrence. The key also has all facts about the symbols: their ranges, and each condition that
+contains them.
 
-A result is kept only if it is a plain tensor, all its symbols occur in the arguments, and its call wrote nothing and
-taught torch nothing about sizes. Before it is kept, it is rebuilt once and compared with torch's own. A mode keeps its
-own results, so that no trace depends on another.
+A cached result has an expression over these numbers for each size. If a size is the same object as a size of an
+argument, the result refers to this object instead, since tracers compare sizes by identity. It also states whether the
+result shares the storage of the only tensor among the arguments.
+
+A result is cached only if it is a plain tensor or several of them, all its symbols occur in the arguments, and the call
+wrote nothing and added no fact about sizes. Before it is cached, it is rebuilt once and compared with torch's result.
+Each fake mode has its own cache, so that no trace depends on another.
 """
 
 from __future__ import annotations
@@ -50,11 +52,11 @@ _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layou
 
 
 class _Unkept(Exception):  # noqa: N818
-    """Raised for a call that torch has to compute."""
+    """Raised for a call that is not cached: torch has to compute it."""
 
 
 class _Form(NamedTuple):
-    """The facts of a size's node apart from its expression."""
+    """Facts about a symbolic size other than its expression."""
 
     kind: type
     hint: Any
@@ -62,8 +64,12 @@ class _Form(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """A size of a result: an argument's own size object (index `own`), or an expression over numbered symbols. Sizes
-    with the same `name` are the same node."""
+    """A symbolic size of a cached result.
+
+    It is either the size object with index `own` among those in the arguments, or an expression: `template` has
+    numbered placeholders, and `numbers` are the numbers of the call's symbols that replace them. Sizes with the same
+    `name` become the same node.
+    """
 
     own: int | None
     name: int = 0
@@ -73,8 +79,11 @@ class _Size(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """A tensor of a result. `shares`: its storage is that of the only tensor among the arguments. `is_closed`: it has
-    memory of its own and no open size, so that nothing is guarded."""
+    """The layout of a tensor in a cached result, from which the tensor is rebuilt.
+
+    `shares`: its storage is that of the only tensor among the arguments. `is_closed`: it has its own memory and no open
+    size, so rebuilding it cannot add a guard.
+    """
 
     sizes: tuple[int | _Size, ...]
     strides: tuple[int | _Size, ...]
@@ -86,7 +95,7 @@ class _Kept(NamedTuple):
 
 
 class FakeResults:
-    """A cache of the calls in a fake mode and their results. `compute` is torch's own function."""
+    """A cache of the results of a fake mode's calls. `compute` is torch's function that computes a result."""
 
     def __init__(self, mode: FakeTensorMode, shape_env: ShapeEnv, compute: Callable[..., Any]) -> None:
         self._mode = mode
@@ -97,7 +106,7 @@ class FakeResults:
         self._may_be_kept: dict[Any, bool] = {}
 
     def __call__(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The result of a call, which is rebuilt from the cache if it is known."""
+        """Return the result of a call, rebuilt from the cache if the cache has it."""
         may = self._may_be_kept.get(func)
         if may is None:
             may = self._may_be_kept[func] = _may_be_kept(func)
@@ -143,7 +152,7 @@ class FakeResults:
 
 
 class _Call:
-    """A call: `parts` are its arguments, with sizes in the order of occurrence."""
+    """A call that is looked up in the cache: `parts` has its arguments, with numbers in place of symbols."""
 
     def __init__(self, mode: FakeTensorMode, symbols: _Symbols) -> None:
         self.tensors: list[FakeTensor] = []
@@ -157,7 +166,7 @@ class _Call:
         self._name: dict[int, int] = {}
 
     def read_all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, ...] | None:
-        """Read all arguments, and return the facts about their symbols; None for a call that torch has to compute."""
+        """Read all arguments, and return the facts about their symbols; None if the call cannot be cached."""
         try:
             self.read(args)
             self.read(kwargs)
@@ -166,7 +175,7 @@ class _Call:
             return None
 
     def read(self, value: Any) -> None:
-        """Add an argument. Raises _Unkept for an unusual type."""
+        """Add an argument to `parts`. Raises _Unkept for a type that cannot be cached."""
         add = self.parts.append
         kind: Any = type(value)
         if kind is FakeTensor:
@@ -189,6 +198,7 @@ class _Call:
             raise _Unkept
 
     def _read_tensor(self, x: FakeTensor) -> None:
+        # A fake tensor with a constant or a real tensor has values, on which the result may depend.
         if x.fake_mode is not self._mode or x.constant is not None or x.real_tensor is not None:
             raise _Unkept
         self.tensors.append(x)
@@ -217,7 +227,7 @@ class _Call:
         return self._number.setdefault(symbol, len(self._number))
 
     def facts(self) -> tuple[Hashable, ...]:
-        """All facts about the call's symbols, and about those that share conditions with them."""
+        """Return all facts about the call's symbols, and about all symbols that occur in conditions with them."""
         known: list[Hashable] = []
         told: set[Any] = set()
         symbols = list(self._number)
@@ -232,7 +242,7 @@ class _Call:
         return tuple(known)
 
     def kept(self, x: Any) -> _Kept:
-        """The recipe for a result. Raises _Unkept if there is none."""
+        """Return the layout of the result `x`, for the cache. Raises _Unkept if `x` cannot be cached."""
         if type(x) is not FakeTensor or x.constant is not None or x.real_tensor is not None or x.requires_grad:
             raise _Unkept
         if x.fake_mode is not self._mode or x.layout is not torch.strided or any(x is y for y in self.tensors):
@@ -259,7 +269,7 @@ class _Call:
         return _Size(None, name, template, tuple([self._number[symbol] for symbol in symbols]), form)
 
     def size(self, kept: int | _Size, made: dict[_Size, Any]) -> Any:
-        """A result's size in this call; `made` has the sizes made so far."""
+        """Return the size `kept` of a cached result, with this call's symbols. `made` has the result's sizes so far."""
         if type(kept) is int:
             return kept
         assert isinstance(kept, _Size)
@@ -272,7 +282,7 @@ class _Call:
 
 
 class _Symbols:
-    """An environment's facts about its symbols."""
+    """The facts that torch has about the symbols of a ShapeEnv."""
 
     def __init__(self, env: ShapeEnv) -> None:
         self._env = env
@@ -282,21 +292,21 @@ class _Symbols:
         self._num_conditions = 0
 
     def state(self) -> Hashable:
-        """A value that changes when torch learns something about sizes, apart from their ranges."""
+        """Return a value that changes whenever torch adds a fact about sizes. A changed range does not count."""
         env = self._env
         learned = (env.replacements, env.guards, env.axioms, env.divisible, env.var_to_range, env.size_like)
         fresh = env.unbacked_symint_counter, len(env.pending_fresh_unbacked_symbols)
         return env._version_counter, env.num_deferred_runtime_asserts, *map(len, learned), *fresh
 
     def template(self, node: SymNode) -> tuple[Any, tuple[sympy.Symbol, ...], _Form]:
-        """A size's expression with numbers in place of its symbols, these symbols, and the node's other facts."""
+        """Return a size's expression with numbered placeholders for its symbols, the symbols, and its `_Form`."""
         if type(node) is not SymNode or node.shape_env is not self._env or node.fx_node or node.constant is not None:
             raise _Unkept
         template, symbols = self.expression(node._expr)
         return template, symbols, _Form(node.pytype, node._hint, getattr(node, "_optimized_summation", None))
 
     def expression(self, expression: Any) -> tuple[Any, tuple[sympy.Symbol, ...]]:
-        """An expression with numbers in place of its symbols, and the symbols, in the order of their names."""
+        """Return an expression with numbered placeholders for its symbols, and these symbols, sorted by name."""
         found = self._expressions.get(expression)
         if found is None:
             symbols = tuple(sorted(expression.free_symbols, key=lambda symbol: (len(symbol.name), symbol.name)))
@@ -306,7 +316,7 @@ class _Symbols:
         return found
 
     def size(self, kept: _Size, symbols: tuple[sympy.Symbol, ...]) -> torch.SymInt:
-        """A new size: the kept expression over these symbols."""
+        """Return a new size: the expression of the cached size `kept`, with `symbols` in place of its placeholders."""
         form, written = kept.form, (kept.template, symbols)
         assert form is not None
         expression = self._instances.get(written)
@@ -321,7 +331,7 @@ class _Symbols:
         return [sympy.Symbol(f"n{i}", **dict(symbol._assumptions0)) for i, symbol in enumerate(symbols)]
 
     def of(self, symbol: sympy.Symbol) -> Hashable:
-        """The facts about a symbol. Raises _Unkept if they are incomplete."""
+        """Return the facts about a symbol itself. Raises _Unkept if other facts could affect it, such as guards."""
         env = self._env
         if env.guards or env.divisible or symbol in env.backed_var_to_val:
             raise _Unkept
@@ -330,9 +340,9 @@ class _Symbols:
         return extent, hinted, symbol in env.size_like, symbol in env.unbacked_inputs
 
     def conditions(self, symbol: sympy.Symbol) -> Sequence[Any]:
-        """The conditions that name a symbol, in torch's order.
+        """Return the conditions that contain a symbol, in torch's order.
 
-        If torch replaces the symbol by an expression, the last element is the pair of symbol and expression.
+        If torch replaces the symbol by an expression, the last element is the pair (symbol, expression).
         """
         if self._num_conditions != self._env.num_deferred_runtime_asserts:
             self._num_conditions = self._env.num_deferred_runtime_asserts
@@ -347,7 +357,8 @@ class _Symbols:
 
 
 def _may_be_kept(func: Any) -> bool:
-    """Whether an operator's fake results depend only on a call's key."""
+    """Return whether calls of an operator may be cached: their fake results must depend on nothing but the key."""
+    # A cached result would not repeat the writes of an in-place operator.
     if type(func) is not OpOverload or func._schema.is_mutable or torch.Tag.inplace_view in func.tags:
         return False
     if torch.Tag.data_dependent_output in func.tags:
@@ -357,7 +368,7 @@ def _may_be_kept(func: Any) -> bool:
 
 
 def _switches() -> tuple[Hashable, ...]:
-    """Global state that affects calls."""
+    """Return the global settings of torch on which a fake result may depend."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     return torch.get_default_dtype(), torch._C._get_default_device(), grad, inference, deterministic

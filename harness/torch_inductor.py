@@ -1,7 +1,7 @@
-"""Wrap Inductor, which is private to torch: compile a graph, and load compiled code.
+"""Wraps Inductor, which is private to torch: compiles a graph, and loads compiled code.
 
-A part of `torch_compat.py`, and under its rule: no other module uses Inductor. Loading it takes seconds, which a rank
-without compiled code need not spend, so each function here loads it when it is called.
+No other module uses names of Inductor (see `torch_compat.py`). Loading Inductor takes seconds, so it is loaded only
+when one of these functions is called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from bitproof.harness.torch_compat import FakeTensorMode
 
 
 def compile_whole_graph(module: GraphModule, values: list[Any]) -> Callable[[list[Any]], Any]:
-    """Compile a graph of lowered operators into a function; use within `compiling`. Raises Inductor's errors."""
+    """Compile a graph into a function; use it within `compiling`. Raises Inductor's errors.
+
+    The graph must have the operators that Inductor lowers. `values` are the fake values of its inputs.
+    """
     from torch._inductor.compile_fx import compile_fx_inner
 
     return cast(Any, compile_fx_inner(module, values))
@@ -29,11 +32,11 @@ def inductor_backend(
     finished: Callable[[GraphModule, str], GraphModule],
     compiled: Callable[[Callable[[], Callable[..., Any]], GraphModule, str], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """torch.compile's backend "inductor", with callbacks for each graph before it is compiled.
+    """Return torch.compile's backend "inductor", with callbacks for each graph before it is compiled.
 
-    `finished` takes the graph and its direction and returns the graph to compile. `compiled` takes a function that
-    compiles that graph, the graph itself and its direction, and returns the function to call with a list of inputs. No
-    cache is read, as cached graphs would bypass the callbacks.
+    `finished` takes the graph and its direction, "forward" or "backward", and returns the graph to compile. `compiled`
+    takes three arguments, a function that compiles this graph, the graph itself, and its direction; it returns the
+    function to run, which takes a list of inputs. No cache is read, because a cached graph would bypass the callbacks.
     """
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -51,20 +54,20 @@ def inductor_backend(
 
 
 def lowering_decompositions() -> Mapping[Any, Any]:
-    """A table of functions that decompose operators into those that Inductor lowers."""
+    """Return a table of functions that decompose operators into those that Inductor lowers."""
     from torch._inductor.decomposition import select_decomp_table
 
     return select_decomp_table()
 
 
 def compiling(fake_mode: FakeTensorMode) -> AbstractContextManager[Any]:
-    """A context manager: Inductor finds the fake tensors' mode, and with it the symbols of data-dependent sizes."""
+    """Return a context in which Inductor finds the fake tensors' mode, and so the symbols of data-dependent sizes."""
     return tracing(TracingContext(fake_mode))
 
 
 @contextmanager
 def inductor_settings(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Within the block, set these settings of Inductor, as far as this release has them."""
+    """Context with these settings of Inductor. Settings that this release of torch does not have are ignored."""
     from torch._inductor import config
 
     with config.patch({name: value for name, value in settings.items() if hasattr(config, name)}):
@@ -72,7 +75,7 @@ def inductor_settings(settings: Mapping[str, Any]) -> Iterator[None]:
 
 
 def takes_as_hook(kind: type) -> None:
-    """Allow objects of this class as Inductor's hooks; its cache reads their `uuid`."""
+    """Allow objects of the class `kind` as hooks of Inductor, whose cache identifies them by `uuid()`."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
     CustomGraphPass.register(kind)
@@ -80,8 +83,10 @@ def takes_as_hook(kind: type) -> None:
 
 @contextmanager
 def passes_watched(before: Callable[[Any, str], None], after: Callable[[Any, str], None]) -> Iterator[None]:
-    """Within the block, call the callbacks with the module and the name of each Inductor pass, before and after it
-    runs. Disabled passes are included, and a nested pass ends first."""
+    """Context that calls `before` and `after` around each pass of Inductor, with the graph module and the pass's name.
+
+    Disabled passes are included. If a pass runs inside another, its `after` is called before the outer pass's.
+    """
     from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
     enter, leave = GraphTransformObserver.__enter__, GraphTransformObserver.__exit__
@@ -102,7 +107,7 @@ def passes_watched(before: Callable[[Any, str], None], after: Callable[[Any, str
 
 
 def is_inductor_error(error: BaseException) -> bool:
-    """Whether Inductor itself refused a graph."""
+    """Return whether an error is one of Inductor's own."""
     from torch._inductor.exc import InductorError
 
     return isinstance(error, InductorError)
@@ -115,20 +120,21 @@ BESIDE_THE_CODE = ("constants", "frozen_param_names", "torchbind_constants", "in
 
 
 class WouldCompileError(Exception):
-    """Generated code asks for a kernel that is not among its files. The message names the kernel."""
+    """Loaded code needs a kernel that would have to be compiled. The message names the kernel's file."""
 
 
 def generated_module(compiled: Any) -> tuple[str, list[str]]:
-    """The name of a compiled graph's module, and other objects that it needs besides that code, if any."""
+    """Return the name of a compiled graph's module, and the names of objects that the graph needs besides its code."""
     return str(compiled.cache_key), [name for name in BESIDE_THE_CODE if getattr(compiled, name, None)]
 
 
 def load_generated(file: Path) -> Callable[[list[Any]], Any]:
-    """The step in a file of generated code: called with a list of inputs, which it empties.
+    """Load the step in a file of generated code. Returns a function that takes a list of inputs, and empties the list.
 
-    This runs the file and compiles nothing. Inductor's folder (TORCHINDUCTOR_CACHE_DIR) has the file's kernels, and the
-    small programs that show which instructions the compiler can use. They are found by a hash of their source and of
-    the compiler's whole command line. Raises WouldCompileError for a missing kernel, and the file's own errors.
+    This runs the file and compiles nothing. The file's kernels are in Inductor's folder (TORCHINDUCTOR_CACHE_DIR),
+    along with small programs that show which instructions the compiler can use. Inductor finds them by a hash of their
+    source and of the compiler's whole command line. Raises WouldCompileError for a missing kernel, and the file's own
+    errors.
     """
     from torch._inductor import codecache, cpp_builder
 

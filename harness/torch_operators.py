@@ -1,4 +1,4 @@
-"""Wrap torch's private names for operators, autograd, annotations and storage that bitproof uses."""
+"""Wraps torch's private names for operators, autograd, annotations and storage that bitproof uses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as i
 
 
 class FlopCount(TorchDispatchMode):
-    """Counts FLOPs while it is entered, by torch's formulas, without changing any call. `flops` is None if a formula
-    cannot read a call."""
+    """Context that counts FLOPs by torch's formulas, without changing any call.
+
+    `flops` is None if a formula failed for some call.
+    """
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Keep compiled code compiled: by default torch.compile runs uncompiled under a mode, with other bits."""
+        """Return True: compiled code stays compiled. By default it runs uncompiled under a mode, with other bits."""
         return True
 
     def __init__(self) -> None:
@@ -37,7 +39,7 @@ class FlopCount(TorchDispatchMode):
         self._known: dict[Any, int] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a call, and count it if torch has a formula for it."""
+        """Run a call, and add its FLOPs if torch has a formula for it."""
         if types and any(is_wrapper_subclass(each) for each in types):
             return NotImplemented  # a DTensor dispatches first, and calls operators on its local shards
         kwargs = kwargs or {}
@@ -51,7 +53,7 @@ class FlopCount(TorchDispatchMode):
         return out
 
     def _count(self, formula: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> int:
-        """The FLOPs of a call, cached by shapes: a formula takes longer than a small product."""
+        """Return the FLOPs of a call. They are cached by shapes, since a formula takes longer than a small product."""
         if kwargs or not all(isinstance(each, Tensor) for each in args):
             return int(formula(*args, **kwargs, out_val=out))
         key = (formula, *(each.shape for each in args))
@@ -61,12 +63,12 @@ class FlopCount(TorchDispatchMode):
 
 
 def schema_of(operator: Any) -> Any:
-    """An operator's schema; None if it has none, such as a Python function."""
+    """Return an operator's schema; None for an object without one, such as a Python function."""
     return getattr(operator, "_schema", None)
 
 
 def is_composed(operator: Any) -> bool:
-    """Whether an overload has no kernel of its own: it calls other operators, or returns its argument."""
+    """Return whether an overload has no kernel of its own: it calls other operators, or returns its argument."""
     try:
         return bool(operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
     except RuntimeError:  # an operator of TorchScript, which torch does not dispatch
@@ -74,8 +76,10 @@ def is_composed(operator: Any) -> bool:
 
 
 def written_by_kernel(call: Mapping[str, Any], given: Mapping[str, Any]) -> set[str]:
-    """The names of the tensors that a Triton kernel writes, by torch's analysis; all names if that fails. `call` has
-    the arguments of torch's operator for such kernels, `given` the values of the kernel's arguments."""
+    """Return the names of the tensors that a Triton kernel writes, by torch's analysis; all names if that fails.
+
+    `call` has the arguments of torch's operator for Triton kernels, `given` the values of the kernel's arguments.
+    """
     try:
         from torch._higher_order_ops.triton_kernel_wrap import get_mutated_tensors
 
@@ -86,29 +90,29 @@ def written_by_kernel(call: Mapping[str, Any], given: Mapping[str, Any]) -> set[
 
 
 def overload_of(operator: Any) -> str:
-    """The name of an operator's overload, "default" if it has none."""
+    """Return the name of an operator's overload, "default" if it has none."""
     name: str = getattr(operator, "_overloadname", "default")
     return name
 
 
 def base_name_of(operator: Any) -> str:
-    """An operator's name without namespace and overload; "" for other objects."""
+    """Return an operator's name without namespace and overload; "" for other objects."""
     name: str = getattr(operator, "_opname", "")
     return name
 
 
 def running_autograd_node() -> Any:
-    """The autograd node that backward runs on this thread; None outside of backward."""
+    """Return the autograd node that backward runs on this thread; None outside of backward."""
     return torch._C._current_autograd_node()
 
 
 def has_no_values(tensor: Tensor) -> bool:
-    """Whether a tensor has only a shape: a fake tensor, or one on the meta device."""
+    """Return whether a tensor has no values: it is fake, or on the meta device."""
     return tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
 def is_backward_running() -> bool:
-    """Whether autograd's engine now runs a backward pass on this thread.
+    """Return whether autograd's engine runs a backward pass on this thread.
 
     True within autograd nodes, and within callbacks that were queued for the end of the backward pass.
     """
@@ -116,7 +120,7 @@ def is_backward_running() -> bool:
 
 
 def is_beginning_backward() -> bool:
-    """Whether autograd now makes, on this thread, the gradients with which a backward begins."""
+    """Return whether autograd, on this thread, is making the initial gradients of a backward."""
     # No state of torch shows this, so look for its function on the stack.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not torch.autograd._make_grads.__code__:
@@ -126,9 +130,7 @@ def is_beginning_backward() -> bool:
 
 @contextmanager
 def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
-    """Within the block, call `tell` with each tensor from which backward begins, except tensors passed with a
-    gradient.
-    """
+    """Context that calls `tell` with each tensor from which a backward begins, unless it was passed with a gradient."""
 
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
@@ -144,75 +146,83 @@ def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
 
 
 def backward_number() -> int:
-    """The number of the backward that runs on this thread; a later one has a larger number. -1 outside of backward."""
+    """Return the number of the backward pass that runs on this thread; -1 if there is none.
+
+    A later backward pass has a larger number.
+    """
     return int(torch._C._current_graph_task_id())
 
 
 def running_annotations() -> Mapping[str, Any]:
-    """The annotations that `torch.fx.traceback.annotate` gives the running code."""
+    """Return the annotations that `torch.fx.traceback.annotate` gives the running code."""
     found: Mapping[str, Any] = traceback.current_meta.get("custom", {})
     return found
 
 
 def last_sequence_number() -> int:
-    """The sequence number of the autograd node that this thread made last."""
+    """Return the sequence number of the autograd node that this thread created last."""
     return torch.autograd._get_sequence_nr() - 1
 
 
 def accumulated_by(autograd_node: Any) -> Tensor | None:
-    """The parameter whose gradient a node accumulates; for a DTensor, its local shard; None for any other node."""
+    """Return the parameter whose gradient an autograd node accumulates, or its local shard; None for any other node."""
     parameter = getattr(autograd_node, "variable", None)
     return None if parameter is None else local_of(parameter)
 
 
 def local_of(parameter: Tensor) -> Tensor:
-    """A rank's part of a parameter: the local shard of a DTensor."""
+    """Return this rank's part of a parameter: the local shard of a DTensor, or a plain tensor itself."""
     return getattr(parameter, "_local_tensor", parameter)
 
 
 def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The indices and the values of a sparse tensor, unchanged: an index may occur more than once."""
+    """Return the indices and the values of a sparse tensor as they are: an index may occur more than once."""
     return tensor._indices(), tensor._values()
 
 
 def sequence_number_of(autograd_node: Any) -> int:
-    """The sequence number of an autograd node: later forward calls have larger ones."""
+    """Return the sequence number of an autograd node. Nodes of later forward calls have larger numbers."""
     number: int = autograd_node._sequence_nr()
     return number
 
 
 def is_watched() -> bool:
-    """Whether anything observes each operator call on this thread: a mode, a trace, Dynamo, or a profiler."""
+    """Return whether anything observes each operator call on this thread: a mode, a trace, Dynamo, or a profiler."""
     if torch.compiler.is_compiling():  # Dynamo reads this line, and could not trace the rest
         return True
     return torch._C._len_torch_dispatch_stack() > 0 or torch._C._autograd._profiler_enabled()
 
 
 def below_autograd() -> AbstractContextManager[Any]:
-    """A context manager without gradients: operators bypass autograd and call the same kernels. It does nothing under
-    an observer."""
+    """Return a context in which operators bypass autograd and call the same kernels. No gradients are recorded.
+
+    If operator calls are observed (`is_watched`), the context has no effect.
+    """
     return nullcontext() if is_watched() else torch._C._AutoDispatchBelowAutograd()
 
 
 def storage_key(tensor: Tensor) -> int:
-    """A key that is equal for two strided tensors if they share memory."""
+    """Return a key that is equal for two strided tensors if they share memory."""
     return tensor.untyped_storage()._cdata
 
 
 def is_view(tensor: Tensor) -> bool:
-    """Whether autograd counts the tensor as a view of another tensor."""
+    """Return whether autograd counts the tensor as a view of another tensor."""
     return tensor._is_view()
 
 
 def replaced_kernels() -> list[str]:
-    """Operators of torch whose kernel was replaced by Python code: `aten/silu/CPU`."""
+    """Return the kernels of torch that Python code replaced, such as `aten/silu/CPU`. Meta kernels do not count."""
+    # torch itself registers its Meta kernels in Python.
     of_process = torch.library._impls
     return sorted(name for name in of_process if name.startswith("aten/") and not name.endswith("/Meta"))
 
 
 def active_modes() -> list[str]:
-    """Modes that see and may change each call of torch in this thread, outermost first; without torch's
-    default device.
+    """Return the class names of the modes that see, and may change, each call of torch on this thread.
+
+    Function modes come first, and each kind has its outermost mode first. The mode of torch's default device is left
+    out.
     """
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._device import DeviceContext

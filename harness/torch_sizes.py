@@ -1,11 +1,11 @@
-"""Arithmetic on open sizes: cached, and with exact divisions.
+"""Caches arithmetic on symbolic sizes, and makes divisions in sizes exact.
 
-torch computes an open size's product with a number, or whether two are equal, with sympy, a dozen times for each
-tensor, and nearly always for the same operands.
+torch uses sympy to multiply a symbolic size by a number, or to compare two sizes. It does so a dozen times for each
+tensor, nearly always for the same operands.
 
-torch's result depends on the operands' expressions, types, hints and form, and on known replacements of symbols; the
-version of the ShapeEnv identifies these. All of this is the key. Each result is a new node, as in torch, so that a
-tracer, which identifies nodes by identity, records the same graph.
+torch's result depends on the operands' expressions, types, hints and forms, and on the symbols that the ShapeEnv has
+replaced, whose state has a version number. A cache key consists of all these. Each result is a new node, as in torch: a
+tracer identifies nodes by identity, so it records the same graph as without the cache.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ _OPERATORS = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge")
 
 
 def remember_arithmetic(shape_env: ShapeEnv) -> None:
-    """From now on, compute each sum, product, difference or comparison of this environment's sizes only once. Other
-    environments are unaffected."""
+    """From now on, cache the sums, differences, products and comparisons of sizes of this ShapeEnv.
+
+    Other ShapeEnvs are unaffected.
+    """
     setattr(shape_env, _KEPT, {})
     if hasattr(SymNode.maybe_as_int, _KEPT):
         return
@@ -74,17 +76,17 @@ def _remembering_number(own: Callable[[Any], int | None]) -> Callable[[Any], int
 
 
 def _told(node: Any) -> Hashable:
-    """The facts of a node that affect its arithmetic."""
+    """Return the properties of a node on which the results of its arithmetic depend."""
     return node._expr, node.pytype, node._hint, getattr(node, "_optimized_summation", None)
 
 
 def _version(shape_env: Any) -> Hashable:
-    """A value that changes when a symbol is replaced; in 2.11 the version of all facts."""
+    """Return a value that changes whenever torch replaces a symbol, and in torch 2.11 also whenever it adds a fact."""
     return getattr(shape_env, "_replacements_version_counter", shape_env._version_counter)
 
 
 def exact(size: Any) -> Any:
-    """A size with each division in it exact: (n // 2) * 3 as 3 n / 2."""
+    """Return a size in which each integer division is an exact division: `(n // 2) * 3` becomes `n / 2 * 3`."""
     if not isinstance(size, sympy.Basic):
         return size
     return size.replace(lambda part: isinstance(part, FloorDiv), lambda part: part.args[0] / part.args[1])

@@ -1,8 +1,8 @@
-"""Make traces faster: torch's work for each call, without redundant queries.
+"""Makes traces faster by avoiding repeated work of torch.
 
-A trace makes three fake tensors a call, and asks twice for the device of a tensor, through both of its modes. Here a
-fake tensor gets its attributes at once, copied from the first fake tensor of its mode. A query for its device is
-answered directly, as torch's own handler would answer it.
+For each call, a trace makes three fake tensors and twice asks for a tensor's device, each time through both dispatch
+modes of the trace. Here a new fake tensor copies its attributes from an earlier fake tensor on the same device. A query
+for the device of a fake tensor is answered directly, with torch's own answer.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ _ATTRIBUTES = "bitproof_attributes"
 
 
 def new_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> FakeTensor:
-    """A fake tensor on `device` with the layout and memory of a new plain tensor on the meta device. It is equal to
-    `FakeTensor(mode, tensor, device)`. `tensor` must not require gradients."""
+    """Return a fake tensor on `device` with the layout and memory of `tensor`, like `FakeTensor(mode, tensor, device)`.
+
+    `tensor` must be a new plain tensor on the meta device that does not require gradients.
+    """
     known: dict[torch.device, dict[str, Any]] = vars(mode).setdefault(_ATTRIBUTES, {})
     if (attributes := known.get(device)) is None:
         made = FakeTensor(mode, tensor, device)
@@ -45,15 +47,13 @@ def new_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> Fake
 
 
 def device_asked(func: Any, args: Sequence[Any]) -> torch.device | None:
-    """The device of a fake tensor, if this call only asks for it; else None."""
+    """Return the device of a fake tensor if the call of `func` only asks for this device; otherwise None."""
     return args[0].device if func is _DEVICE and len(args) == 1 and type(args[0]) is FakeTensor else None
 
 
 @contextmanager
 def quick_tracing() -> Iterator[None]:
-    """Within the block, traces answer queries for devices, and copy fake tensors for nodes, in the faster ways
-    above.
-    """
+    """Context in which traces answer queries for devices, and copy fake tensors, as this module describes."""
     own_dispatch, own_snapshot = ProxyTorchDispatchMode.__torch_dispatch__, proxy_tensor.snapshot_fake
 
     def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -93,8 +93,10 @@ class _Failures(TorchFunctionMode):
 
 @contextmanager
 def failures_told(report: Callable[[str], None]) -> Iterator[None]:
-    """Report each failing call of torch in the block, and each branch on a number unknown to the trace, in words.
-    Example: `if x.sum() > 0:` in a `try`, or `x.numpy()`, for a traced tensor `x`."""
+    """Context that calls `report` with a text for each call of torch that fails, and for each branch on traced data.
+
+    For example, a program may catch the error of `x.numpy()`, or of `if x.sum() > 0:`, for a traced tensor `x`.
+    """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # sympy: half a second
 
     make = ShapeEnv._make_data_dependent_error

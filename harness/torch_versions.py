@@ -1,4 +1,4 @@
-"""List the supported and tested releases of torch. Loads no torch: `doctor` may find none."""
+"""Lists the supported and tested releases of torch. Loads no torch, as it may not be installed."""
 
 from __future__ import annotations
 
@@ -17,30 +17,29 @@ COVERED = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
 
 
 def is_supported(version: str) -> bool:
-    """Whether a version such as `2.13.0+cpu` is not too old; a newer release, such as a nightly, runs with a warning.
-    False for an invalid version."""
+    """Return whether a version such as `2.13.0+cpu` is OLDEST or later. False for an invalid version."""
     return _minor_of(version) >= OLDEST
 
 
 def is_covered(version: str) -> bool:
-    """Whether a version such as `2.13.0+cpu` is within the range of tested releases, whose operators are known."""
+    """Return whether a version such as `2.13.0+cpu` is between the oldest and the newest tested release."""
     return OLDEST <= _minor_of(version) <= NEWEST
 
 
 def is_tested(version: str) -> bool:
-    """Whether a version such as `2.13.0+cpu` is a tested release, for any build."""
+    """Return whether a version such as `2.13.0+cpu` is a tested release. The build (`+cpu`) does not matter."""
     return version.partition("+")[0] in TESTED
 
 
 def warning_of(version: object) -> str | None:
-    """A warning for readers about an untested torch; None for a tested release, or without torch."""
+    """Return a warning that this version of torch is untested; None for a tested release, or if it is no text."""
     if not isinstance(version, str) or is_tested(version):
         return None
     return f"torch {version} is not among the tested versions ({', '.join(TESTED)})"
 
 
 def _minor_of(version: str) -> tuple[int, int]:
-    """(2, 13) for `2.13.0+cpu`; (0, 0) for an invalid version."""
+    """Return (2, 13) for `2.13.0+cpu`, and (0, 0) for an invalid version."""
     try:
         major, minor = map(int, version.split(".")[:2])
     except ValueError:
@@ -49,7 +48,7 @@ def _minor_of(version: str) -> tuple[int, int]:
 
 
 def torch_version() -> str | None:
-    """torch's own version, such as `2.15.0+cu132`, since the metadata of a wheel from PyPI lacks the build."""
+    """Return the installed version of torch, such as `2.15.0+cu132`; None if there is none. Does not import torch."""
     spec = importlib.util.find_spec("torch")  # finds the package without loading it
     if spec is None or spec.origin is None:
         return None

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector in this context, and then restore its state.
+    """Context in which the garbage collector is paused. Its state is restored at the end.
 
     The code in the context creates n objects that stay alive: searching them for garbage would cost time n log n.
     """

@@ -130,7 +130,7 @@ def _value(node: Node) -> str:
 
 
 def _tell_value(value: Any) -> str:
-    """The text of a value; for a tensor its dtype, shape, strides unless contiguous, and device unless the CPU."""
+    """Return a value as text; for a tensor its dtype, shape, strides unless contiguous, and device unless the CPU."""
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_tell_value, value))})"
     if not isinstance(value, torch.Tensor):

@@ -130,7 +130,7 @@ def _stands_at(run_pass: Callable[..., Any], spec: PassSpec) -> bool:
 
 
 def _calls(module: GraphModule) -> dict[str, str]:
-    """Each node's target and arguments as text, by the node's name."""
+    """Return each node's target and arguments as text, by the node's name."""
     return {node.name: f"{node.target}{node.args}{node.kwargs}" for node in module.graph.nodes}
 
 

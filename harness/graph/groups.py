@@ -16,10 +16,10 @@ Partition = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Group:
-    """The process group of a name. `object` names its object; `partition` has the ranks of each instance, in order.
+    """A process group of the table: `object` names the process-group object, `partition` the ranks of each instance.
 
-    For example, over 4 ranks the group `tp` of size 2 has the instances (0, 1) and (2, 3). Names with the same `object`
-    denote the same process group, and the collectives of a process group wait for each other.
+    For example, over 4 ranks the group `tp` of size 2 has the instances (0, 1) and (2, 3). Groups with the same
+    `object` are the same process group under several names, and the collectives of a process group wait for each other.
     """
 
     object: str
@@ -35,7 +35,7 @@ class GroupTable:
     derived: list[str] = field(default_factory=list)
 
     def __getitem__(self, name: str) -> Group:
-        """The group of a name. Raises PassError if the table lacks it."""
+        """Return the group with this name. Raises PassError if the table has none."""
         if name not in self.groups:
             raise PassError(
                 f"the graph names an unknown process group: {name}",
@@ -46,7 +46,10 @@ class GroupTable:
         return self.groups[name]
 
     def derive(self, source: str, purpose: str, *, high_priority: bool = False) -> str:
-        """Return the name of a separate group over the ranks of `source`; adds the group if `purpose` has none yet."""
+        """Return the name of a separate group over the ranks of `source` for a `purpose`, such as EXPERT_ONLY.
+
+        Adds the group to the table if it is not there yet.
+        """
         name = derived_name(source, purpose)
         if name not in self.groups:
             self.groups[name] = Group(name, self[source].partition, high_priority)

@@ -55,7 +55,7 @@ _observers: list[Observe] = []
 def observed(name: str, parts: list[Tensor], dim: int | None = None, piece: int | None = None) -> None:
     """Call the step's observer, if there is one, with an activation. Observing calls in graphs call this function.
 
-    `name` is the record's name. `activation` explains the other arguments.
+    `name` is the record's name. See `activation` for the other arguments.
     """
     if _observers:
         _observers[-1]("activation", name, activation(parts, dim, piece))

@@ -1,4 +1,4 @@
-"""Properties of operators and calls that passes ask for: writes, views, collectives, random draws, symbols."""
+"""Properties of operators and calls that passes need: writes, views, collectives, random draws, symbols."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ class _StageRun:
 
 
 def _refuse_idle(name: str, runs: Sequence[_StageRun]) -> None:
-    """Raise the error of a pass that found nothing to do in every stage; `name` is the pass's name."""
+    """If the pass `name` found nothing to do in any pipeline stage, raise the error that it raised in the first."""
     idle = [run.idle for run in runs if run.idle is not None]
     if len(idle) == len(runs):
         with _blaming(name):

@@ -93,7 +93,7 @@ def graph_of(plain: Json, allowed: Container[str] | None = None) -> GraphModule:
 class _Writer:
     """Writes a graph as JSON values.
 
-    Many nodes share a place, so each place is written once, and nodes have its index.
+    Many nodes share a place (module, direction, source line), so each place is written once, and a node has its index.
     """
 
     def __init__(self, module: GraphModule) -> None:

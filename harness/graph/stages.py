@@ -24,7 +24,7 @@ class GraphStage:
     rules: tuple[Rule, ...]
 
     def check(self, module: GraphModule, before: Facts, chunk_symbol: ChunkSymbol) -> Facts:
-        """Check a graph after a pass against the facts `before` it; return its new facts. Raises PassError."""
+        """Check a graph after a pass, given its facts `before` the pass. Returns its new facts. Raises PassError."""
         change = PassEffect(module, before, Facts.of(module), chunk_symbol.symbol)
         for rule in self.rules:
             rule(change)

@@ -68,7 +68,7 @@ def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbo
 
 
 class MixingCheck:
-    """Refuses, before its first chunk runs in eager, a module that mixes rows of different chunks.
+    """Refuses a module that mixes rows of different chunks, before the module's first chunk runs in eager.
 
     The module's forward is traced with a symbolic size of the chunked dim, and must pass the rules of the chunk pass.
     If several modules are built from submodules of the same types, only the first is checked. `dim` is the chunked
@@ -159,11 +159,10 @@ class _Follower:
         return state
 
     def _from_outside(self, node: Node) -> State:
-        """Return which dim of a value holds the chunked rows, as readers in other code see it.
+        """Return which dim of a value holds the chunked rows, for readers outside the code that computes the value.
 
-        Other code is all code but that which computes the value. If the computing code declares that it keeps rows, a
-        mixed value counts for other code as having rows: the rows of the computing code's arguments. All arguments with
-        rows must have the same rows, and the value as many. Otherwise the declaration does not apply to the value.
+        If this code declares that it keeps rows, a mixed value counts outside as having the rows of the code's
+        arguments. This requires that all arguments with rows have the same rows, and the value has as many.
         """
         state, given = self.states[node], self.given.get(calls_of(node), {})
         if not isinstance(state, Mixed) or KEEPS_ROWS_KEY not in node.meta or len(set(given.values())) != 1:

@@ -83,7 +83,7 @@ class RuleCall:
         return (value[0] if isinstance(value, (tuple, list)) else value).dim()
 
     def of(self, x: Any) -> Rows | None:
-        """Return which dim of an argument holds the rows; None if no dim does, or if it is not a node."""
+        """Return the `Rows` of an argument; None if none of its dims holds rows, or if it is not a node."""
         return self.rows.get(x) if isinstance(x, Node) else None
 
     def dims(self, name: str, rank: int) -> set[int]:

@@ -125,7 +125,7 @@ def _cut(call: RuleCall) -> Answer:
 def _split(call: RuleCall) -> Answer:
     """Rule for splits: along another dim, a split keeps the rows. Along the rows' dim, it mixes them.
 
-    The exception are rearranged rows, such as rows that are sorted by expert: they may be split.
+    Rearranged rows, such as rows that are sorted by expert, are an exception: they may be split.
     """
     rows, parts = call.rows[call.first], range(len(call.node.meta["val"]))
     if call.dims("dim", rank_of(call.first)) != {rows.dim}:
@@ -262,7 +262,8 @@ def _scatter(call: RuleCall) -> Answer:
 def _index(call: RuleCall) -> Answer:
     """Rule for an index, which keeps the rows in three cases. Any other index mixes them.
 
-    The rows are among the indices of a table without rows, or the index is along other dims, or it permutes the rows.
+    The index holds the rows, and the indexed table has none; or the index is along other dims than the rows; or the
+    index permutes the rows.
     """
     source, indices = call.of(call.first), call.node.args[1]
     places = [i for i, x in enumerate(indices) if x is not None]  # type: ignore[arg-type]
@@ -297,9 +298,9 @@ def _index_put(call: RuleCall) -> Answer:
 
 
 def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
-    """Return the rows after a permutation: with it as the last entry of their `order`.
+    """Return the rows with a permutation added at the end of their `order`.
 
-    If it is the inverse of the entry before, both are left out.
+    If the last entry is the inverse of the permutation, that entry is removed instead.
     """
     base, is_inverse = permutation
     if rows.order and rows.order[-1] == ("sort", base, not is_inverse):

@@ -5,12 +5,12 @@
     copied     index_copy of the result, into zeros            all rows, with zeros for other ranks' rows
     joined     view as (T, D)                                  a summand
     summed     all_reduce of the summand                       all rows
-               reduce_scatter of the summand, if that keeps all rows
+               reduce_scatter of the summand, if it only divides `Rows.outer`
 
 Between `selected` and `copied`, a range's rows are like any rows. Only the listed operators may read cut rows, and only
-moves and additions may read a summand. The reason: a rank's range has other rows with chunks than without, so any other
-operator could return different results. A graph does not state the group of ranks that divide the rows; the analysis
-assumes that it is the group of the all_reduce.
+moves and additions may read a summand. The reason: with chunks, a rank's range has other rows than without chunks, so
+any other operator could return different results. A graph does not state the group of ranks that divide the rows; the
+analysis assumes that it is the group of the all_reduce.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ def parameters_of(graph: Graph) -> dict[Node, int]:
 
 
 def chain_to_input(launch: Node) -> list[Node]:
-    """Return the nodes from the input of an all-gather back to the parameter that it gathers, which is last.
+    """Return the nodes from the input of the all-gather `launch` back to the parameter that it gathers.
 
-    The nodes before it are views, casts and padding.
+    The last node is the parameter; the nodes before it are views, casts and padding.
     """
     source = launch.args[0]
     assert isinstance(source, Node)

@@ -27,7 +27,10 @@ STANDS_FOR_KEY = "stands_for"
 
 
 def is_backward(node: Node) -> bool:
-    """Return whether a node is a call that runs in backward; without halves, a call with the direction backward."""
+    """Return whether a node is a call that runs in backward.
+
+    In a graph that is not partitioned, a call runs in backward if its direction is backward.
+    """
     return node.op == "call_function" and half_of(node) == "backward"
 
 

@@ -1,8 +1,8 @@
 """Hazards of a finished graph that do not show in its bits: memory races, and deadlocks between ranks.
 
 A race is a pair of calls that use the same memory without an order between them, if one of them writes or frees it.
-Such a graph may compute the right bits every time on an idle machine, or with ranks in shared memory. On a GPU it may
-read memory that a stream is still writing. So equal bits are no evidence that a graph has no race.
+Such a graph may compute the right bits every time on an idle machine, or if ranks exchange tensors in shared memory. On
+a GPU it may read memory that a stream is still writing. So equal bits are no evidence that a graph has no race.
 
 1. Follow the graph's calls in order (`walk`) with their effects on memory (`effects`), by the rules of
    `harness.operators.happens_before`. A graph with streams is followed twice: the first time finds when each piece of
@@ -54,7 +54,7 @@ class Hazard:
 def find_hazards(
     module: GraphModule, groups: Mapping[str, Partition] | None = None
 ) -> tuple[list[Hazard], list[Deadlock]]:
-    """Return (races, possible deadlocks) of a graph, both in its order.
+    """Return (races, possible deadlocks) of a graph, both in the graph's order.
 
     `groups` has the ranks of every instance of each process group, by the group's name; if it is None, groups are not
     checked.
@@ -104,9 +104,9 @@ def _missing(race: Race, second: At) -> str:
 
 
 def _waits_for(first: object, work: Launch) -> list[str]:
-    """Return the names of all operators that wait for work like that of the launch `work`.
+    """Return the names of all operators that wait for the kind of work that `work` launches, such as a collective.
 
-    `first` is the call of the launch: operators in its namespace come first.
+    Operators in the namespace of the launching call, `first`, come first.
     """
     waits = [row.name for row in ROWS.values() if row.wait is not None and row.wait.work is work.work]
     namespace = str(getattr(first.node.target, "namespace", "")) if isinstance(first, At) else ""

@@ -133,8 +133,8 @@ def _selects(place: Any) -> bool:
 class _Plan:
     """The effects of an operator's overload, computed once from its schema, and applied to the arguments of each call.
 
-    `is_plain` states that the overload writes, shares, awaits and frees nothing. Then `plain` has the effects of each
-    of its calls, unless the overload may return an argument.
+    `is_plain` states that the overload writes, shares, awaits and frees nothing. All calls of such an overload have the
+    effects `plain`; if `may_return_argument`, a call also shares the memory of the arguments that it may return.
     """
 
     row: Operator
@@ -327,7 +327,7 @@ def _value(x: Any) -> Any:
 
 
 def _copied(node: Node, source: Node) -> bool:
-    """Whether a call such as `reshape` copies its argument `source`; True if a missing fake value leaves that open."""
+    """Whether a call such as `reshape` copies its argument `source`. True if one of the two has no fake tensor."""
     own, shown = node.meta.get("val"), source.meta.get("val")
     if not (isinstance(own, Tensor) and isinstance(shown, Tensor)):
         return True

@@ -5,7 +5,7 @@ some rank has not reached. It is the next collective for each such rank, so all 
 in a single graph leads to a deadlock, even if groups share ranks, a stream or a process group. This holds if
 
 1. every collective names an existing group, and each rank belongs to a single instance of it,
-2. the call counts as many ranks as the group has,
+2. if the call has the group's size or split sizes as an argument, they fit the group's number of ranks,
 3. all ranks reach it: it is not in a branch that depends on data.
 
 If ranks have different graphs, their orders are compared (`harness.operators.crossings`).
@@ -48,7 +48,7 @@ def name_of_call(call: At) -> str:
 def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> list[Deadlock]:
     """Return the possible deadlocks of ranks that all run the same graph: collectives that a rank may not reach.
 
-    The three conditions at the top of this file are checked. If `groups` is None, only those that need no groups are.
+    This checks the three conditions at the top of this file. If `groups` is None, calls are not compared with groups.
     """
     found = []
     for turn in turns:
@@ -165,7 +165,7 @@ def _counts_in_group(call: At) -> bool:
 def _takes(call: At) -> str:
     """Return the dtype and sizes of a collective's input, such as `float32[8, 4]`, to compare them between ranks.
 
-    Without the sizes if ranks may have different numbers of rows; "" if the input is unknown.
+    The sizes are left out if ranks may have different numbers of rows. Returns "" if the input is unknown.
     """
     values = [x.meta.get("val") for x in call.node.all_input_nodes]
     value = next((x for x in values if isinstance(x, Tensor)), None)

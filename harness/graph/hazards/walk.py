@@ -4,7 +4,7 @@
    inputs can be matched with operands.
 2. A call runs on a stream: the current stream, unless the graph names another. In a graph for CUDA, calls without
    device tensors run on the host, and copies between host and device block the host unless they are non-blocking.
-3. Launches of collectives, and waits for them, are recorded in order, as the rank's turns.
+3. Launches of collectives, and waits for them, are recorded in order (`Turn`).
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class Turn:
 
 
 class GraphWalk:
-    """Follows a graph when it is created; afterwards it has the races and turns of the graph.
+    """The results of following a graph, which happens when the object is created.
 
     `races` has (time, second call, race) for each race, where the time is the second call's number. `turns` has the
     launches of collectives and the waits, in order. `last_use` has the time at which each piece of memory is last used.
-    If these times are passed to a second walk of the same graph, it assumes that memory is freed at that time.
+    A second walk of the same graph, if it gets these times, assumes that memory is freed then.
     """
 
     def __init__(self, module: GraphModule, last_use: Mapping[Key, float] | None = None) -> None:
@@ -411,9 +411,9 @@ def _body(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
 
 
 def _operands(node: Node, body: GraphModule) -> list[Any] | None:
-    """Return the operands for the inputs of the nested graph `body`: the arguments of `node` after its graphs.
+    """Return the operands for the inputs of the nested graph `body`: the arguments of `node` that follow the graphs.
 
-    None if their number is not that of the inputs.
+    None if the number of operands is not the number of inputs.
     """
     places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and operators.graph_of(x) is not None]
     if not places:

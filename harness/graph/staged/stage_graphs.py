@@ -99,7 +99,7 @@ class StageGraphs:
 
 
 def _stage_graph(placed: PlacedCalls, stage: int, also_read: list[Node]) -> StageGraph:
-    """Write the graph of a stage (step 2 of this module). `also_read` are further graph inputs that it gets."""
+    """Write the graph of a stage (step 2 of this module). It also gets the graph inputs `also_read`."""
     own: dict[Half, list[Node]] = {"forward": placed.own(stage, "forward"), "backward": placed.own(stage, "backward")}
     received: list[Node] = []
     for half, calls in own.items():

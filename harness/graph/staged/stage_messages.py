@@ -93,13 +93,13 @@ def _messages_of(action: Action, num_stages: int, ranks: int) -> Iterator[Messag
 
 
 def _read_by(action: Action, num_stages: int, ranks: int) -> Action | None:
-    """Return the action whose message `action` reads: that of the neighbouring stage. None if it reads no message."""
+    """Return the action in a neighbouring stage whose message `action` reads; None if it reads no message."""
     stage = action.stage + (-1 if action.half == "forward" else 1)
     return action._replace(stage=stage) if ranks > 1 and 0 <= stage < num_stages else None
 
 
 def _passing(queues: Queues, rank: int, up: bool, ran: set[Action]) -> Message | None:
-    """Remove the next message of a group from both ranks' queues, and return it, if `rank` can receive it now.
+    """If `rank` can receive the next message of a group now, remove it from both ranks' queues and return it.
 
     Otherwise returns None. `up` chooses the group for messages to higher ranks; `ran` has the actions that have run.
     """

@@ -97,7 +97,7 @@ class StagedStep:
             self._run = own
 
     def inputs(self, action: Action, micro_batches: Sequence[Values]) -> Values:
-        """Return the step's inputs for an action, by name: those of its micro-batch."""
+        """Return the inputs of an action's micro-batch, by name."""
         return micro_batches[action.micro_batch]
 
     def taken(self, action: Action) -> Values:

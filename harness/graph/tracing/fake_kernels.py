@@ -1,8 +1,8 @@
-"""A missing shape function for fake tensors: the grouped matrix product in float32.
+"""A shape function for fake tensors that torch lacks: that of the grouped matrix product in float32.
 
 Torch multiplies groups in float32, but its shape function only accepts bfloat16 (torch 2.11 to 2.15,
 `_meta_grouped_mm_common` in torch/_meta_registrations.py). Here a float32 product gets the layout of a bfloat16
-product. That may pad rows to 16 bytes, but not if rows have a multiple of 8 elements, as in experts.
+product. A bfloat16 product may pad its rows to 16 bytes, but not if rows have a multiple of 8 elements, as in experts.
 Importing this module, as `fake_mode` does, registers the function.
 """
 

@@ -29,9 +29,9 @@ def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True, repeats: bool
     The mode's class is FakeTensorMode itself, as higher-order operators look up their rules by exact class.
 
     - `remembers`: use torch's cache of calls by arguments. The cache costs more than it saves if no call repeats.
-    - `repeats`: of several layers that differ only in their symbols, compute one (torch_fakes.py). A trace with an open
-      dim does not use it: sizes in repeated results would be new objects, and that would change the numbers of the
-      tracer's nodes. It would also be slower: 61 layers took 109 s instead of 64 s.
+    - `repeats`: compute only one of several layers that differ only in their symbols (torch_fakes.py). A trace with an
+      open dim does not use this: sizes in repeated results would be new objects, and that would change the numbers of
+      the tracer's nodes. It would also be slower: 61 layers took 109 s instead of 64 s.
     """
     mode = FakeTensorMode(shape_env=shape_env)
     remember_arithmetic(shape_env)

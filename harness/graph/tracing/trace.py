@@ -64,7 +64,7 @@ class ChunkSymbol:
 class Guard:
     """A condition on the chunk symbol that tracing assumed.
 
-    `source` is the line of user code that needed the condition; None if no such line did.
+    `source` is the line of user code that needed the condition; None if only code of torch or bitproof needed it.
     """
 
     condition: sympy.Basic
@@ -73,9 +73,10 @@ class Guard:
 
 @dataclass
 class StepGraph:
-    """A step as a graph. The graph's inputs are parameters and buffers, in the order of their names here, then others.
+    """A step as a graph.
 
-    `num_inputs` counts the others, which are the step's own inputs.
+    The graph's inputs are the parameters, in the order of `parameter_names`, the buffers, in the order of
+    `buffer_names`, and the step's own inputs, of which there are `num_inputs`.
     """
 
     module: GraphModule

@@ -47,10 +47,11 @@ def check_certificates(
 ) -> int:
     """Check the certificates in a folder or its subfolders; print their claims, assumptions and unchecked parts.
 
-    With `signers`, each certificate must be signed by one of them. With `retrace`, both graphs are traced again, which
-    needs torch; `extra_passes` and `precompiled` must then be those of the original proof. Returns 0 if all
-    certificates are accepted and claim every output, 1 if an output is not claimed, 3 if a certificate is rejected.
-    Raises UsageError for wrong options, and if the folder has no certificate.
+    With `signers`, a file of allowed signers, each certificate must be signed by one of these. With `retrace`, both
+    graphs are traced again, which needs torch; `extra_passes` and `precompiled` must then be those of the original
+    proof. Returns 0 if all certificates are accepted and claim that every output is equal, 1 if some output is not
+    claimed to be equal, 3 if a certificate is rejected. Raises UsageError for wrong options, and if the folder has no
+    certificate.
     """
     if not retrace and (extra_passes or precompiled is not None):
         raise UsageError(

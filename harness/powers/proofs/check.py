@@ -46,7 +46,7 @@ class ProofCheck(Check):
         refuse_many_ranks()
 
     def prepare(self, cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
-        """Prove the cases. Yields lines for the terminal about each proof, such as the outputs that may differ."""
+        """Prove the cases. Yields lines for the terminal: each proof's verdict, and which outputs may differ."""
         from bitproof.harness.powers.proofs.report import describe
 
         for name, found in prove_cases(cases, options, folder):
@@ -83,7 +83,7 @@ class ProofCheck(Check):
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """Return (field, expectation, value found) if the data state PROVED, but also unproved outputs.
+        """Return (field, expectation, value found) if the data have the verdict PROVED, but also unproved outputs.
 
         None otherwise.
         """

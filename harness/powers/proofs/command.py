@@ -86,7 +86,7 @@ def prove(
 
 
 def _whole_proof(result: CaseProof) -> Proof:
-    """The proof that holds for any number of steps, if there is one; otherwise the proof of a single step."""
+    """Return the proof for any number of steps, if there is one; otherwise the proof of a single step."""
     assert result.proof is not None
     update = result.update
     return update.proof if update is not None and update.proof is not None and update.induction.holds else result.proof
@@ -114,7 +114,7 @@ def _expected(case: Case) -> str:
 
 
 def assumptions_of(result: CaseProof) -> list[str]:
-    """Return the assumptions of a case's proof, except those on tracing, which are the same for every proof."""
+    """Return the assumptions of a case's proof, without the assumptions about tracing, which every proof has."""
     proof = _whole_proof(result)
     return [*assumed([side.graph for side in proof.sides], proof.table.used())]
 
@@ -172,10 +172,10 @@ def _row(result: CaseProof) -> str:
 
 
 def _reasons(results: Sequence[CaseProof]) -> list[str]:
-    """Return the lines below the Markdown table: an empty line, and a line per reason with the names of its cases.
+    """Return the lines below the Markdown table: a line per reason with the names of its cases, between empty lines.
 
-    Reasons are those of refusals, those of cases that could not be tried, and PROVED outputs whose strides differ
-    between the two sides. Returns [] without any.
+    A reason states why a case or an output is REFUSED, why a case could not be tried, or that PROVED outputs have
+    different strides in the two systems. Returns [] if there are no reasons.
     """
     cases: dict[str, dict[str, None]] = {}
     for result in results:

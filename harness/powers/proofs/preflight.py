@@ -1,9 +1,9 @@
 """Proofs before a run: a separate process proves every case before any rank starts.
 
-The process is separate because the command line's process must not import torch, and the host must not trace. It
-receives all cases in one message and returns an outcome per case (`processes/apart`). If it dies or exceeds the time
-limit, the remaining cases are NOT TRIED, and still run. Each proof has the time limit of a run, because a user's pass
-may hang.
+The process is separate because the command line's process must not import torch, and the process that starts the ranks
+must not trace. The proving process receives all cases in one message and returns an outcome per case
+(`processes/apart`). If it dies or exceeds the time limit, the remaining cases are NOT TRIED, and still run. Each proof
+has the time limit of a run, because a user's pass may hang.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class Task:
 
 
 def preflight_proofs(task: Task, log: Path, timeout: float) -> Generator[ProofOutcome, None, None]:
-    """Yield an outcome for each case, in order. Closing the iterator ends the process.
+    """Yield an outcome for each case of `task`, in order. Closing the iterator ends the proving process.
 
-    Each case may take `timeout` seconds; after a time-out, all later cases are NOT TRIED.
+    Each case may take `timeout` seconds; after a time-out, all later cases are NOT TRIED. The process's output is
+    written to `log`.
     """
     found = answers_apart("bitproof.harness.powers.proofs.preflight", task, ProofOutcome, len(task.cases), log, timeout)
     with contextlib.closing(found) as answers:

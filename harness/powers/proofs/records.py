@@ -22,9 +22,9 @@ class ProofVerdict(enum.StrEnum):
 class ProofOutcome:
     """A case's proof: how many of the step's outputs (loss, gradients) are proved, not proved and refused, and why.
 
-    `unproved` names the first outputs that are not proved. `first` shows the calls at which the two sides differ, for
-    the first of these outputs. `otherwise` counts the outputs that are PROVED, but with different strides on the two
-    sides: code after the step may depend on strides. `laid_out_otherwise` names the first of these outputs.
+    `unproved` names the first outputs that are not proved. `first` shows the calls at which the two systems differ, for
+    the first of these outputs. `otherwise` counts the outputs that are PROVED, but with different strides in the two
+    systems: code after the step may depend on strides. `laid_out_otherwise` names the first of these outputs.
     """
 
     __pydantic_config__ = GROWING

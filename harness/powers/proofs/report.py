@@ -24,7 +24,7 @@ PROVED_KINDS = ("loss", "grad", "buffer")
 def clause(found: ProofOutcome) -> str:
     """Return a proof's outcome in a few words: `PROVED (28 laid out otherwise)`, `NOT PROVED (38 of 44)`, `REFUSED`.
 
-    "Laid out otherwise" are outputs with different strides on the two sides.
+    "Laid out otherwise" are outputs with different strides in the two systems.
     """
     if found.verdict == ProofVerdict.PROVED and found.otherwise:
         return f"{found.verdict} ({found.otherwise} laid out otherwise)"
@@ -36,7 +36,7 @@ def describe(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
     """Return a proof's outcome as lines, which are printed before the case runs.
 
     The first line has the counts. The others name the first `most` outputs that may differ, with the calls at which the
-    first of them differs, and the first `most` PROVED outputs whose strides differ between the two sides.
+    first of them differs, and the first `most` PROVED outputs whose strides differ between the two systems.
     """
     counts = f"{found.proved} of {found.outputs} outputs" if found.outputs else found.reason or "nothing to prove"
     seconds = "" if found.seconds is None else f", {found.seconds:.1f} s"

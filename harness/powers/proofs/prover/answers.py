@@ -2,8 +2,8 @@
 
 1. Both graphs' calls become terms in one table.
 2. Outputs are the step's return values, and every input that either graph writes.
-3. An output is PROVED if both sides have the same term, and the term reads a parameter and an input of the step. A
-   constant is REFUSED, as its equality shows nothing, and so is an output with an unsupported call on either side.
+3. An output is PROVED if it has the same term in both graphs, and the term reads a parameter and an input of the step.
+   A constant is REFUSED, as its equality shows nothing, and so is an output with an unsupported call in either graph.
 4. Any other output is NOT PROVED: the rules do not make its two terms equal, but its bits may still be equal.
 """
 
@@ -39,10 +39,10 @@ MUST_READ = (PARAMETER, INPUT)
 class OutputAnswer:
     """The answer for one output: PROVED, NOT PROVED or REFUSED, with the reasons.
 
-    `terms` are the indices of the output's terms (reference, candidate). `reason` is that of a refusal. `finding` shows
-    the calls at which the two sides first differ. For a PROVED output, `layouts` has both memory layouts if these
-    differ. For a NOT PROVED output, `witness` describes how the two sides differed when both were computed on the same
-    inputs, and `agreed` is the number of input sets on which they agreed.
+    `terms` are the indices of the output's terms (reference, candidate). `reason` states why the output is REFUSED.
+    `finding` shows the calls at which the two graphs first differ. For a PROVED output, `layouts` has both memory
+    layouts if these differ. For a NOT PROVED output, `witness` describes how its two values differed when both graphs
+    were computed on the same inputs, and `agreed` is the number of input sets on which they agreed.
     """
 
     output: str
@@ -69,8 +69,8 @@ class OutputAnswer:
 class Proof:
     """The answers for all outputs of two graphs. `sides` has each graph's terms, the reference's first.
 
-    `row_splits` names the opaque operators that one graph calls once on all rows, and the other twice on half of the
-    rows. `reads_something` is False if all outputs are PROVED and none depends on an input.
+    `row_splits` names the operators that one graph calls once on all rows, and the other twice on half of the rows.
+    `reads_something` is False if all outputs are PROVED and none depends on an input.
     """
 
     answers: tuple[OutputAnswer, ...]
@@ -85,7 +85,7 @@ class Proof:
 
     @property
     def laid_out_otherwise(self) -> list[str]:
-        """The names of the PROVED outputs whose strides differ between the two sides.
+        """The names of the PROVED outputs whose strides differ between the two graphs.
 
         Later code may depend on the strides.
         """
@@ -93,7 +93,11 @@ class Proof:
 
     @property
     def verdict(self) -> str:
-        """REFUSED if any output is REFUSED or there is none; else NOT PROVED if any output is; otherwise PROVED."""
+        """The verdict on all outputs together.
+
+        It is REFUSED if any output is REFUSED or there is no output; otherwise NOT PROVED if any output is NOT PROVED;
+        otherwise PROVED.
+        """
         if not self.answers or self.count(REFUSED):
             return REFUSED
         return NOT_PROVED if self.count(NOT_PROVED) else PROVED
@@ -129,7 +133,7 @@ def prove_graphs(
 
 
 def _reads_of(table: Table, kinds: Sequence[str]) -> list[int]:
-    """Return a bit mask for each term of a table: bit i states whether it depends on an input of the i-th kind.
+    """Return a bit mask for each term of a table: bit i is 1 if the term depends on an input of the i-th kind.
 
     `kinds` has prefixes of input names. The mask of a rewritten term has no meaning.
     """
@@ -217,7 +221,10 @@ def meaning_of(proof: Proof) -> str:
 
 
 def _layout(x: Any) -> str:
-    """A tensor's strides in words: `strides [8, -, ?]`. A dim of size 1 has `-`, a data-dependent stride is `?`."""
+    """Return a tensor's strides as text: `strides [8, -, ?]`.
+
+    A dim of size 1 has `-`, a data-dependent stride is `?`.
+    """
     if not isinstance(x, Tensor):
         return "a number"
     numbers = zip(x.shape, x.strides, strict=True)

@@ -7,7 +7,7 @@
    other aliases of that memory are stale, and a call that reads them is refused.
 4. Between a collective's launch and its wait, no call may read its result or write its input.
 5. Random calls form a chain: each reads the generator's state after the previous one.
-6. A symbol is replaced by the term from which its number was read.
+6. A symbolic size, such as `u0`, is replaced by the term that defines its number.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class Canonicalizer:
     # -- calls that compute -----------------------------------------------------------------------------
 
     def _exact(self, call: Call, args: Arguments) -> int | None:
-        """Return the term of a call of EXACT, DIVISIONS or POWER; None if its operands do not allow an exact result.
+        """Return the term of an exact operator's call; None if its operands do not allow an exact result.
 
         A number among the operands becomes a tensor filled with it. Division by a power of 2 becomes multiplication: `x
         / 4` becomes `x * 0.25`. The square of real numbers becomes a product: `x ** 2` becomes `x * x`.
@@ -345,9 +345,10 @@ class Canonicalizer:
         return found
 
     def _results(self, call: Call, kind: str, op: str, arguments: Any) -> Any:
-        """Return the term of an opaque call's result, or a list of terms if it returns several tensors.
+        """Return the term of a call that no rule rewrites, or a list of terms if the call returns several tensors.
 
-        Also stores terms for the new symbols in the results' sizes. `kind` is "op" or "move".
+        Also stores terms for the new symbols in the results' sizes. `kind` is "move" if the result does not depend on
+        the layouts of the operands, otherwise "op".
         """
         # The rows that an all-to-all delivers follow from its split sizes, so these name its symbol, not the call.
         if call.op == "_c10d_functional.all_to_all_single.default":

@@ -47,7 +47,7 @@ def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, 
 
 
 def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> Certificate:
-    """Return a case's proof as a certificate, without the steps that the checker does not need.
+    """Return a case's proof as a certificate, without the proof's steps that the checker does not need.
 
     Raises RejectedError if the checker does not accept the certificate.
     """
@@ -87,7 +87,7 @@ class _LookUps(dict[str, int]):
 
 
 def _needed(certificate: Certificate) -> list[int]:
-    """Return the indices of the steps that the checker needs to derive the terms of all calls and outputs, in order.
+    """Return the indices of the proof's steps from which the checker derives the terms of all calls and outputs.
 
     A step needs the terms inside its term, the term that it equals, and each term that its rule looks up. Other steps
     are left out, such as a concatenation that a rule built and did not use.
@@ -116,7 +116,7 @@ def _needed(certificate: Certificate) -> list[int]:
 
 
 def _moved(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
-    """Return a step with the indices of its terms replaced; `places` maps old indices to new ones."""
+    """Return a step of the proof with the indices of its terms replaced; `places` maps old indices to new ones."""
     hint = step.hint
     if step.rule == cat_of_neighbours.__name__:
         hint = (hint[0], places[hint[1]])

@@ -232,7 +232,7 @@ class Evaluator:
         return value
 
     def _is_number(self, place: int) -> bool:
-        """Whether a term is a Python number. Operators take it as a number, not as a tensor."""
+        """Whether term `place` is a Python number. Operators take it as a number, not as a tensor."""
         term = self.table[place]
         return term[0] == "op" and term[1].startswith(PYTHON)
 

@@ -1,8 +1,8 @@
-"""Finds where the two sides of an output first differ: module, direction, chunk, operator, source line.
+"""Finds where two graphs first differ in an output: module, direction, chunk, operator, source line.
 
-A call's partner is a call of the other graph with the same term, even if other calls compute it. The sides first differ
-at calls that have no partner, but whose inputs all have one. If both sides have equally many additions without
-partners, it is assumed that additions were moved: before a reduction on one side, after it on the other.
+A call has a partner if the other graph computes the same term, even by another operator. The graphs first differ at
+calls that have no partner, but whose inputs all have one. If both graphs have equally many additions without partners,
+it is assumed that additions were moved: before a reduction in one graph, after it in the other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ADD = "aten.add.Tensor"
 
 @dataclass(frozen=True)
 class Shown:
-    """A call as shown to a reader. `changed` lists its arguments that differ from those of the other side's call.
+    """A call as shown to a reader. `changed` lists its arguments that differ from those of the other graph's call.
 
     A call that a pass inserts has no module and no source line. For such a call, `beside` describes its neighbours
     instead.
@@ -53,12 +53,12 @@ class Shown:
 
 @dataclass(frozen=True)
 class FirstDifferences:
-    """The calls at which the two sides of an output first differ. Each pair has the reference first.
+    """The calls at which two graphs first differ in an output. Each pair has the reference first.
 
-    A call's partner is a call of the other graph with the same term. `first`: the first calls without a partner.
-    `moved`: additions that one side makes before a reduction and the other after it. `reshaped`: a call per side of the
-    same opaque operator on different shapes, such as a matrix product of all rows on one side and of half the rows on
-    the other. A kernel's rounding may depend on the shape.
+    A call has a partner if the other graph computes the same term. `first`: the first calls without a partner. `moved`:
+    additions before a reduction in one graph, and after it in the other. `reshaped`: a call of the same operator from
+    each graph, on different shapes, such as a matrix product of all rows in one graph and of half the rows in the
+    other. A kernel's rounding may depend on the shape.
     """
 
     first: tuple[tuple[Shown, ...], tuple[Shown, ...]]
@@ -105,9 +105,10 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
 
 
 def _reshaped(sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]) -> tuple[Shown, Shown] | None:
-    """Return two calls of the first opaque operator that both sides run, but on different shapes; None without one.
+    """Return a call from each graph, of the first operator that both call on different shapes; None if there is none.
 
-    `starts` has, per side, the indices of the calls at which the side begins to differ.
+    Only operators that no rule can rewrite are considered. `starts` has, for each graph, the indices of the calls at
+    which it begins to differ.
     """
     found: list[dict[str, int]] = []
     for side, own in zip(sides, starts, strict=True):
@@ -125,14 +126,16 @@ def _reshaped(sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]
 def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]:
     """Return the indices of the calls at which a graph begins to differ from the other graph.
 
-    `alone` are the calls whose term the other graph lacks, `known` the other graph's terms. The result has the calls of
-    `alone` that read no other call of `alone`. It also has earlier calls that arrange the same elements differently.
-    For example, a concatenation of the same parts in another order is not in `alone`, since its parts are known. Only
-    an opaque operator that reads it, several casts and sums later, is in `alone`. So the search goes from that operator
-    back through all calls whose own terms the other graph lacks.
+    `alone` are the calls without a partner in the other graph, `known` the other graph's terms. The result has the
+    calls of `alone` that do not depend on another call of `alone`.
 
-    In-place writes are skipped: an input's value after the write is shared by its aliases, so the input itself would
-    look different.
+    It also has earlier calls that only put elements into another order. For example, a concatenation of the same parts
+    in another order is not in `alone`, since its parts are known. But a matrix product that reads it, several casts and
+    sums later, is in `alone`. So the search goes back from the product through all calls whose own terms are not in
+    `known`.
+
+    Inputs and in-place calls are not in the result. An input that is written has the term of its new value, so it would
+    look different from the start.
     """
     calls = side.graph.calls
     lonely = {i for i in alone if calls[i].op != "input" and not calls[i].writes}
@@ -156,10 +159,10 @@ def _is_moved(side: Canonicalizer, index: int, known: set[int]) -> bool:
 
 
 def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str, ...]:
-    """Return the names of opaque operators that one side runs on a whole tensor and the other on its two halves.
+    """Return the names of operators that one graph runs on a whole tensor and the other on its two halves.
 
-    A step that splits its rows into chunks is never proved equal to a step that does not: no rule states that a kernel
-    computes a row's bits independently of the other rows.
+    Only operators that no rule can rewrite are considered. A step that splits its rows into chunks is never proved
+    equal to a step that does not: no rule states that a kernel computes a row's bits independently of the other rows.
     """
     found: dict[str, None] = {}
     groups: list[dict[Any, list[tuple[Any, ...]]]] = [{}, {}]
@@ -205,7 +208,7 @@ def _has_partner(table: Table, value: Any, known: set[int]) -> bool:
 
 
 def _is_known(table: Table, place: int, known: set[int]) -> bool:
-    """Whether a term is known to the other side, whose terms are `known`.
+    """Whether the other graph computes the term `place`; `known` has the terms of the other graph.
 
     A concatenation is also known if all its parts are, and a view if its base is.
     """
@@ -238,10 +241,10 @@ def _behind(side: Canonicalizer, root: int) -> list[int]:
 def _changed(
     sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]
 ) -> dict[tuple[int, int], tuple[str, ...]]:
-    """Return, by (side, call index), the arguments in which a call differs from its counterpart, in words.
+    """Return the arguments in which a call differs from its counterpart in the other graph, in words.
 
-    Two calls are only counterparts if each side's `starts` have exactly one call of that operator in that module and
-    direction. Other calls are left out.
+    The keys are (0 for the reference or 1 for the candidate, call index). Two calls are only counterparts if each
+    graph's `starts` have exactly one call of that operator in that module and direction. Other calls are left out.
     """
     by_place: tuple[dict[Any, list[int]], dict[Any, list[int]]] = ({}, {})
     for found, side, own in zip(by_place, sides, starts, strict=True):
@@ -292,7 +295,7 @@ def _argument(side: Canonicalizer, value: Any) -> str:
 
 
 def _size(size: Any) -> str:
-    """A size as text: `7`, `2 * u0 + u1`."""
+    """Return a size as text: `7`, `2 * u0 + u1`."""
     if not isinstance(size, tuple):
         return str(size)
     products = (" * ".join([*([str(n)] if n != 1 or not names else []), *names]) for n, *names in size[1:])

@@ -38,7 +38,7 @@ class InFlight:
     def run(self, index: int, call: Call, awaited: int | None) -> list[Race]:
         """Record the call with this `index` if it launches a collective, or waits for the launch with index `awaited`.
 
-        Returns the races with memory that the launch still used, but that was freed before this wait.
+        Returns a wait's races: memory that the launch still used, but that was freed before the wait.
         """
         row = _row(call)
         found = self._order.wait(row.wait, self._storages([awaited]), index) if row.wait and awaited is not None else []

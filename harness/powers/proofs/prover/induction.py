@@ -1,11 +1,12 @@
 """Extends a proof of one step to any number of steps, if equal state before a step leads to equal state after it.
 
 1. State is everything that successive steps read: parameters, buffers, an optimizer's tensors, written inputs, the
-   random generator's state. Both sides start with the same state.
-2. State that a step writes is an output, and PROVED; other state stays. So both sides have the same state afterwards.
+   random generator's state. Both programs start with the same state.
+2. State that a step writes is an output, and PROVED; a step does not change other state. So both programs have the same
+   state afterwards.
 3. Layouts of state stay the same, so the next step is the proved step: a tensor that replaces an input has its layout,
    and an in-place write changes no layout.
-4. Both sides leave the generator in the same state.
+4. Both programs leave the generator in the same state.
 5. A step changes nothing else that the next step can read: no optimizer settings, new optimizer state, gradients,
    attributes or closure variables. A second step is really run after the first to check this.
 """
@@ -37,7 +38,7 @@ class Induction:
 def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_less: Sequence[str | None]) -> Induction:
     """Return whether a proof of one step, with this verdict, extends to any number of steps.
 
-    `keeps_less` has an entry per side: why the side's next step would read changes other than those of its inputs, such
+    `keeps_less` has an entry for each graph: why its next step would read changes other than those of its inputs, such
     as a changed optimizer setting; None if it would not.
     """
     state = tuple(x.output.removeprefix(WRITTEN) for x in proof.answers if x.output.startswith(WRITTEN))

@@ -89,7 +89,7 @@ def told_once(call: Call, calls: Sequence[Call]) -> Call:
     """Return a call without the arguments that follow from its tensors' layouts, so that equal calls have equal data.
 
     For example, `prims.split_dim(a, 0, 2)` becomes `view(self)`, as does any call that returns the same view. A dim
-    counted from the end is counted from the start.
+    that is counted from the end becomes one counted from the start.
     """
     tensors = [x for read in call.reads for x in calls[read].results] + call.results
     kept = dict(call.args)
@@ -135,8 +135,8 @@ def _seen(shape: tuple[int, ...], strides: tuple[int, ...], memory: Window) -> W
     """Convert a window on memory into a window on a tensor in that memory.
 
     Returns None if the window includes memory outside the tensor's elements. `shape` and `strides` are the tensor's;
-    addresses in `memory` count from its first element. An address is written in digits, one per dim with the dim's
-    stride as the weight, and converted as in `windows.composed`.
+    addresses in `memory` count from its first element. For example, a transposed matrix has shape (2, 3) and strides
+    (1, 2): the element at address 2 of its memory is element 1 in the tensor's row-major order.
     """
     if 0 in memory.shape:
         return memory

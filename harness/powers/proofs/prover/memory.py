@@ -104,9 +104,9 @@ class GraphMemory:
         return same
 
     def distrust(self, index: int) -> None:
-        """Mark every value in the memory of a refused call's arguments as stale, as the call may have written it.
+        """Treat all values in the memory of a refused call's arguments as overwritten: the call may have done it.
 
-        The results of launches in flight that use this memory become stale, too.
+        The same holds for the results of collectives in flight that use this memory.
         """
         for read in self.calls[index].reads:
             for tensor in self.calls[read].results:

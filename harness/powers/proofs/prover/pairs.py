@@ -98,11 +98,11 @@ class PairProof:
     """The result of proving two programs equal.
 
     `proof` is None if the programs were refused as a whole or not tried; then `reason` is set. `evaluated` is the
-    number of PROVED outputs that were also computed on values, with the same bits in both graphs and by their term.
+    number of PROVED outputs that were also computed on values: both graphs and the output's term had the same bits.
     `not_evaluated` is the reason why others were not computed, or None. `seconds` has the time that each phase took.
     `bounds` has the open sizes for which the result holds, in words. `induction` states whether the proof extends to
-    any number of calls. If the programs themselves could not be run, `not_run` is the reason: that their graphs compute
-    the same as the programs is then only assumed.
+    any number of calls. `not_run` is the reason if the programs themselves could not be run; it is then only assumed
+    that the graphs compute the same as the programs.
     """
 
     verdict: str
@@ -127,9 +127,9 @@ class PairProof:
     def lines(self, *, all_in: str) -> list[str]:
         """Return a line with the verdict and the counts of outputs, and further lines with details.
 
-        The details are, in this order: the outputs with different strides on the two sides; for each output that is not
-        PROVED, its first differing calls or why it is REFUSED; the bounds of open sizes; why the programs were not run;
-        whether any number of steps is proved. If there are too many outputs, a line states that `all_in` has the
+        The details are, in this order: the outputs with different strides in the two graphs; for each output that is
+        not PROVED, its first differing calls or why it is REFUSED; the bounds of open sizes; why the programs were not
+        run; whether any number of steps is proved. If there are too many outputs, a line states that `all_in` has the
         complete list.
         """
         if self.proof is None:
@@ -151,7 +151,7 @@ class PairProof:
 
     @property
     def differs(self) -> bool:
-        """Whether some output was seen to have different bits on the two sides for equal inputs."""
+        """Whether the two programs were seen to compute different bits for some output from equal inputs."""
         return any(answer.witness for answer in self.answers)
 
 
@@ -233,7 +233,7 @@ def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: 
     """Compute both programs on each set of inputs in `sets`, and return `found` with updated answers.
 
     A PROVED output becomes REFUSED if its term has other bits than either graph. A NOT PROVED output gets a witness if
-    the two programs differ on it.
+    its values in the two programs differ.
     """
     steps = reference, candidate
     for place, values in enumerate(sets):
@@ -368,7 +368,7 @@ def _written_untold(
 ) -> list[OutputAnswer]:
     """Return a REFUSED answer for each input that a run changed although no call in the graph states this write.
 
-    `given` has the inputs before the runs, per rank; `held` has the inputs after the run of each side.
+    `given` has the inputs before the runs, per rank; `held` has the inputs after the run of each graph.
     """
     answered = {answer.output for answer in answers}
     found = []

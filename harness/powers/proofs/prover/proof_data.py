@@ -86,8 +86,8 @@ class Call:
     tensor, None without a result. `place` is the call's origin, for readers.
 
     The operator "view" stands for any operator whose result shares its input's memory. The layouts alone define which
-    elements it selects, so its other arguments are left out. Arguments of copies that only set the result's layout are
-    left out as well.
+    elements a view selects, so its other arguments are left out. A copy's arguments that only set the result's layout
+    are left out as well.
     """
 
     name: str

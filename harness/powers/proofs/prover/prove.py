@@ -165,7 +165,7 @@ def _sets_of_inputs(case: Case, reference: Reference) -> list[list[list[Tensor]]
 def random_inputs(case: Case, names: Sequence[str], like: Sequence[Tensor]) -> list[list[Tensor]]:
     """Return a list of inputs for each rank: small random numbers as state, the case's own tokens, zeros as counts.
 
-    Parameters differ between ranks, like their shards. Buffers are the same on all ranks, as in a model.
+    Parameters differ between ranks, because ranks have different shards. Buffers are the same on all ranks.
     """
     read = [list(step.values()) for step in read_inputs(case, 0)]
     ranks = []

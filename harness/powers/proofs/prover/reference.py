@@ -92,7 +92,7 @@ def of_the_reference(case: Case) -> Case:
 
 @functools.lru_cache(maxsize=6)
 def traced_reference(case: Case, device: torch.device) -> Reference:
-    """Trace a case's reference in this process. The result is cached for few cases, because whole steps are large."""
+    """Trace a case's reference in this process. The results of a few cases are cached: whole steps are large."""
     step, groups = graph_of(case, case.reference, device, GraphOptions())
     inputs = [node.meta["val"] for node in step.module.graph.find_nodes(op="placeholder")]
     assert len(inputs) == len(step.parameter_names) + len(step.buffer_names) + step.num_inputs

@@ -94,7 +94,7 @@ def view_of_cat(table: Table, term: Term) -> int | None:
 
 
 def cat_of_nothing(table: Table, term: Term) -> int | None:
-    """Rule: parts without elements are left out of a concatenation. A single part is the whole, even if it is empty."""
+    """Rule: a concatenation leaves out parts without elements. A concatenation of a single part is that part."""
     _, parts, dim = term
     kept = tuple(part for part in parts if table.shape(part)[dim]) or parts[:1]
     if len(kept) == 1:

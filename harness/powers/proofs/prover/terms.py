@@ -60,13 +60,13 @@ class Table:
         return {step.rule for step in self.steps if step.rule}
 
     def shape(self, place: int) -> tuple[int, ...]:
-        """Return a term's shape. No size may depend on data."""
+        """Return the shape of term `place`. No size may depend on data."""
         found = self.open_shape(place)
         assert found is not None
         return found
 
     def open_shape(self, place: int) -> tuple[int, ...] | None:
-        """Return a term's shape; None if a size depends on data."""
+        """Return the shape of term `place`; None if a size depends on data."""
         if place not in self._shapes:
             self._shapes[place] = self._shape_of(self[place])
         return self._shapes[place]
@@ -97,14 +97,14 @@ class Table:
         return self.make(("view", place, *window(*w)))
 
     def as_window(self, place: int) -> tuple[int, Window]:
-        """Return a term as a base and a window on the base. A term that is no view is its own base, all of it."""
+        """Return a term as (base, window on the base). For a term that is no view, the window selects all of it."""
         match self[place]:
             case ("view", base, shape, strides, offset):
                 return base, Window(shape, strides, offset)
         return place, whole(self.shape(place))
 
     def dtype(self, place: int) -> str:
-        """Return the dtype of a term that is a tensor."""
+        """Return the dtype of term `place`, which must be a tensor."""
         match self[place]:
             case ("view" | "gather" | "reduce", below, *_) | ("cat", (below, *_), _):
                 return self.dtype(below)

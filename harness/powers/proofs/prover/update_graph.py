@@ -1,6 +1,6 @@
-"""Traces the update as a graph, which is the same for every built-in system.
+"""Traces the update of a step as a graph. All built-in systems run the same update.
 
-After the gradients, the update balances the experts' load and runs the optimizer.
+The update follows the gradients: it balances the experts' load and runs the optimizer.
 """
 
 from __future__ import annotations

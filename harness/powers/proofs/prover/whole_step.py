@@ -1,9 +1,9 @@
 """Proves the rest of a training step, after its graph: balancing the experts, and the optimizer's update of shards.
 
-1. For each side, trace `Trainer.update`, which all of our systems run. Gradients have that side's layouts. Optimizer
-   state exists, as after the first step; before the first step it is zeros on both sides.
-2. Append the update to that side's step. The joined graph's update reads the step's outputs, in their memory.
-3. Prove the two sides' joined graphs: outputs are the final parameters, buffers and optimizer state.
+1. For each system, trace `Trainer.update`, which all built-in systems run. Gradients have the layouts of the system's
+   step. Optimizer state exists, as after the first step; before the first step it is zeros in both systems.
+2. Append the update to the system's step. The joined graph's update reads the step's outputs, in their memory.
+3. Prove the two joined graphs: outputs are the final parameters, buffers and optimizer state.
 4. If these and the step are PROVED, so is any number of steps from equal state (`induction`).
 
 The terms are added to those of the step's proof.
@@ -47,7 +47,7 @@ class UpdateProof:
     """The proof of the optimizer's update after a step.
 
     `answers` has an answer for each input of the step that the update changes. `induction` states whether any number of
-    steps is proved. `proof` is the proof of both sides' graphs of step and update, or None if they were refused as a
+    steps is proved. `proof` is the proof of both systems' graphs of step and update, or None if they were refused as a
     whole.
     """
 

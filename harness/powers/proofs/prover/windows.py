@@ -1,6 +1,6 @@
 """Windows: the elements that a view selects, counted in row-major order of the viewed tensor.
 
-A window (shape, strides, offset) on a tensor shows at index i its element number offset + sum(i_k * stride_k). For
+A window (shape, strides, offset) selects, for index i, the tensor's element number offset + sum(i_k * stride_k). For
 example, the transpose of a (2, 3) tensor is ((3, 2), (1, 3), 0). This is like `as_strided` on a contiguous tensor, but
 it counts elements, wherever they are in memory.
 
@@ -97,9 +97,9 @@ def composed(inner: Window, outer: Window) -> Window | None:
 
 
 def joined(first: Window, second: Window, dim: int) -> Window | None:
-    """Return the window on the elements of two windows on the same tensor, the second's after the first's along `dim`.
+    """Return the window that selects the concatenation of two windows on the same tensor along `dim`.
 
-    For example, x[:2] and x[2:5] along dim 0 are x[:5]. None if no window selects these elements in this order.
+    For example, x[:2] and x[2:5] along dim 0 become x[:5]. None if no window selects these elements in this order.
     """
     sizes = first.shape[dim], second.shape[dim]
     others = [d for d in range(len(first.shape)) if d != dim]
@@ -126,8 +126,8 @@ class Piece(NamedTuple):
 def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | None, list[Piece]] | None:
     """Split a window on a concatenation along `dim` into windows on its parts. `parts` has the parts' shapes.
 
-    Returns (along, pieces): the windows on the parts, and the dim of `outer` along which they follow each other.
-    `along` is None if the window is within a single part. Returns None if the window cannot be split this way.
+    Returns (along, pieces): `pieces` are the windows on the parts, and `along` is the dim of `outer` along which they
+    follow each other, or None if the window is within a single part. Returns None if the window cannot be split.
 
     In row-major order, elements come in blocks, one for each index of the dims before `dim`. Within a block, part
     follows part. A dim of the window either moves from block to block or stays within a block. At most one dim of the

@@ -1,13 +1,13 @@
-"""The operators that a proof admits. A scan called each of them, and all its calls matched its schema and fake values.
+"""The operators that a proof admits. A scan called each: the results matched the operator's schema and fake results.
 
 The list is in `admitted.txt`; `tests/benchmarks/scan_operators.py` checks it, and writes it with `--write`. Operators
 that the scan could not call are not on it.
 
-Many operators promote tensors of several dtypes differently from their fakes. So a call with several dtypes is only
-admitted if its operator is also on the list of that mixture of dtypes. The scan tried two dtypes at a time, with all
-tensors row-major or all with the same layout; other mixtures are refused.
+For tensors of several dtypes, many operators compute another dtype than their fake results have. So a call with several
+dtypes is only admitted if its operator is also on the list of that mixture of dtypes. The scan tried two dtypes at a
+time, with all tensors row-major or all with the same layout; other mixtures are refused.
 
-In addition, `untold` compares the effects of each call on memory, as its fake values show them, with its schema.
+In addition, `untold` refuses a call whose fake values show a write or an alias that its schema does not state.
 """
 
 from __future__ import annotations
@@ -94,9 +94,10 @@ def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
     """Return whether a call with tensors of several dtypes has a form that the scan tried.
 
     The call must have two dtypes, and its tensors must be all row-major or all of the same shape and strides. With
-    other layouts, torch's kernels order the result's dims by the original operands, but some fakes by the operands
-    after the cast. Tensors without dims may not occur together with others, since they are promoted differently, unless
-    a test tried the operator with them. In-place calls always count as tried, as their result is their argument.
+    other layouts, torch's kernels order the result's dims by the strides of the original operands, but some fakes by
+    those of the operands after the cast. Tensors without dims are promoted differently, so they may occur together
+    with others only for operators of TAKES_NUMBERS_AS_TENSORS. In-place calls always count as tried, as their result
+    is their argument.
     """
     name, tensors = str(target), [*_tensors(given)]
     if written_names(target):
@@ -110,7 +111,10 @@ def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
 
 
 def _dtypes_of(name: str, given: Mapping[str, Any]) -> set[torch.dtype]:
-    """The dtypes of a call's tensors, except indices, offsets and masks, which do not affect the result's dtype."""
+    """Return the dtypes of a call's tensors.
+
+    Indices, offsets and masks are left out, as their dtypes do not affect the result's dtype.
+    """
     chosen = known.CHOOSES.get(name, ())
     held = [(key, x) for key, value in given.items() for x in _tensors(value)]
     return {x.dtype for key, x in held if not (key in chosen and x.dtype in CHOOSING)}

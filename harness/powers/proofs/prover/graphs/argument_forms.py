@@ -106,7 +106,7 @@ def _is_real(op: str, tensors: Sequence[Tensor], name: str) -> bool:
 
 
 def _data(value: Any) -> Any:
-    """An argument's default as data: `0.5` becomes `("float", "0x1.0000000000000p-1")`; integers stay."""
+    """Return an argument's default as data: `0.5` becomes `("float", "0x1.0000000000000p-1")`; integers stay."""
     match value:
         case bool():
             return ("bool", str(value))

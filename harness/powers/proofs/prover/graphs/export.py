@@ -1,7 +1,7 @@
 """Writes a step's graph as data: every call with its arguments by name and its result's layout.
 
 Metadata in the graph is not trusted, since passes write it, and a user's pass may write anything. Instead, every call
-runs again on fake values, starting from the inputs, and the layout is that of its fake result. For operators in
+runs again on fake values, starting from the inputs, and the layout of its fake result is recorded. For operators in
 `admitted`, fake values share memory exactly if real values do. So aliases follow from fake values, not from names of
 operators. Any other operator is refused.
 """
@@ -241,7 +241,7 @@ class _Exporter:
     def _fake(self, node: Node, op: str) -> Any:
         """Return the fake value of a node, as an argument of the operator `op`.
 
-        `getitem` gets the tuple or list of a call's results as it is stored, since only one of these is needed.
+        `getitem` gets a tuple or list of results as it is stored: it needs the fake value of only one item.
         """
         value = self.values[node]
         return value if op == "getitem" and isinstance(value, list | tuple) else self.repeats.fake(value)
@@ -269,7 +269,10 @@ class _Exporter:
             self._add(node, node.name, known.CHOICE, args, self.values[node])
 
     def _add_copied(self, node: Node, op: str, args: Sequence[tuple[str, Any]], own: data.Tensor) -> None:
-        """Record an in-place call as a call of the functional operator `op`, whose result is copied into the tensor."""
+        """Record an in-place call as a call of the functional operator `op`, and a copy of its result into the tensor.
+
+        `own` is the layout of the tensor that is written.
+        """
         made = replace(own, offset=0, storage=self._storage(("made", len(self.calls))))
         self.calls.append(Call(f"{node.name} made", op, tuple(args), made, place=_place(node)))
         args = (("self", dict(self._arguments(node))["self"]), ("src", ("node", len(self.calls) - 1)))
@@ -447,8 +450,8 @@ def _target(node: Node) -> Any:
     """Return the operator under which a node is recorded: that of its call, with two exceptions.
 
     An unsafe split is recorded as a split, as both return views of parts of their input. An in-place `transpose_` is
-    recorded as a transposed view if no other call can notice the difference: its tensor was created by another call,
-    and no later call uses that call's node.
+    recorded as a transposed view if no other call can notice the difference: its tensor is new, the result of a call
+    that returns no alias, and later calls only read it through the result of `transpose_`.
     """
     if node.target is _TRANSPOSES and isinstance(source := node.args[0], Node):
         is_new = isinstance(source.target, OpOverload) and all(

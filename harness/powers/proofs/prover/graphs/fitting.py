@@ -1,10 +1,10 @@
-"""Checks shapes for operators that do not: with mismatching shapes they read or write past their tensors, or abort.
+"""Checks shapes for operators that do not check them, and with mismatching shapes access foreign memory or abort.
 
 Calls from autograd have matching shapes; a graph from elsewhere may not.
 
-`index` is checked here because its fake is wrong for some indices. For an index without dims next to another index, the
-fake's result has too few dims; for such an index alone, it has other strides. For indices in column-major order, the
-kernel's result is column-major, but the fake's is row-major.
+`index` is checked here because its fake result is wrong for some indices. If an index has no dims, the fake result has
+other strides, and too few dims if there is another index. If indices are column-major, the kernel's result is
+column-major, but the fake result is row-major.
 
 Sizes are compared as text, because comparing data-dependent sizes themselves would fail.
 """
@@ -48,11 +48,11 @@ def misfits(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _misfits_index(x: Tensor, indices: Sequence[Tensor | None]) -> bool:
-    """Whether the result of a call of `index` may have another layout than its fake.
+    """Whether the result of a call of `index` may have another layout than its fake result.
 
-    The kernel orders the result's dims by the strides of `x`, then by the strides of each index; the fake orders them
-    only by those of `x`. To the kernel an index has size 1 in every dim of `x` that it does not index, so an index can
-    also reorder dims of size 1 in `x`.
+    The kernel orders the result's dims by the strides of `x`, then by the strides of each index; the fake operator
+    orders them only by the strides of `x`. To the kernel an index has size 1 in every dim of `x` that it does not
+    index, so an index can also reorder dims of size 1 in `x`.
     """
     if any(index is not None and (index.dim() == 0 or not _is_in_order(_dims_of(index))) for index in indices):
         return True

@@ -52,7 +52,7 @@ class Result(NamedTuple):
 
 @dataclass(eq=False)
 class Lying:
-    """A tensor known by its layout and the number of its memory; `fake` is None until a call needs the fake value."""
+    """A tensor stored as its layout and the number of its memory. `fake` is None until a call needs the fake value."""
 
     lies: Lies
     memory: int
@@ -99,7 +99,7 @@ class Repeats:
         return self._memories[key]
 
     def fake(self, value: Any) -> Any:
-        """Return the fake value of a stored value. For a `Lying` without one, it is created."""
+        """Return the fake value of a stored value. It is created if a `Lying` has none yet."""
         if type(value) in (tuple, list):
             return type(value)(map(self.fake, value))
         if not isinstance(value, Lying):

@@ -1,9 +1,9 @@
 """Finds matrix products whose kernel may depend on a stride that is wrong in the fake tensor.
 
-The stride of a dim of size 1 reaches no element, and fake tensors often have another stride there than real results.
-But matrix products choose their kernel by it: in float32, a (1, 33) times (33, 1) product has different bits depending
-on the last stride of its second operand. If a call reads only row-major tensors (dims of size 1 included), its fake
-result has the right strides. Otherwise the strides of dims of size 1 in its result are unsure.
+The stride of a dim of size 1 affects no element's address, and fake tensors often have another stride there than real
+results. But matrix products choose their kernel by this stride: in float32, a (1, 33) times (33, 1) product has
+different bits depending on the last stride of its second operand. If a call reads only row-major tensors (dims of size
+1 included), its fake result has the right strides. Otherwise the strides of dims of size 1 in its result are unsure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ backwards, with 1 and 3 heads, 1 and 33 rows.
 
 
 def unsure_product(calls: Sequence[Call]) -> Call | None:
-    """Return the first call that multiplies matrices and reads a tensor with an unsure stride; None without one."""
+    """Return the first call that multiplies matrices and reads a tensor whose fake stride may be wrong.
+
+    None if there is none.
+    """
     unsure: set[int] = set()  # the storages of results with an unsure stride
     for call in calls:
         read = [x for place in call.reads for x in calls[place].results]

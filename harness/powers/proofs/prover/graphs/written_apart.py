@@ -106,7 +106,7 @@ def of_number(op: str, args: Sequence[tuple[str, Any]]) -> tuple[str, Sequence[t
 def number_of(name: str, number: Any, value: Any, place: Any) -> Call:
     """Return a call that creates a scalar tensor from a Python number.
 
-    It equals the call that a trace of `torch.where` with a number has, so that both forms are equal.
+    It is the same call as in a trace of `torch.where` with a number, so that `masked_fill` and `where` become equal.
     """
     told = (
         ("dtype", ("dtype", value.dtype)),
@@ -119,7 +119,7 @@ def number_of(name: str, number: Any, value: Any, place: Any) -> Call:
 def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> None:
     """Add calls that copy results of the last call into tensors, and clear the last call's `writes`.
 
-    `written` maps the index of a result to the argument that it is copied into: its name, and its tensor as data.
+    `written` maps the index of a result to the argument that the result is copied into, as (name, tensor as data).
     """
     index = len(calls) - 1
     # As recorded, the call returns the new values, and the copies below write them.
@@ -138,7 +138,7 @@ def add_updates(
     """Add a call of an optimizer's kernel as one call per parameter. Yields each parameter's new fake values.
 
     `call` is the call of the kernel, whose arguments are lists. `given` has its arguments by name, as fake values;
-    `names` are those that the kernel writes by its schema. `layout` returns the layout of a fake value.
+    `names` are the arguments that the kernel writes by its schema. `layout` returns the layout of a fake value.
     """
     for place in range(len(given["self"])):
         args = tuple((name, _one_of(x, place)) for name, x in call.args)

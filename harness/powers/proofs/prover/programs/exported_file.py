@@ -207,9 +207,9 @@ class _Reader:
     def _tensors(self, kind: str, prefix: str, model: str, known: set[str]) -> dict[str, Tensor]:
         """Return the weights or the constants of the program, by name. Tensors over the same file share memory.
 
-        `kind` is "weights" or "constants", and `model` the model's name in the archive. The names of all files that are
-        read are added to `known`; that of a tensor's file begins with `prefix`. Raises FieldError, ArchiveError or
-        TensorError for an invalid archive.
+        `kind` is "weights" or "constants", and `model` the model's name in the archive. A tensor's file has the name
+        `prefix` and a number. The paths of all files that are read are added to `known`. Raises FieldError,
+        ArchiveError or TensorError for an invalid archive.
         """
         config = f"data/{kind}/{model}_{kind}_config.json"
         known.add(config)
@@ -511,7 +511,7 @@ def _unproved(what: str, field: Field) -> RefusedError:
 
 
 def _identifier(field: Field) -> str:
-    """The text of a field that must be a plain identifier, because torch writes it into code."""
+    """Return the text of a field that must be a plain identifier, because torch writes it into code."""
     name = field.text()
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise field.wrong("a plain identifier")

@@ -3,8 +3,8 @@
     version = field_of(content, "model").object(("major", "minor"))
     version["major"].integer()       raises FieldError("model.major is 'x': expected an integer")
 
-An unknown field is refused unless it is null, false or empty: such a field belongs to a newer form of the file, and is
-not used in this one.
+An unknown field is refused unless it is null, false or empty. A newer version of the format may have further fields,
+but a file that leaves them null, false or empty does not use them.
 """
 
 from __future__ import annotations
@@ -76,26 +76,29 @@ class Field:
         return kind, Field(self.value[kind], f"{self.path}.{kind}")
 
     def text(self) -> str:
-        """Return the string. Raises FieldError for any other value; so do the methods below, for other types."""
+        """Return the string. Raises FieldError for a value of another type."""
         if not isinstance(self.value, str):
             raise self.wrong("a text")
         return self.value
 
     def truth(self) -> bool:
-        """Return the boolean."""
+        """Return the boolean. Raises FieldError for a value of another type."""
         if not isinstance(self.value, bool):
             raise self.wrong("true or false")
         return self.value
 
     def integer(self) -> int:
-        """Return the integer, which must fit into 64 bits with a sign."""
+        """Return the integer. Raises FieldError unless it is an integer that fits into 64 bits with a sign."""
         # `isinstance` would accept true and false.
         if type(self.value) is not int or not -LARGEST_INTEGER - 1 <= self.value <= LARGEST_INTEGER:
             raise self.wrong("an integer of 64 bits")
         return self.value
 
     def real(self) -> float:
-        """Return the float. torch writes infinities and NaN as "Infinity", "-Infinity" and "NaN"."""
+        """Return the float; torch writes infinities and NaN as "Infinity", "-Infinity" and "NaN".
+
+        Raises FieldError for a value of another type.
+        """
         if isinstance(self.value, str) and self.value in _REALS:
             return _REALS[self.value]
         if type(self.value) not in (int, float) or not math.isfinite(float(self.value)):

@@ -8,7 +8,7 @@
     with bitproof.keeps_bits() as kept:             all of Inductor's own passes, by name
         torch.compile(model)(x)
 
-The layouts of a graph's inputs come from `inputs`, or else from the placeholders' metadata before the pass; both sides
+The layouts of a graph's inputs come from `inputs`, or else from the placeholders' metadata before the pass; both graphs
 are proved with these. Constant tensors are part of a graph. If Inductor finds a graph in its cache, no pass runs, and
 nothing is proved.
 """
@@ -114,9 +114,10 @@ class KeptPass:
         return found
 
     def uuid(self) -> Any:
-        """Return the pass's identity for Inductor's cache: a digest of its source, or `uuid`, and of bitproof's source.
+        """Return the identity of the pass for Inductor's cache: a digest of the pass and of bitproof's own source.
 
-        None if the source does not determine the pass; then Inductor caches no graph.
+        The pass is represented by its own `uuid()`, or by its source if it has none. Returns None if the source does
+        not determine the pass; then Inductor caches no graph.
         """
         own = getattr(self._pass, "uuid", None)
         try:

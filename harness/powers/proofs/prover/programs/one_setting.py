@@ -2,8 +2,7 @@
 
     torch.set_num_threads(1); y = x.sum(); torch.set_num_threads(4)        refused at `aten.sum`
 
-Autocast, gradients, the default dtype and the choice of an attention kernel are exempt: they show in the traced
-operators.
+Autocast, grad mode, the default dtype and the choice of an attention kernel are exempt: the traced operators show them.
 """
 
 from __future__ import annotations

@@ -285,10 +285,10 @@ def _mask_of_new_files() -> str | None:
 
 
 def of_file(address: int) -> tuple[object, int]:
-    """Return an identity for the byte at a memory address.
+    """Return an identity for the byte at a memory address: equal for two addresses of the same byte.
 
-    If a file is mapped into memory twice, a byte of the file has two addresses; both have the same identity: the mapped
-    file and the position in it. For other memory it is the address itself.
+    A file that is mapped into memory twice has two addresses for each byte. The identity of such a byte is (file,
+    position in the file), that of any other byte ("memory", address).
     """
     found = next((x for x in _shared_mappings() if x.start <= address < x.end), None)
     return (found.file, found.offset + address - found.start) if found else ("memory", address)

@@ -123,7 +123,7 @@ def _entry(content: memoryview, at: int) -> tuple[_Facts, int, int]:
 def _file(content: memoryview, at: int, told: _Facts) -> tuple[memoryview, int]:
     """Return the bytes of the file whose header is at position `at`, and the position after the file.
 
-    Raises ArchiveError unless they fit `told`, the facts about the file in the directory.
+    Raises ArchiveError unless the header and the bytes agree with `told`, the file's entry in the archive's directory.
     """
     if bytes(content[at : at + 4]) != _LOCAL:
         raise ArchiveError(f"{told.name} has no header where the directory says")

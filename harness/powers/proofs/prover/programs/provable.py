@@ -280,8 +280,8 @@ def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
 def _modules(subject: Any, leaves: Sequence[Any]) -> dict[str, nn.Module]:
     """Return the modules of a program: the program itself if it is a module, and the modules among its inputs.
 
-    The keys are prefixes for the names of the modules' parameters and buffers. The program's own prefix is "". A module
-    among the inputs has its number, such as `0.`, or "" if it is the only module.
+    The keys are prefixes for the names of the modules' parameters and buffers. The program's own prefix is "". That of
+    a module among the inputs is its number, such as `0.`, or "" if it is the only module.
     """
     modules = {"": subject} if isinstance(subject, nn.Module) else {}
     inner = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
@@ -488,7 +488,7 @@ class _Tracing:
         return [x for _, x in self.outputs if isinstance(x, Tensor | torch.SymInt)]
 
     def _one_for_one(self, given: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return the given tensors by name, and attach the gradients among them to their tensors.
+        """Return the given tensors by name. A given gradient becomes the `.grad` of its given tensor.
 
         Two names of the same original tensor, as with tied weights, get the same tensor.
         """
@@ -543,7 +543,7 @@ def _known(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class _Named(Interpreter):
     """Runs a graph node by node, while it is traced.
 
-    Each traced call without a source line gets the name of its node in place of it.
+    If a traced call has no source line, the name of the node that made the call takes its place.
     """
 
     def __init__(self, module: GraphModule, tracing: _Tracing, tracer: Any) -> None:
@@ -551,7 +551,7 @@ class _Named(Interpreter):
         self._tracing, self._tracer = tracing, tracer
 
     def run_node(self, n: Node) -> Any:
-        """Run a node. Each call that is traced meanwhile gets the node's name as its source, unless it has a source."""
+        """Run a node. A call that is traced meanwhile gets the node's name as its source if it has no source line."""
         self._tracing.where = f"`{n.name}`"
         create_node = self._tracer.create_node
 

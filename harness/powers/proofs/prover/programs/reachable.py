@@ -2,8 +2,8 @@
 
     function, inputs ─► modules, optimizers, containers, objects, closures ─► tensors, plain values
 
-A path leads from a root to an object: `module kept[0]`, `input 1['mask']`. After two equal calls, the same is at every
-path: the same tensor or number, in the same containers, with the same objects shared.
+A path leads from a root to an object: `module kept[0]`, `input 1['mask']`. Two runs of equal programs must leave the
+same content at every path: the same tensors and numbers, in the same containers, with the same objects shared.
 
 The state of an object is its attributes, if its classes are written in Python. For other objects, such as an iterator
 or a generator of random numbers, it is the state that pickle keeps. An object without either, such as an open file, is
@@ -111,10 +111,10 @@ class Reached:
 
 
 def changed(before: Reached, after: Reached, *, without: str | None = None) -> dict[str, Token | Tensor]:
-    """Return the changes that a call made, as a dict from each changed path to the content that is there now.
+    """Return the changes from `before` to `after`, as a dict from each changed path to its new content.
 
-    The content is a tensor if another tensor is there, otherwise a token, which identifies a plain value; None if
-    nothing is there. Paths below the root `without` are left out.
+    The content is a tensor if the path now has another tensor, otherwise a token, which identifies a plain value; None
+    if the path now has nothing. Paths below the root `without` are left out.
     """
     found: dict[str, Token | Tensor] = {}
     for place in dict.fromkeys([*before.tokens, *after.tokens]):
@@ -216,7 +216,7 @@ _ATOMS = (
 def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
     """Yield (path, object) for each object directly inside `x`, which is at the path `place`.
 
-    Raises RefusedError if `x` has hidden state that pickle does not store either. `known` maps ids of tensors to their
+    Raises RefusedError if `x` has hidden state that even pickle does not store. `known` maps ids of tensors to their
     names.
     """
     if _is_atom(x) or isinstance(x, torch.Generator):
@@ -450,9 +450,9 @@ def _function(x: types.FunctionType, memo: dict[int, Any], later: list[Callable[
 
 
 def _object(x: Any, memo: dict[int, Any], later: list[Callable[[], None]]) -> Any:
-    """Return an empty object of the same class as `x`, which is its copy.
+    """Return a copy of `x` that has no attributes yet.
 
-    Appends to `later` a function that fills the copy with copies of the attributes of `x`. `memo` has the copies by id.
+    Appends to `later` a function that copies the attributes. `memo` maps ids of originals to their copies.
     """
     made = object.__new__(type(x))
     later.append(lambda: vars(made).update({key: copy.deepcopy(value, memo) for key, value in vars(x).items()}))
@@ -603,7 +603,7 @@ _PYTHONS = ("__annotations__", "__builtins__", "__warningregistry__", "__abstrac
 
 
 def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Mapping[str, Any]]]]:
-    """Return the variables that the user's code around some objects names, and namespaces around them.
+    """Return the variables that the user's code reachable from `objects` names, and namespaces that this code may use.
 
     The variables are a dict by name. The namespaces are pairs of a name and a dict: those of the objects' classes, and
     of objects in installed packages that the code names. The entries of namespaces are only compared by identity.
@@ -673,8 +673,8 @@ only counts together with `grad_fn` and the like, as an attribute of an autograd
 def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
     """Yield (name, value, whether it is a user's) for each global or module variable that a function's code names.
 
-    If the code reads variables by a text, such as `globals()["count"]`, it may mean any variable. For such code every
-    container among the variables is yielded as well.
+    Code that looks variables up, as in `globals()["count"]`, may read any variable. For such code every container among
+    the variables is yielded as well.
     """
     # `names` has every name in the code, `asked` the globals that it loads, and the first attribute that it takes.
     names, codes = set[str](), [function.__code__]

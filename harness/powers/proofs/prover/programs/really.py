@@ -83,7 +83,7 @@ class _Call:
 
 
 def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> tuple[str | None, list[Any]]:
-    """Return the first difference between a program and its graph, in words, or None; and all computed values.
+    """Return the first difference between a program and its graph as text, or None, and a list of all computed values.
 
     The values are the outputs of both and the final values of inputs. With them, the caller can compare this run with
     another.
@@ -180,7 +180,7 @@ class _Real:
         return self._last.tensors.get(name, self.named.get(name))
 
     def step(self) -> _Call:
-        """Run the program once. Raises RefusedError if it fails, or changes something that the originals share."""
+        """Run the program once. Raises RefusedError if it fails, or changes something outside of the copies."""
         switches, surroundings = Switches.now(), Around(self._last)
         try:
             with refusing_outside(is_users_file):
@@ -204,7 +204,7 @@ class _Real:
         return _Call(outputs, changes, generator)
 
     def _refuse_attributes(self, outputs: Mapping[str, Any]) -> None:
-        """Raise RefusedError if a new output carries another value: a gradient, or an attribute such as `y.aux`.
+        """Raise RefusedError if an output tensor that the run created has a gradient, or an attribute such as `y.aux`.
 
         Such a value is not an output, so nothing would compare it.
         """
@@ -222,8 +222,9 @@ def _unlike(
 ) -> str | None:
     """Return the first difference between a program's run and its graph's run, in words; None if there is none.
 
-    `real` is the program's run. `outputs`, `memory` and `generator` are from the graph's run: outputs by name, final
-    values of inputs by name, and the random generator's state.
+    `real` is the result of the program's run, and `runs` the copy of the program that ran. `outputs`, `memory` and
+    `generator` are from the graph's run: outputs by name, final values of inputs by name, and the random generator's
+    state.
     """
     # Returned values: the same number, equal numbers and texts, and then equal tensors.
     told = {name for name, _ in held.program.others} | {*outputs}

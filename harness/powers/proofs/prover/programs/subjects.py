@@ -4,10 +4,10 @@
     assert found.verdict == "PROVED", found
     found.answers            for each output: verdict, reason or first differing calls, witness
 
-Parameters and buffers of the two sides are paired by name, inputs and outputs by position. A value written into an
+Parameters and buffers of the two programs are paired by name, inputs and outputs by position. A value written into an
 input is an output as well. A proof holds for all values of inputs, parameters and buffers of these shapes, or of all
-sizes within the stated bounds, as long as the two sides have equal parameters and buffers. If parameters have different
-bits on the two sides, the proof is refused: the programs would differ, and the proof would not show it.
+sizes within the stated bounds, as long as the two programs have equal parameters and buffers. If parameters have
+different bits in the two programs, the proof is refused: the programs would differ, and the proof would not show it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> Pai
 
 
 def _with_values(f: Any, g: Any, inputs: Sequence[Any]) -> PairProof | None:
-    """Return the proof for programs with tensors that have no values, such as on the meta device, by drawing values.
+    """Prove two programs with tensors that have no values, such as on the meta device, by drawing values for them.
 
     None if all tensors have values, if the drawn values would be too large, or if the programs cannot be traced with
     values.
@@ -154,8 +154,8 @@ def _check_keys(one: Held, other: Held) -> None:
 def _check_effects(one: Held, other: Held) -> None:
     """Raise RefusedError unless a call of each program has the same side effects.
 
-    A change must be at the same path on both sides. If it is not a tensor, the new values must also be equal. Writes to
-    the programs' inputs need not match here, since they are outputs of the proof.
+    A change must be at the same path in both programs. If it is not a tensor, the new values must also be equal. Writes
+    to the programs' inputs need not match here, since they are outputs of the proof.
     """
     lefts = [
         dict.fromkeys([*(x for x in side.program.outputs if _is_left(x, side)), *side.effects]) for side in (one, other)
@@ -217,7 +217,7 @@ def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None
 
 
 def _written_inputs(graph: Graph) -> set[str]:
-    """The names of inputs whose memory a call writes, or whose final value is an output."""
+    """Return the names of the inputs whose memory a call writes, or whose final value is an output."""
     memories = {x.storage for call in graph.calls if call.writes for x in call.results}
     inputs = [(call.name, x) for call in graph.calls if call.op == "input" for x in call.results]
     returned = {name.removeprefix(WRITTEN) for name, _ in graph.outputs if name.startswith(WRITTEN)}

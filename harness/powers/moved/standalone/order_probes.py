@@ -94,7 +94,7 @@ def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
     return min(tensor["shape"][-1], MOST_TERMS), dtype
 
 
-def _order(call: dict[str, Any]) -> dict[str, Any] | None:
+def order_of_additions(call: dict[str, Any]) -> dict[str, Any] | None:
     """The order of additions, as a dict of facts about the tree of additions; None if it cannot be probed.
 
     `sizes` has an entry for term 0 with each other term, then for the middle term with each other term. Each is the
@@ -150,7 +150,7 @@ def _bits(call: dict[str, Any]) -> int | None:
     None if none of the tried numbers loses the small term, at several positions in the sum, or if this cannot be
     probed.
     """
-    order = _order(call)
+    order = order_of_additions(call)
     if order is None:
         return None
     terms, dtype = order["terms"], _inner(call)[1]
@@ -247,7 +247,7 @@ def _exp(call: dict[str, Any]) -> str | None:
 
 
 _ASKED: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "order": _order,
+    "order": order_of_additions,
     "bias": _bias,
     "accumulator": _bits,
     "fused": _fused,

@@ -8,7 +8,7 @@ import torch
 from bitproof.harness.powers.moved.move_causes import causes_of
 from bitproof.harness.powers.moved.standalone.call_archive import Archive
 from bitproof.harness.powers.moved.standalone.exchanging import run_exchanged
-from bitproof.harness.powers.moved.standalone.order_probes import _order, probe
+from bitproof.harness.powers.moved.standalone.order_probes import order_of_additions, probe
 from bitproof.harness.powers.moved.standalone.recording_calls import keep_results
 from bitproof.harness.powers.moved.standalone.replaying import replay
 from tests.harness.powers.moved.plants import backwards, in_order, planted, plants, products_of
@@ -109,5 +109,5 @@ def test_the_order_of_additions_is_found_in_each_dtype(dtype):
     found = {}
     for name, add in {"in order": in_order, "backwards": backwards}.items():
         with planted("mm", lambda a, b, add=add: add(products_of(a, b)).to(a.dtype)):
-            found[name] = _order(call)["sizes"][:11]
+            found[name] = order_of_additions(call)["sizes"][:11]
     assert found == {"in order": [*range(2, 13)], "backwards": [12] * 11}

@@ -134,7 +134,8 @@ def _is_same(first: Parting, second: Parting, walk: Walk) -> bool:
 def _placed(culprit: Culprit, walk: Walk) -> Culprit:
     """Give an extra call the place of the reference's call that it replaces.
 
-    If it replaces none and its own direction is unknown, it gets the place of the call that reads its output.
+    If it replaces none, and belongs to no module and no direction, it gets the place of the call that reads its output.
+    For example, `state["step"] += 1` between two steps belongs to the optimizer's update that reads the step count.
     """
     log, site = walk.logs[culprit.rank], (culprit.rank, culprit.candidate or 0)
     due, reader = walk.replaced.get(site), walk.readers.get(site)
@@ -142,7 +143,9 @@ def _placed(culprit: Culprit, walk: Walk) -> Culprit:
         other = log.reference.log[due]
         if other.operator != culprit.call.operator and set(culprit.call.inputs) & set(other.inputs):
             return replace(culprit, call=culprit.call._replace(place=other.place), instead_of=other.operator)
-    known = None if reader is None else log.matching_call(reader)
-    if culprit.call.place.direction is None and known is not None:
-        return replace(culprit, call=culprit.call._replace(place=log.reference.log[known].place))
+    known, own = None if reader is None else log.matching_call(reader), culprit.call.place
+    if known is not None:
+        there = log.reference.log[known].place
+        if own.direction is None or (not own.module and there.direction == "update"):
+            return replace(culprit, call=culprit.call._replace(place=there))
     return culprit

@@ -40,7 +40,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from bitproof.harness.graph.origin import innermost_user_line, running_part
-from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.calls import CLIPPING, Call, Place
 from bitproof.harness.localize.logs.node_places import part_of, place_of
 from bitproof.harness.operators import names
 from bitproof.harness.systems.watched_step import around_closure
@@ -55,7 +55,7 @@ from bitproof.harness.torch_operators import (
     sequence_number_of,
 )
 
-_PARTS = {clip_grad.__file__: "clipping", grad_scaler.__file__: "loss scaling"}
+_PARTS = {clip_grad.__file__: CLIPPING, grad_scaler.__file__: "loss scaling"}
 """The parts of an update for which torch has functions, by the file of these functions."""
 
 _FILLS_LIKE = names(lambda row: row.is_constant and row.reads_layout)

@@ -36,7 +36,7 @@ from bitproof.harness.localize.exchange.exchange_plan import (
     of_setting,
     plan_of,
 )
-from bitproof.harness.localize.logs.calls import READS_OUT, Call, maker_of
+from bitproof.harness.localize.logs.calls import CLIPPING, READS_OUT, Call, maker_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.exchanges import OTHER_TYPE, UNSTEADY
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
@@ -100,6 +100,9 @@ class Cause:
         directions = mine.place.direction, other.place.direction
         if is_there and directions == ("forward", "backward") and culprit.how in _OTHER_CALLS:
             return self.culprit.how in _OTHER_CALLS or self._is_argument_of(other, culprit.how)
+        # One call of `clip_grad_norm_` makes several operator calls.
+        if mine.part == other.part == CLIPPING and mine.source is not None and mine.source == other.source:
+            return True
         if self._takes_place_of(culprit, {*culprit.call.inputs, *reads}):
             return True
         if family_of(mine.operator) != family_of(other.operator):

@@ -19,6 +19,10 @@ KERNELS = "graph "
 """Prefix of the operator of a call that is a whole compiled graph; the graph's name follows."""
 
 
+CLIPPING = "clipping"
+"""The part of an update that clips gradients."""
+
+
 class Place(NamedTuple):
     """The place of a call in a step, such as layers.3.mlp, backward, chunk 1. It stays the same if a pass moves a call.
 

@@ -215,9 +215,9 @@ def meaning_of(proof: Proof) -> str:
     """Return a summary of the NOT PROVED outputs: how many were seen to differ, and how many no rule proves equal."""
     differ = sum(answer.witness is not None for answer in proof.answers)
     others = [answer for answer in proof.answers if answer.meaning and not answer.witness]
-    told = [f"{differ} {'differs' if differ == 1 else 'differ'} on an input tried"] if differ else []
-    told += [f"of {len(others)} {others[0].meaning}"] if others else []
-    return "".join(f"; {part}" for part in told)
+    lines = [f"{differ} {'differs' if differ == 1 else 'differ'} on an input tried"] if differ else []
+    lines += [f"of {len(others)} {others[0].meaning}"] if others else []
+    return "".join(f"; {part}" for part in lines)
 
 
 def _layout(x: Any) -> str:

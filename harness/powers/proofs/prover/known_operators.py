@@ -94,8 +94,7 @@ def holds(dtype: str, number: float) -> bool:
 def number_in(argument: Any, dtype: str) -> float | None:
     """Return the number that a kernel uses for an argument, if it computes on tensors of `dtype`.
 
-    None if the argument is no number or an integer beyond 2**53, or if the dtype cannot represent it. Kernels keep a
-    real number in at least 32 bits; for a float32 tensor they round it once, to float32.
+    None if the argument is no number or an integer beyond 2**53, or if the dtype cannot represent it.
     """
     match argument:
         case int():
@@ -104,6 +103,7 @@ def number_in(argument: Any, dtype: str) -> float | None:
             number = argument
         case ("float", text):
             number = float.fromhex(text)
+            # Kernels keep a real number in at least 32 bits; for a float32 tensor they round it once, to float32.
             number = ctypes.c_float(number).value if dtype == "float32" else number
         case ("bool", text):
             number = float(text == "True")
@@ -115,13 +115,13 @@ def number_in(argument: Any, dtype: str) -> float | None:
 def number_filled(call: Call) -> float | None:
     """Return the number that fills the result of a call of FILLS, such as 0 for `zeros`.
 
-    None if the dtype cannot represent the number. None also if a size of the result depends on data, because the call's
-    arguments then determine that size and cannot be replaced by the number.
+    None if the dtype cannot represent the number, or if a size of the result depends on data.
     """
+    # The call's arguments determine a data-dependent size, so the number cannot replace them.
     if not call.value.is_closed:
         return None
-    told = FILLS[call.op]
-    return number_in(dict(call.args)[told] if isinstance(told, str) else told, call.value.dtype)
+    filled = FILLS[call.op]
+    return number_in(dict(call.args)[filled] if isinstance(filled, str) else filled, call.value.dtype)
 
 
 def inverse(argument: Any, dtype: str) -> float | None:

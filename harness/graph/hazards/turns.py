@@ -84,6 +84,7 @@ def _misfits(call: At, group: str, groups: Mapping[str, Partition]) -> list[str]
     if missing := sorted({rank for parts in groups.values() for part in parts for rank in part} - {*ranks}):
         found.append(f"names the group {group}, to which rank {missing[0]} does not belong")
     if (message := call.message) is not None and isinstance(message.peer, int):
+        # Within the group, ranks are numbered from 0, and the number must exist in each instance.
         known = range(min(map(len, partition))) if _counts_in_group(call) else ranks
         if message.peer not in known:
             found.append(f"names rank {message.peer} as the other end of a message, which is not in the group {group}")

@@ -127,6 +127,7 @@ def prove_graphs(
     answers = [
         _answer(must_read, reads, sides, name, pair, found) for (name, pair), found in zip(outputs, terms, strict=True)
     ]
+    # Row splits only explain why an output is NOT PROVED.
     parted = any(answer.verdict == NOT_PROVED for answer in answers)
     reads_something = any(x.verdict != PROVED or reads[x.terms[0]] >> len(must_read) & 1 for x in answers)
     return Proof(tuple(answers), table, sides, row_splits(*sides) if parted else (), reads_something)

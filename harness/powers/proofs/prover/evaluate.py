@@ -77,6 +77,7 @@ def run_graph(
                             env[launch] = launches.pop(launch)()
                         env[node] = env[launch]
                     elif graph_operators.is_collective(node):
+                        # A collective's last argument is the name of its group.
                         own = [args[:-1] for args, _ in given]
                         launches[node] = functools.partial(
                             collective, str(node.target), groups[str(node.args[-1])], own

@@ -38,6 +38,7 @@ EXACT = {
     row.overload(end): row.name.partition(".")[2]
     for row in ROWS.values()
     if row.exact
+    # A row states an overload; `Tensor` stands for the overload with a number as well.
     for end in (("Tensor", "Scalar") if row.exact == "Tensor" else (row.exact,))
 }
 """By full name, the short name of each operator that computes an element only from the elements at the same index.
@@ -71,6 +72,7 @@ _RANGES = {
     "bfloat16": (8, -133, 128),
     "float16": (11, -24, 16),
 }
+# Numbers are floats here, so int64 has only their 53 bits.
 _RANGES |= {"int64": (53, 0, 54), "int32": (31, 0, 31), "bool": (1, 0, 1)}
 """For each dtype: precision in bits, exponent of the lowest bit, exponent of the first power of 2 that is too large."""
 

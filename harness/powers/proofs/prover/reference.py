@@ -126,6 +126,7 @@ def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator
         began, child = time.monotonic(), fork(trace, log=Path(folder) / "log")
 
         def wait() -> Reference:
+            # By now the candidate is traced, so the child has had as long as the parent.
             limit = PATIENCE_SECONDS + 2 * (time.monotonic() - began)
             child.inlet.wait(limit)  # the child sends nothing, so this waits until it ends
             child.wait(1.0 if child.inlet.is_over else 0.0)

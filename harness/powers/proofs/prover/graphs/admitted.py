@@ -300,7 +300,7 @@ def _is_update(name: str, given: Mapping[str, Any]) -> bool:
     count must have the same dtype and size. It must not scale gradients. The written tensors must share no memory with
     each other or with other arguments.
     """
-    # Unless it scales gradients, the kernel writes only parameters and their state.
+    # If it does not scale gradients, the kernel writes only parameters and their state.
     if name not in known.FUSED or not all(given.get(x) is None for x in ("grad_scale", "found_inf")):
         return False
     lists = {key: x for key, x in given.items() if isinstance(x, list | tuple) and x}

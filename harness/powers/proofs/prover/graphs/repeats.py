@@ -129,6 +129,7 @@ class Repeats:
             key = node.target, _key((node.args, *sorted(node.kwargs.items())), values, memories)
         except _OpenError:
             return None
+        # The call must run. `remember` then stores its results under this key.
         if key not in self._remembered:
             self._keys[node] = key, memories
             return None

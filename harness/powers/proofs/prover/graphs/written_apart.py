@@ -35,6 +35,7 @@ def results_of(results: tuple[Any, ...], given: Mapping[str, Any]) -> tuple[Any,
 def add_copies(calls: list[Call]) -> None:
     """Add calls that copy a batch norm's new statistics into its arguments. The batch norm is the last of `calls`."""
     given = dict(calls[-1].args)
+    # `results_of` added the new statistics behind the other results.
     first = len(calls[-1].value) - len(known.STATISTICS)
     _add_copies(calls, {first + i: (name, given[name]) for i, name in enumerate(known.STATISTICS)})
 
@@ -58,6 +59,7 @@ def is_choice(given: Mapping[str, Any]) -> bool:
         return False
     if isinstance(value, Tensor):
         return value.dtype == x.dtype and value.device == x.device
+    # An integer converts to any of these dtypes, a real number only to a real one.
     return type(value) is int or (type(value) is float and x.is_floating_point())
 
 

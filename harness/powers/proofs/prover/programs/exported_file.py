@@ -370,6 +370,7 @@ class _Reader:
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for name, kind, value, argument in given:
+            # The first `len(args)` arguments were passed by position.
             if name not in places or name in kwargs or places[name] < len(args):
                 raise argument.wrong(f"each argument of {target} once, by its name: {', '.join(places)}")
             declared = schema[places[name]]

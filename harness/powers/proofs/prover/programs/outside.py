@@ -254,6 +254,7 @@ def _open_files() -> dict[int, Any]:
                 pipes[number] = facts.st_dev, facts.st_ino
     others = {found[x][:2] for x in (0, 1, 2) if x in found} | _files_of_ancestors()
     found = {number: facts for number, facts in found.items() if facts[:2] not in others}
+    # Both ends of a pipe have the same inode.
     own = [number for number, facts in pipes.items() if [*pipes.values()].count(facts) > 1]
     return found | {number: (*pipes[number], fcntl.ioctl(number, termios.FIONREAD, bytes(4))) for number in own}
 
@@ -318,6 +319,7 @@ def _shared_mappings() -> list[_Mapping]:
         return []
     found = []
     for line in lines:
+        # For example `7f00-7f10 rw-s 00000000 08:01 1234 /tmp/x`, where s stands for shared.
         addresses, access, offset, device, inode, *_ = line.split(maxsplit=5)
         if access.endswith("s"):
             start, end = (int(x, 16) for x in addresses.split("-"))

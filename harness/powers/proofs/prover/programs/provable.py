@@ -180,6 +180,7 @@ class _Function(nn.Module):
 
 def _export(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any) -> ExportedProgram:
     module = subject if isinstance(subject, nn.Module) else _Function(subject)
+    # `_Function` takes all arguments as one, `*args`, so their shapes are a single entry.
     shapes = dynamic_shapes if module is subject or not isinstance(dynamic_shapes, tuple | list) else (dynamic_shapes,)
     try:
         return torch.export.export(module, tuple(inputs), dynamic_shapes=shapes)

@@ -108,6 +108,7 @@ def _check(node: ast.expr, text: str) -> None:
     if isinstance(node, ast.Name) and node.id in ("true", "false", "oo", "int_oo"):
         return
     name, args = _name_and_arguments(node, text, _SUMS | _OTHERS)
+    # `_name_and_arguments` has checked the arguments of symbols and numbers.
     if name not in ("Symbol", "Integer", "Float", "Rational"):
         for x in args:
             _check(x, text)

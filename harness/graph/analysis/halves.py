@@ -105,8 +105,7 @@ def written(module: GraphModule, inputs: list[Node], calls: list[Node], outputs:
         env[node] = graph.placeholder(node.name)
         env[node].meta = dict(node.meta)
     for node in calls:
-        # A reference to a nested graph is copied before its first reader; GraphModule below takes the graph from
-        # `module`.
+        # A reference to a nested graph is copied before its first reader. GraphModule below copies the graph itself.
         for reference in node.all_input_nodes:
             if reference.op == "get_attr" and reference not in env:
                 env[reference] = graph.node_copy(reference)

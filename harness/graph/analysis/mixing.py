@@ -158,7 +158,7 @@ class _Follower:
             value = node.meta.get("val")
             dim = symbols.chunk_dim(value, self.symbol) if isinstance(value, Tensor) else None
             state = None if dim is None else Rows(dim)
-        # An argument of code that declares to keep rows: `_from_outside` will compare the code's results with it.
+        # An argument of code that declares that it keeps rows: `_from_outside` compares the code's results with it.
         if is_inside and KEEPS_ROWS_KEY not in node.meta and isinstance(state, Rows):
             self.given.setdefault(calls_of(reader), {})[node] = state
         return state

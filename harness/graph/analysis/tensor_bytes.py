@@ -39,7 +39,7 @@ class TensorBytes:
         None if a size or stride has no number.
         """
         sizes, strides = [self._number(n) for n in value.shape], [self._number(n) for n in value.stride()]
-        # The index of the last element in the storage, counted from the first element, plus 1.
+        # One more than the distance from the first to the last element.
         extent = 1
         for size, stride in zip(sizes, strides, strict=True):
             if size is None or stride is None:

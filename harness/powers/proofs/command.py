@@ -87,7 +87,7 @@ def prove(
 
 
 def _whole_proof(result: CaseProof) -> Proof:
-    """Return the proof for any number of steps, if there is one; otherwise the proof of a single step."""
+    """Return the proof for any number of steps, or the proof of a single step if there is no other."""
     assert result.proof is not None
     update = result.update
     return update.proof if update is not None and update.proof is not None and update.induction.holds else result.proof

@@ -1,6 +1,6 @@
 """Compares two graphs as data, and answers for each output whether it is proved equal.
 
-1. Both graphs' calls become terms in one table.
+1. Both graphs' calls become terms in the same table.
 2. Outputs are the step's return values, and every input that either graph writes.
 3. An output is PROVED if it has the same term in both graphs, and the term reads a parameter and an input of the step.
    A constant is REFUSED, as its equality shows nothing, and so is an output with an unsupported call in either graph.
@@ -32,12 +32,12 @@ LAID_OUT_OTHERWISE = "equal values, laid out otherwise in memory, which what fol
 SHOWN_OUTPUTS = 3
 
 MUST_READ = (PARAMETER, INPUT)
-"""Kinds of inputs; a proved output must depend on at least one of each."""
+"""Kinds of inputs; a proved output must depend on an input of each kind."""
 
 
 @dataclass(frozen=True)
 class OutputAnswer:
-    """The answer for one output: PROVED, NOT PROVED or REFUSED, with the reasons.
+    """The answer for an output: PROVED, NOT PROVED or REFUSED, with the reasons.
 
     `terms` are the indices of the output's terms (reference, candidate). `reason` states why the output is REFUSED.
     `finding` shows the calls at which the two graphs first differ. For a PROVED output, `layouts` has both memory

@@ -6,7 +6,7 @@
 3. An in-place write gives the memory a new version. Aliases of exactly the written elements get the new value; all
    other aliases of that memory are stale, and a call that reads them is refused.
 4. Between a collective's launch and its wait, no call may read its result or write its input.
-5. Random calls form a chain: each reads the generator's state after the previous one.
+5. Random calls form a chain: each reads the generator's state after the previous call.
 6. A symbolic size, such as `u0`, is replaced by the term that defines its number.
 """
 

@@ -117,7 +117,7 @@ def _needed(certificate: Certificate) -> list[int]:
 
 
 def _moved(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
-    """Return a step of the proof with the indices of its terms replaced; `places` maps old indices to new ones."""
+    """Return a step of the proof with the indices of its terms replaced; `places` maps old to new indices."""
     hint = step.hint
     # No other rule's hint contains a term.
     if step.rule == cat_of_neighbours.__name__:

@@ -287,7 +287,7 @@ def same_bits(x: Tensor, y: Tensor) -> bool:
 
 
 def differing(x: Tensor, y: Tensor) -> Tensor:
-    """Return a mask of the elements in which two tensors of one dtype and shape differ. All NaNs count as equal."""
+    """Return a mask of the elements in which two tensors of equal dtype and shape differ. All NaNs count as equal."""
     if x.is_complex():
         return differing(torch.view_as_real(x), torch.view_as_real(y)).any(-1)
     if not x.is_floating_point():

@@ -1,8 +1,8 @@
 """Finds where two graphs first differ in an output: module, direction, chunk, operator, source line.
 
 A call has a partner if the other graph computes the same term, even by another operator. The graphs first differ at
-calls that have no partner, but whose inputs all have one. If both graphs have equally many additions without partners,
-it is assumed that additions were moved: before a reduction in one graph, after it in the other.
+calls that have no partner, but whose inputs all have partners. If both graphs have equally many additions without
+partners, it is assumed that additions were moved: before a reduction in one graph, after it in the other.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class FirstDifferences:
     reshaped: tuple[Shown, Shown] | None = None
 
     def lines(self) -> list[str]:
-        """Return the differences as text, one line per call."""
+        """Return the differences as text, a line per call."""
         lines = []
         for side, first, moved in zip(("reference", "candidate"), self.first, self.moved, strict=True):
             shown: dict[Shown, str] = dict.fromkeys(first, "only the {} computes")

@@ -87,8 +87,8 @@ def _is_paired(x: Tensor, results: Sequence[Tensor]) -> bool:
 def told_once(call: Call, calls: Sequence[Call]) -> Call:
     """Return a call without the arguments that follow from its tensors' layouts, so that equal calls have equal data.
 
-    For example, `prims.split_dim(a, 0, 2)` becomes `view(self)`, as does any call that returns the same view. A dim
-    that is counted from the end becomes one counted from the start.
+    For example, `prims.split_dim(a, 0, 2)` becomes `view(self)`, as does any call that returns the same view. Dims
+    are counted from the start.
     """
     tensors = [x for read in call.reads for x in calls[read].results] + call.results
     kept = dict(call.args)

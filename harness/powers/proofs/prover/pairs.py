@@ -245,7 +245,7 @@ def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: 
 
 
 def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values, *, is_further: bool) -> PairProof:
-    """Compute both programs, and the terms of PROVED outputs, on one set of inputs. Returns `found`, updated.
+    """Compute both programs, and the terms of PROVED outputs, on a set of inputs. Returns `found`, updated.
 
     `is_further` is False for the first set. Any later set is skipped if both programs fail on it.
     """
@@ -351,7 +351,7 @@ def _refused(found: PairProof, error: RefusedError) -> PairProof:
 
 
 def told(error: RefusedError) -> str:
-    """Return a refusal as one line of text."""
+    """Return a refusal as a line of text."""
     return f"{error.what}, in {error.where}"
 
 

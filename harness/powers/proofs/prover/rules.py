@@ -124,8 +124,7 @@ def cat_of_neighbours(table: Table, term: Term) -> int | None:
         both = _join(table, *pair, dim)
         if both is not None and _shown(table, both, dim, [table.shape(part)[dim] for part in pair]) == pair:
             result = table.make(("cat", (*parts[:index], both, *parts[index + 2 :]), dim))
-            # The checker need not search: it checks that the new term starts with the first window and continues with
-            # the second.
+            # With this hint, the checker need not search for the term that has both windows.
             table.hint = (index, both)
             return result
     return None

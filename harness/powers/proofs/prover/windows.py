@@ -115,7 +115,7 @@ def joined(first: Window, second: Window, dim: int) -> Window | None:
 
 
 class Piece(NamedTuple):
-    """A window on one part of a concatenation; `part` is the part's index."""
+    """A window on a part of a concatenation; `part` is the part's index."""
 
     part: int
     window: Window

@@ -33,7 +33,7 @@ ROWS, INNER, ANY, LOOSE = LAYOUTS = ("rows", "inner-rows", "any-layout", "any-st
 
 `rows`: row-major. `inner-rows`: contiguous in the last dim. `any-layout`: any other strides but the following.
 `any-strides`: also tensors with a dim of size 1 whose stride decides whether torch regards them as channels-last. This
-stride reaches no element, but a convolution chooses its layout by it, and many fakes have another one than the kernel.
+stride reaches no element, but a convolution chooses its layout by it, and many fakes have another stride there.
 """
 
 SCANNED = ("aten", "prims")
@@ -49,7 +49,7 @@ in SCANNED and not here are a user's own, and are trusted to follow their schema
 
 ALIKE = ""
 FLOATS, KINDS = MIXTURES = ("floats", "kinds")
-"""Mixtures of dtypes among a call's tensors. ALIKE is no mixture: all tensors have one dtype.
+"""Mixtures of dtypes among a call's tensors. ALIKE is no mixture: all tensors have the same dtype.
 
 `floats`: several real dtypes, such as float32 and bfloat16. `kinds`: a real dtype together with integers, complex
 numbers or truth values, or several of those.

@@ -59,7 +59,7 @@ class KeptPasses:
     proofs: list[PassProof] = field(default_factory=list)
 
     def check(self) -> None:
-        """Raise PassError for the first pass that is not proved to keep every bit, if there is one."""
+        """Raise PassError for the first pass, if any, that is not proved to keep every bit."""
         for each in self.proofs:
             if each.proof.verdict != PROVED:
                 raise _failure(each)

@@ -71,7 +71,7 @@ def _check(
     folder: Path, retrace: bool, extra_passes: Sequence[str], precompiled: Path | None, signers: Path | None
 ) -> int:
     try:
-        # With `signers`, nothing of a certificate is read before its signature is verified.
+        # With `signers`, nothing of a certificate is parsed before its signature is verified.
         by = None if signers is None else _signer_of(folder / MAIN, signers)
         main, graphs, steps = load(folder)
         # The checker first: only then is the certificate's text known to have the expected form.

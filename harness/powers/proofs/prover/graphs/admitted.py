@@ -211,12 +211,16 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
     if allowed is None:
         return f"{name} is not among the operators seen to do what their schemas and fake values say, and no more"
     if name not in known.TAKES_ANY_NUMBER and _is_outranked(target, given):
-        kinds = _dtypes_text(name, given)
-        return f"{name} with a number of another kind than its tensors of {kinds} is not among those tried"
+        return (
+            f"{name} with a number of another kind than its tensors of {_dtypes_text(name, given)} "
+            "is not among those tried"
+        )
     mixtures = mixtures_of(name, given)
     if not all(name in names(mixture) for mixture in mixtures):
-        kinds = _dtypes_text(name, given)
-        return f"{name} with tensors of {kinds} is not among the calls of several dtypes that were tried"
+        return (
+            f"{name} with tensors of {_dtypes_text(name, given)} "
+            "is not among the calls of several dtypes that were tried"
+        )
     if mixtures and not mixes_as_tried(target, given):
         return (
             f"{name} with tensors of {_dtypes_text(name, given)} is not among the calls of several dtypes "

@@ -100,6 +100,7 @@ def _size(x: Json, named: list[int]) -> bool:
         return True
     if type(x) is not list or x[:1] != ["size"]:
         return False
+    # A product is a coefficient and the terms of its symbols.
     for product in x[1:]:
         hold(type(product) is list and product and {*map(type, product)} == {int}, f"{x} is no sum of products")
         named += product[1:]
@@ -111,6 +112,7 @@ def _shape(x: Json, named: list[int]) -> bool:
 
 
 def _groups(x: Json, named: list[int] | None = None) -> bool:
+    # All instances of a group have the same number of ranks, and no rank is in two of them.
     ranks = [rank for group in x for rank in group]
     return all(map(_is_count, ranks)) and len({len(g) for g in x}) == 1 and len({*ranks}) == len(ranks) > 0
 
@@ -221,6 +223,7 @@ def _closed(types: list[Json], t: int) -> list[int]:
 def _type_of_view(types: list[Json], t: int, shape: Json, strides: Json, offset: int) -> Json:
     elements = prod(_closed(types, t))
     hold(len(shape) == len(strides) and [shape, strides, offset] == normal(shape, strides, offset), "not normal")
+    # Strides are not negative, so all element numbers are between the offset and `last`.
     last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     hold(0 in shape or 0 <= offset <= last < elements, "a window shows what is not there")
     return [types[t][0], shape]
@@ -230,6 +233,7 @@ def _type_of_cat(types: list[Json], parts: list[int], dim: int) -> Json:
     hold(parts, "a cat of no parts")
     shapes = [_closed(types, t) for t in parts]
     hold(0 <= dim < len(shapes[0]), f"no dim {dim}")
+    # Parts have the same dtype, and the same sizes in all dims but this.
     hold(len({line_of([types[t][0], put(s, dim, 0)]) for t, s in zip(parts, shapes, strict=True)}) == 1, "no fit")
     return [types[parts[0]][0], put(shapes[0], dim, sum(shape[dim] for shape in shapes))]
 
@@ -281,6 +285,7 @@ def rounded(value: float, dtype: str) -> float:
     """
     try:
         if dtype == "bfloat16":
+            # A bfloat16 number is the first half of a float32 number.
             return float(struct.unpack(">f", struct.pack(">f", value)[:2] + b"\0\0")[0])
         form = {"float64": ">d", "float32": ">f", "float16": ">e"}[dtype]
         return float(struct.unpack(form, struct.pack(form, value))[0])
@@ -297,6 +302,7 @@ def _type_of_reduce(types: list[Json], t: int, text: str, groups: Json) -> Json:
 
 def _type_of_op(types: list[Json], kind: str, arguments: Json, dtype: Json, shape: Json) -> Json:
     for name, value in arguments:
+        # Only the argument `generator` of an op may be the generator's state. Other values are tensors.
         _check_argument(types, value, name if (kind, name) == ("op", "generator") else kind)
     if dtype is None and shape is None:
         return SEVERAL
@@ -469,6 +475,7 @@ def translate(w: Json, shape: list[int], weights: list[int], others: list[int], 
         return None
     dims = sorted((d for d in merged(zip(shape, weights, others, strict=True)) if d[1]), key=lambda d: -d[1])
     reach, moved = [0] * len(dims), []
+    # The offset counts once, and a stride as often as its dim has steps.
     for times, number in ((1, w[2]), *((n - 1, s) for n, s in zip(w[0], w[1], strict=True))):
         found = 0
         for k, (_, weight, other) in enumerate(dims):
@@ -523,6 +530,7 @@ def take_step(state: State, step: Json) -> None:
     if not all([0 <= t < place and last[t] == t for t in named]) or line in state["at"]:
         raise RejectedError(f"step {place} names no last form, or has a term that an earlier one has")
     own = TYPES[term[0]](types, *term[1:])
+    # A rule's name begins with the kind of terms that it rewrites.
     if rule:
         if rule not in RULES or rule.partition("_")[0] != term[0]:
             raise RejectedError(f"step {place}: no rule {str(rule)[:80]} of {term[0]}")
@@ -989,6 +997,7 @@ def _last_uses(graph: Json, calls: list[State]) -> dict[int, float]:
     found: dict[int, float] = {}
     for place, call in enumerate(calls):
         for read in call["reads"]:
+            # When the walk reaches this call, `known` rejects any other index.
             if type(read) is int and 0 <= read < place:
                 found |= {x[5]: place for x in calls[read]["results"]}
     kept = [call for call in calls if call["op"] in ("input", "constant")]
@@ -1024,6 +1033,7 @@ def _value(g: State, place: int, call: State) -> Json:
         raise UnknownError
     if call["writes"]:
         _check_write(g, call)
+    # A wait or a launch has its effect even if the lines below give the call no term.
     if op.endswith(".default") and name in WAITS:
         hold(call["reads"], f"{call['name']} waits for nothing")
         _wait(g, place, WAITS[name], {x[5] for x in tensors(call["given"][_source(call)])})
@@ -1127,6 +1137,7 @@ def _exact(g: State, place: int, call: State) -> Json:
     own, read, name = call["own"]["tensor"], [x["tensor"] for x in given], EXACT.get(op, "mul")
     dtypes, shape = [x[0] for x in read], own[2]
     count = 3 if name == "where" else 2 if name in TWO else 1
+    # The second operand may be a number, which counts in the tensor's dtype.
     dtypes_of_all = dtypes * 2 if len(dtypes) < count == 2 else dtypes
     if len(args) != count or not takes(name, own[0], dtypes_of_all) or any(x[1] != own[1] for x in read):
         return NEXT
@@ -1136,6 +1147,7 @@ def _exact(g: State, place: int, call: State) -> Json:
     if any(x[2] != shape for x in read):
         hold(_common([x[2] for x in read]) == shape, f"{call['name']} gives another shape")
     operands: list[int] = []
+    # Only a division by a number may become a product.
     if op in DIVISIONS and nodes(args["other"]):
         return NEXT
     for value in args.values():
@@ -1143,6 +1155,7 @@ def _exact(g: State, place: int, call: State) -> Json:
             t, of = g["values"][value[1]], g["calls"][value[1]]["own"]["tensor"][2]
             operands.append(t if of == shape else view(state, t, repeated(of, shape)))
             continue
+        # Beside integers, only an integer is covered: a real number would make the result real.
         number = _number(value, dtypes[0]) if type(value) is int or dtypes[0] in REAL else None
         if op in DIVISIONS and number is not None:
             # Dividing by a power of 2 is multiplying by its inverse.
@@ -1333,6 +1346,7 @@ def _carry(g: State, place: int, call: State) -> Json:
     """
     read = [x for value in call["given"] for x in tensors(value)]
     is_update = call["op"] in UPDATES and len(read) == len(call["given"])
+    # An update's kernel pairs elements by their positions in memory: layouts do not matter only if all are row-major.
     in_rows = all(lies_closed(x) and x[1] == "cpu" and normal(x[2], x[3], 0) == full(x[2]) for x in read)
     is_carrier = call["op"] in CARRIERS or (is_update and in_rows)
     return _results(g, call, "move", call["op"], call["args"]) if is_carrier else NEXT
@@ -1383,6 +1397,7 @@ def _results(g: State, call: State, kind: str, op: str, args: dict[str, Json]) -
     term = find(state, kind, op, arguments, *(told[0] if is_tensor(own) else (None, None)))
     _bring(g, [n for x in results for n in x[2]], lambda at: ["extent", term, at])
     for x in results:
+        # This raises UnknownError for a symbol without a term in the strides or the offset.
         _sizes_of(g, (*x[3], x[4]))
     return term if is_tensor(own) else [x and find(state, "out", term, k, *x) for k, x in enumerate(told)]
 
@@ -1434,6 +1449,7 @@ def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
         is_symbol = type(size) is list and len(size) == 2 and len(size[1]) == 2 and size[1][0] == 1
         if is_symbol and size[1][1] not in g["symbols"]:
             g["symbols"][size[1][1]] = find(g["s"], *term(at))
+        # This raises UnknownError for a symbol that only occurs within a size.
         _size_of(g, size)
 
 
@@ -1444,6 +1460,7 @@ def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
     """
     if type(rows) is int:
         return
+    # The products of the first split. With the new symbol, they must be all products of `rows`.
     own = [line_of(product) for product in (first[1:] if type(first) is list else [[first]] if first else [])]
     for product in rows[1:]:
         is_rest = {*map(line_of, rows[1:])} == {*own, line_of(product)}
@@ -1467,6 +1484,7 @@ def _check_write(g: State, call: State) -> None:
     hold(is_tensor(own), "a write to what is no tensor")
     storage = own["tensor"][5]
     others = [x for name, value in call["args"].items() if name != "self" for n in nodes(value) for x in _own(g, n)]
+    # Through another layout of the same memory, elements may be read before or after they are written.
     is_torn = any(x[5] == storage and x != own["tensor"] for x in others)
     is_flying = g["filling"].get(storage) or g["reading"].get(storage)
     is_kept = any(g["calls"][n]["op"] == "constant" for n in g["lying"][storage])
@@ -1509,6 +1527,7 @@ def _overwrite(g: State, call: State, value: Json) -> None:
         for n in (*g["lying"].get(x[5], ()), *flying):
             if value is None or g["calls"][n]["own"] != {"tensor": x}:
                 g["stale"].add(n)
+            # A refused call has no value, and stays refused.
             elif g["values"][n] is not None:
                 g["values"][n] = value
 
@@ -1534,6 +1553,7 @@ def _wait(g: State, place: int, kind: str, storages: set[int]) -> None:
     """
     is_late = False
     for storage in storages:
+        # A copy of the items, since the loop deletes some.
         for launch, (of, takes, holds) in [*g["filling"].get(storage, {}).items()]:
             if of == kind:
                 del g["filling"][storage][launch]
@@ -2058,6 +2078,7 @@ def check_subject(main: Json, graphs: list[Json]) -> None:
     hold(re.fullmatch(r"\w+", subject["machine"]), f"{subject['machine']} is no kind of machine")
     case = json.loads(subject["case"])
     hold(case["name"] == main["case"], f"it names case {main['case']}, and holds case {case['name']}")
+    # Name and layout of each input, without its storage: storages are numbered by graph.
     inputs = [[[call[0], call[3]["tensor"][:5]] for call in g["calls"] if call[1] == "input"] for g in graphs]
     if inputs[0] != inputs[1]:
         unlike = dict.fromkeys(x for one, other in (inputs, inputs[::-1]) for x, own in one if [x, own] not in other)
@@ -2073,6 +2094,7 @@ def check_subject(main: Json, graphs: list[Json]) -> None:
         returned = [name for name, _ in graph["outputs"]]
         others = ", ".join(sorted({*returned} ^ {*outputs})) or "in another order"
         hold(returned == outputs, f"the {side} does not return the step's outputs: {others}")
+        # Optimizer state is read by the update, which follows the step's calls.
         first = graph["calls"][: len(kinds) - kinds.count("optimizer ")]
         hold(all(call[1] == "input" for call in first), "inputs do not come first")
         for call in graph["calls"]:
@@ -2080,6 +2102,7 @@ def check_subject(main: Json, graphs: list[Json]) -> None:
             ranks = sorted(rank for each in group[1] for rank in each) if group[0] == "ranks" else None
             hold(ranks in (None, [*range(case["parallelism"]["world_size"])]), f"{call[0]} is among other ranks")
     hold(subject["outputs"] == outputs, "its list of outputs is not that of its graphs")
+    # The answers to a whole step must include the final value of each parameter.
     kept = {f"written parameter {name}" for name in parameters} - {name for name, _ in main["answers"]}
     hold(not is_whole_step(graphs[0]) or not kept, f"a whole step without {', '.join(sorted(kept))}")
 
@@ -2103,6 +2126,7 @@ def parse(content: bytes) -> Json:
 
     # 1, 1.0 and True are equal in Python but have different texts, and values are compared in both ways.
     found = json.loads(content.decode(), object_pairs_hook=unique, parse_float=refuse, parse_constant=refuse)
+    # The search in the bytes is cheap, and mostly saves a walk through all values.
     hold(not (b"true" in content or b"false" in content) or not _has_truth(found), "a truth value")
     return found
 
@@ -2174,6 +2198,7 @@ def _sealed(folder: Path) -> dict[str, bytes]:
     """
     contents = {name: _content(folder / name) for name in FILES}
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    # Symmetric differences: an entry that only one side has is wrong as well. In a line, the name begins at 66.
     lines = {f"{digest}  {name}" for name, digest in sums.items()} ^ {*_content(folder / SUMS).decode().splitlines()}
     listed = parse(contents[MAIN])["files"]
     sealed = {(name, sums[name]) for name in PARTS} ^ {(name, digest) for name, digest in listed}
@@ -2200,6 +2225,7 @@ def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = T
     graphs without a case.
     """
     with rejecting():
+        # All later functions rely on the form, so it is checked first.
         check_form(main, graphs, steps)
         state = new_state()
         for step in steps:

@@ -65,6 +65,8 @@ def reorder(module: GraphModule, key: Callable[[Node], Any] | None = None) -> No
     nodes = list(module.graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}
     before = dependencies(module.graph)
+    # A topological sort: `waiting` counts the nodes that a node still waits for, and `ready` is a heap of those that
+    # wait for none.
     after: dict[Node, list[Node]] = {node: [] for node in nodes}
     for node, needed in before.items():
         for earlier in needed:
@@ -93,4 +95,5 @@ def reorder(module: GraphModule, key: Callable[[Node], Any] | None = None) -> No
 def _place(order: list[Node]) -> None:
     for earlier, later in itertools.pairwise(order):
         if earlier.next is not later:
+            # `Node.append` moves a node that is already in the graph.
             earlier.append(later)

@@ -81,6 +81,7 @@ def divide(module: GraphModule) -> Halves:
     # Halves are contiguous: all calls from the first call of backward on belong to backward, marked or not.
     border = next(index for index, node in enumerate(calls) if node.meta.get(HALF_KEY) == "backward")
     of_forward, of_backward = calls[:border], calls[border:]
+    # A gradient may be computed in forward, or be a graph input: then no call of backward reads it.
     needed = {x for node in of_backward for x in node.all_input_nodes} | set(gradients)
     is_saved = [node for node in of_forward if node in needed]
     read_again = [node for node in inputs if node in needed]
@@ -104,6 +105,7 @@ def written(module: GraphModule, inputs: list[Node], calls: list[Node], outputs:
         env[node] = graph.placeholder(node.name)
         env[node].meta = dict(node.meta)
     for node in calls:
+        # A reference to a nested graph is copied before its first reader. GraphModule below copies the graph itself.
         for reference in node.all_input_nodes:
             if reference.op == "get_attr" and reference not in env:
                 env[reference] = graph.node_copy(reference)

@@ -103,6 +103,7 @@ class _Follower:
         self.symbol = symbol
         self.owners = operators.storage_owners(roots)
         self.states: dict[Node, State] = {}
+        # By permutation: the sort that computed it, and whether it is that sort's inverse.
         self.permutations: dict[Node, tuple[Node, bool]] = {}
         self.given: dict[Any, dict[Node, Rows]] = {}
         """The inputs with rows of each call that declares that it keeps rows, by `calls_of` its nodes."""
@@ -121,6 +122,7 @@ class _Follower:
         `dim` is the chunked dim's name in the error.
         """
         value = node.meta.get("val")
+        # A value without a chunked dim may be mixed: a count per expert goes into a buffer, for example.
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol) or not self._is_live_out(node):
             return
         state = self._from_outside(node)
@@ -130,12 +132,14 @@ class _Follower:
                 what = "runs over ranks, which may divide them"
             raise _refusal(node, self.roots[node], state.cause, dim, what)
         if isinstance(state, Rows) and state.order:
+            # An order may also contain splits and exchanges; the error names the first sort, if there is one.
             sort = next((x[1] for x in state.order if x[0] == "sort"), node)
             raise _refusal(node, self.roots[node], sort, dim, "leaves them in another order")
         if isinstance(state, Rows) and state.share:
             raise _refusal(node, self.roots[node], node, dim, "leaves a rank's share of them, which no sum makes whole")
 
     def _is_live_out(self, node: Node) -> bool:
+        # Readers in backward do not count, since the derivative mixes no further rows, nor do readers of a size.
         return any(
             user.op == "output" or (origin_of(user).direction == "forward" and self.roots.get(user) != self.roots[node])
             for user in node.users
@@ -154,6 +158,7 @@ class _Follower:
             value = node.meta.get("val")
             dim = symbols.chunk_dim(value, self.symbol) if isinstance(value, Tensor) else None
             state = None if dim is None else Rows(dim)
+        # An argument of code that declares that it keeps rows: `_from_outside` compares the code's results with it.
         if is_inside and KEEPS_ROWS_KEY not in node.meta and isinstance(state, Rows):
             self.given.setdefault(calls_of(reader), {})[node] = state
         return state
@@ -179,6 +184,7 @@ class _Follower:
         if rule is None and (nested := operators.nested_call(node)):
             return self._nested(node, *nested)
         if rule is None:
+            # Raises for nested graphs that cannot be followed. Any other call without a rule mixes, if it reads rows.
             refuse_calls([(node, str(self.roots[node]))], self.symbol)
         states = {x: self._state(x, node) for x in _elements(node, name)}
         # A permutation is computed from all rows, so its own state is mixed. As an index it only moves rows: the rule
@@ -186,6 +192,7 @@ class _Follower:
         if name.startswith(("index", "_index")) and any(isinstance(state, Rows) for state in states.values()):
             states = {x: state for x, state in states.items() if x not in self.permutations}
         if node.target is operator.getitem:
+            # If the tuple is mixed as a whole, so is each item.
             whole = states[node.args[0]]  # type: ignore[index]
             return whole[node.args[1]] if isinstance(whole, tuple) else whole  # type: ignore[index]
         for state in states.values():
@@ -205,7 +212,6 @@ class _Follower:
             inner.states[placeholder] = self._state(given, node)
             if given in self.permutations:
                 inner.permutations[placeholder] = self.permutations[given]
-        # If the nested graph writes an operand in place, the operand has new rows after the call.
         read = dict(inner.states)
         for call in nested.graph.nodes:
             if call.op == "call_function":
@@ -259,6 +265,7 @@ class _Follower:
         if not isinstance(source, Node):
             return
         name = operators.operator_name(node)
+        # `sort` returns the sorted values and, as item 1, the permutation.
         if node.target is operator.getitem and node.args[1] == 1 and operators.operator_name(source) == "sort":
             source = source.args[0]
         elif (named(name).is_identity or named(name).copies) and source in self.permutations:
@@ -287,6 +294,7 @@ def _elements(node: Node, name: str) -> list[Node]:
 def _refusal(live_out: Node, root: str | None, cause: Node, dim: str, what: str) -> ChunkError:
     rows = "positions of the sequence" if dim == "seq" else "rows of the batch"
     call = operators.operator_name(cause)
+    # In training, batch norm computes its statistics from all rows; otherwise it uses stored statistics.
     if "batch_norm" in call and not call.endswith("no_training"):
         call, what = "batch_norm", "takes its statistics from several of them"
     shapes = ", ".join(str(list(map(str, x.meta["val"].shape))) for x in cause.all_input_nodes if _is_tensor(x))
@@ -302,9 +310,9 @@ def _refusal(live_out: Node, root: str | None, cause: Node, dim: str, what: str)
 def _culprit(root: str | None, cause: Node) -> str:
     """Return the name of the module to leave out, for a refusal of the module `root`.
 
-    This is the innermost module around the call `cause`, if that module is inside `root`; otherwise `root`. To leave
-    out `root` alone would not help, as the user's pattern may match it again.
+    This is the innermost module around the call `cause`, if that module is inside `root`; otherwise `root`.
     """
+    # To leave out `root` alone would not help, as the user's pattern may match it again.
     module = origin_of(cause).module
     return module if module and root and f"{module}.".startswith(f"{root}.") else f"{root}"
 

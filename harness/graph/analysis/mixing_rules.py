@@ -67,6 +67,7 @@ def _view(call: RuleCall) -> Answer:
     before, after = sizes_of(call.first), sizes_of(call.node)
     if rows.share and rows.share.form.startswith("cut"):
         return joined(rows, before, after)
+    # A rank's range may have n // 2 rows, and only exact quotients can be compared with the sizes of the whole.
     if rows.share:
         before, after = list(map(exact, before)), list(map(exact, after))
     # Rearranged rows may not be flattened with other dims or apart: their dim must stay a dim of its own, with the same
@@ -97,6 +98,7 @@ def _permute(call: RuleCall) -> Answer:
     order = list(range(rank))
     if "dims" in call.given:
         order = [dim % rank for dim in call.given["dims"]]
+    # `t` names no dims: it swaps the two dims of a matrix, and leaves a vector unchanged.
     elif rank > 1:
         a, b = (call.given["dim0"] % rank, call.given["dim1"] % rank) if "dim0" in call.given else (0, 1)
         order[a], order[b] = b, a
@@ -105,6 +107,7 @@ def _permute(call: RuleCall) -> Answer:
 
 def _squeeze(call: RuleCall) -> Answer:
     rows = call.rows[call.first]
+    # As in torch, a named dim stays if its size is not 1.
     dropped = {dim for dim in call.dims("dim", rank_of(call.first)) if sizes_of(call.first)[dim] == 1}
     return replace(rows, dim=rows.dim - sum(dim < rows.dim for dim in dropped))
 
@@ -192,10 +195,13 @@ def _matmul(call: RuleCall) -> Answer:
     a, b = factors
     rows_a, rows_b, rank = call.of(a), call.of(b), call.result_rank
     bias = call.first if call.first not in (a, b) else None
+    # A bias with rows counts as mixing: its dims would first have to be aligned with the result's.
     if call.of(bias):
         return None
+    # Rows in both factors stay apart only if they are the batch of a batched product.
     if rows_a and rows_b:
         return rows_a if rank == 3 and rows_a.dim == 0 and rows_a == rows_b else None
+    # The product sums over the last dim of the first factor, and over the second-last dim of the second.
     if rows_a:
         return rows_a if rows_a.dim < rank - 1 and rank_of(a) == rank else None
     return rows_b if rows_b and rows_b.dim != rank - 2 else None
@@ -226,6 +232,7 @@ def _of_batch(call: RuleCall) -> Answer:
     All arguments with rows must have them in the same dim.
     """
     rows = _common(call.rows.values())
+    # Queries, keys and values have the shape (batch, heads, positions, features).
     return rows if rows and rows.dim < 2 and call.of(call.first) else None
 
 
@@ -273,9 +280,11 @@ def _index(call: RuleCall) -> Answer:
         return None
     found = [x for x in used if call.of(x)]
     rank = max(map(rank_of, used))
+    # The indices are broadcast to `rank` dims, which take the place of the indexed dims in the result.
     if source is None:
         rows = _common(replace(call.rows[x], dim=call.rows[x].dim + rank - rank_of(x)) for x in found)
         return rows and replace(rows, dim=rows.dim + places[0])
+    # Rows in both: a row of the index may pick the table's row of another chunk.
     if found:
         return None
     if source.dim in places:

@@ -58,6 +58,7 @@ def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
     whole = [*before[:dim], before[dim] * before[dim + 1], *before[dim + 2 :]]
     if list(map(exact, after)) != list(map(exact, whole)):
         return None
+    # If no rank selected its range in between, the view back makes the rows whole again.
     left = None if share.index is None else replace(share, form="summand")
     return replace(rows, dim=dim, outer=share.outer, inner=share.inner, share=left)
 
@@ -80,13 +81,13 @@ def selected(call: RuleCall) -> Rows | None:
 def copied_into(call: RuleCall) -> Rows | None:
     """Return the `Rows` of the result of an `index_copy` of rows into zeros; None for any other copy.
 
-    The dim along which the rows are copied must not hold them. The zeros must have no other readers, and a range of
-    rows must return to the index from which it was selected.
+    The dim along which the rows are copied must not hold them. The zeros must have no other readers, which might write
+    them. A range of rows must return to the index from which it was selected.
     """
     rows, index, target = call.of(call.given["source"]), call.given["index"], call.first
     dim = call.given["dim"] % rank_of(target)
     fills = named(operators.operator_name(target)).fills
-    are_zeros = fills is not None and fills[1] == 0 and len(target.users) == 1  # another reader may write them
+    are_zeros = fills is not None and fills[1] == 0 and len(target.users) == 1
     if rows is None or call.of(index) or not are_zeros or dim == rows.dim:
         return None
     share = rows.share
@@ -124,6 +125,7 @@ def summed(call: RuleCall, rows: list[Rows]) -> Rows | None:
     (found,) = distinct
     if named(name).sums_ranks:
         return found if call.given["reduce_op"] == "sum" else None
+    # Any other operator would compute with the zeros that stand for other ranks' rows.
     row = named(name)
     is_kept = name in _ADDS or row.is_identity or row.copies or row.wait is not None
     return replace(found, share=next(each.share for each in rows if is_summand(each))) if is_kept else None

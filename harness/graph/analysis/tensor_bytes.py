@@ -30,6 +30,7 @@ class TensorBytes:
                 self._balance(node.args[0], *node.args[1:3])
                 self._deliver(node)
             elif node.target is torch.ops.aten.split_with_sizes.default:
+                # The dim is an optional argument, 0 by default.
                 self._balance(node.args[0], node.args[1], dim=(*node.args[2:], 0)[0])
 
     def of(self, value: torch.Tensor) -> int | None:
@@ -38,6 +39,7 @@ class TensorBytes:
         None if a size or stride has no number.
         """
         sizes, strides = [self._number(n) for n in value.shape], [self._number(n) for n in value.stride()]
+        # One more than the distance from the first to the last element.
         extent = 1
         for size, stride in zip(sizes, strides, strict=True):
             if size is None or stride is None:
@@ -49,6 +51,7 @@ class TensorBytes:
         num_rows = self._number(rows.meta["val"].shape[dim])
         for sizes in splits:
             for size in sizes:
+                # Only a symbol needs a number of its own: an expression follows from the symbols in it.
                 symbol = symbols.expression(size.meta["val"]) if isinstance(size, Node) else None
                 if isinstance(symbol, sympy.Symbol) and symbol not in self._symbols and num_rows is not None:
                     self._symbols[symbol] = sympy.Rational(num_rows, len(sizes))
@@ -64,7 +67,7 @@ class TensorBytes:
         expression = symbols.expression(size)
         if isinstance(expression, int):
             return expression
-        # Symbols without a number may get one.
+        # None is not final: a later call may give a number to a symbol in the expression.
         if self._numbers.get(expression) is None:
             # Substitute only the symbols in it: sympy sorts all given ones every time.
             known = {symbol: self._symbols[symbol] for symbol in expression.free_symbols if symbol in self._symbols}

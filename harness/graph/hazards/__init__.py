@@ -92,12 +92,14 @@ def _hazard(walk: GraphWalk, second: At, race: Race) -> Hazard:
 
 
 def _missing(race: Race, second: At) -> str:
+    # Without a launch, the race is between ordinary calls on two streams.
     if race.work is None and second.node.op == "output":
         return f"a wait, before the end of the step, for an event recorded after `{race.first}`"
     if race.work is None:
         return f"a wait, on the stream of `{second}`, for an event recorded after `{race.first}`"
     [wait, *_] = _waits_for(race.first, race.work)
     before = "the end of the step" if second.node.op == "output" else f"`{second}`"
+    # The launch reads its source until the wait, and nothing else keeps that memory alive so long.
     if race.work.holds_source and race.is_let_go:
         return f"a use of that memory at `{second}` or later"
     return f"{wait} of `{race.first}` before {before}"

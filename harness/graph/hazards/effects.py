@@ -98,6 +98,7 @@ def effects_of(node: Node) -> Effects:
         return Effects(_WORK_WAIT, awaits=node.all_input_nodes[:1], only_shows=True)
     # All other calls are known by their name alone, such as `x.add_(y)` in a user's graph.
     name = str(node.target) if node.op == "call_method" else operators.name_of(node.target)
+    # `operator.iadd` and its like, as a trace writes them for `x += y`.
     assigns = getattr(node.target, "__module__", None) == "_operator" and name in _IN_PLACE_BY_NAME
     if assigns or node.kwargs.get("inplace") is True:
         return Effects(Operator(name=name), writes=node.all_input_nodes[:1], shares=node.all_input_nodes[:1])
@@ -168,10 +169,10 @@ def _plan_of(overload: OpOverload) -> _Plan:
     frees, reads_data = named(row.frees), operators.reads_data(overload)
     only_shows, gives_several = shows, several and not shares
     is_plain = not (writes or shares or row.wait or frees or row.counts_in)
-    hands_on = operators.may_return_argument(overload)
+    may_return = operators.may_return_argument(overload)
     plain = Effects(row, only_shows=only_shows, gives_several=gives_several, syncs_host=reads_data)
     awaits = named(row.wait.argument) if row.wait else ()
-    return _Plan(row, writes, shares, awaits, frees, is_plain, hands_on, only_shows, gives_several, reads_data, plain)
+    return _Plan(row, writes, shares, awaits, frees, is_plain, may_return, only_shows, gives_several, reads_data, plain)
 
 
 def _effects_of_overload(node: Node, plan: _Plan) -> Effects:
@@ -179,7 +180,7 @@ def _effects_of_overload(node: Node, plan: _Plan) -> Effects:
     if plan.is_plain:
         returned = [x for x in node.all_input_nodes if not _copied(node, x)] if plan.may_return_argument else []
         return replace(plan.plain, shares=returned) if returned else plan.plain
-    given = _given(node) if plan.row.counts_in or plan.row.adopts else {}
+    given = _arguments_by_name(node) if plan.row.counts_in or plan.row.adopts else {}
     # `batch_norm` writes its running statistics only in training, which its schema does not state.
     counted = [given.get(name) for name in plan.row.counts_in if given.get("training", True)]
     own, other = given.get("self"), given.get(plan.row.adopts or "")
@@ -201,7 +202,7 @@ def _effects_of_overload(node: Node, plan: _Plan) -> Effects:
     )
 
 
-def _given(node: Node) -> dict[str, Any]:
+def _arguments_by_name(node: Node) -> dict[str, Any]:
     return dict(zip((x.name for x in schema_of(node.target).arguments), node.args, strict=False)) | node.kwargs
 
 
@@ -227,6 +228,7 @@ def _effects_by_name(node: Node, name: str) -> Effects:
     row = operators.row_of(node.target)
     packet: Any = node.target
     if not isinstance(packet, OpOverloadPacket) and row.launch is None and row.wait is None:
+        # A method or function of torch has the effects of aten's operator with the same name: `x.add_`, `torch.relu_`.
         packet = getattr(torch.ops.aten, name, None)
         row = operators.row_of(packet) if packet is not None else row
     # A call by name does not state its overload, so the effects of all overloads are united.
@@ -234,6 +236,7 @@ def _effects_by_name(node: Node, name: str) -> Effects:
     first = node.all_input_nodes[:1]
     writes = dict.fromkeys(x for plan in plans for x in _nodes(node, plan.writes))
     shares = dict.fromkeys(x for plan in plans for x in _nodes(node, plan.shares))
+    # Without a schema, the returned argument is assumed to be the first.
     if not plans and row.returns is not None:
         shares |= dict.fromkeys(first)
     awaits = _nodes(node, plans[0].awaits) if plans else first
@@ -264,6 +267,7 @@ def _effects_of_higher(node: Node, row: Operator) -> Effects:
     place = next((place for place, x in enumerate(node.args) if isinstance(x, OpOverload)), None)
     if not row.runs_operator or place is None:
         return Effects(row)
+    # The operator is an argument itself; the arguments behind it are the operator's own.
     target: Any = node.args[place]
     plan, given = _plan_of(target), node.args[place + 1 :]
     writes, shares, awaits = (_nodes_of(given, node.kwargs, x) for x in (plan.writes, plan.shares, plan.awaits))
@@ -297,6 +301,7 @@ def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) ->
     added. `target` is the called operator, `args` are its arguments by position.
     """
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
+    # A batch of messages has a list for each property; other calls have `dst` to send, or `src` to receive.
     if "op_list" in given:
         rows = zip(given["op_list"], given["tensors"], given["peer_list"], given["tag_list"], strict=True)
         messages = tuple(PeerMessage(op == "isend", tensor, peer, tag) for op, tensor, peer, tag in rows)
@@ -309,14 +314,12 @@ def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) ->
 
 
 def _blocking(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """Return the effects of a collective. `found` has its effects if it launches work in the background.
-
-    A collective with async_op=False launches nothing on GPUs, since the current stream waits for it. On other devices
-    only the wait of its `Work` does, so there it stays a launch.
-    """
+    """Return the effects of a collective. `found` has its effects if it launches work in the background."""
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     tensors = [value for x in found.writes if isinstance(value := x.meta.get("val"), Tensor)]
     is_on_gpus = bool(tensors) and all(x.device.type == "cuda" for x in tensors)
+    # With async_op=False, the current stream of a GPU waits for the collective. On other devices only the wait of its
+    # `Work` does, so there it remains a launch.
     if given.get("async_op") is False and is_on_gpus:
         return replace(found, row=replace(found.row, launch=None))
     return found

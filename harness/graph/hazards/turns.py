@@ -84,6 +84,7 @@ def _misfits(call: At, group: str, groups: Mapping[str, Partition]) -> list[str]
     if missing := sorted({rank for parts in groups.values() for part in parts for rank in part} - {*ranks}):
         found.append(f"names the group {group}, to which rank {missing[0]} does not belong")
     if (message := call.message) is not None and isinstance(message.peer, int):
+        # Within the group, ranks are numbered from 0, and the number must exist in each instance.
         known = range(min(map(len, partition))) if _counts_in_group(call) else ranks
         if message.peer not in known:
             found.append(f"names rank {message.peer} as the other end of a message, which is not in the group {group}")
@@ -121,15 +122,16 @@ def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None
     for turn in turns:
         group = own_group = operators.group_name(turn.call.node)
         ranks = ranks_in(group)
-        told = name_of_call(turn.call)
-        operator, takes = told.partition(" in ")[0], _takes(turn.call)
+        text = name_of_call(turn.call)
+        operator, takes = text.partition(" in ")[0], _type_of_input(turn.call)
         message = turn.call.message
         if ranks is not None and message is not None:
             ends = None if rank is None else _ends(turn.call, message, rank, ranks)
+            # Messages match by their two ranks, as if each direction between two ranks were a group of its own.
             ranks = ends
             if ends is not None:
                 group, operator = f"{group}, from rank {ends[0]} to rank {ends[1]}", "message"
-                takes = f"tag {message.tag}, {_form(message.tensor.meta.get('val'))}"
+                takes = f"tag {message.tag}, {_type_of(message.tensor.meta.get('val'))}"
         if ranks is None:
             continue
         # Messages of one call (a batch) start together, so none of them waits for the one before it.
@@ -139,17 +141,18 @@ def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None
             launched[turn.call] = len(found)
         name = f"`{turn.waits or turn.call}`"
         waits_for = launched.get(turn.call) if turn.waits is not None else None
+        # A wait reads no input that other ranks' calls would have to match.
         if turn.waits is not None:
             takes = ""
-        found.append(RankTurn(operator, group, ranks, f"{name} ({told})", waits_for, takes, own_group, is_joined))
+        found.append(RankTurn(operator, group, ranks, f"{name} ({text})", waits_for, takes, own_group, is_joined))
     return found
 
 
 def _ends(call: At, message: PeerMessage, rank: int, ranks: tuple[int, ...]) -> tuple[int, int] | None:
     """Return (rank that sends a message, rank that receives it).
 
-    None if the graph does not state the other rank as a number, or states a number beyond the group. torch's own
-    operators number ranks within the group, functional operators within the whole run. `ranks` are the group's ranks.
+    None if the graph does not state the other rank as a number, or states a number beyond the group. `ranks` are the
+    group's ranks.
     """
     peer, is_own = message.peer, _counts_in_group(call)
     if not isinstance(peer, int) or (is_own and not 0 <= peer < len(ranks)):
@@ -159,10 +162,11 @@ def _ends(call: At, message: PeerMessage, rank: int, ranks: tuple[int, ...]) -> 
 
 
 def _counts_in_group(call: At) -> bool:
+    # torch's own operators number ranks within the group, functional operators within the whole run.
     return getattr(operators.called(call.node)[0], "namespace", None) == "c10d"
 
 
-def _takes(call: At) -> str:
+def _type_of_input(call: At) -> str:
     """Return the dtype and sizes of a collective's input, such as `float32[8, 4]`, to compare them between ranks.
 
     The sizes are left out if ranks may have different numbers of rows. Returns "" if the input is unknown.
@@ -176,7 +180,7 @@ def _takes(call: At) -> str:
     return f"{dtype}{[*value.shape]}" if is_fixed else dtype
 
 
-def _form(value: object) -> str:
+def _type_of(value: object) -> str:
     if not isinstance(value, Tensor):
         return ""
     return f"{str(value.dtype).removeprefix('torch.')}{[*value.shape]}"

@@ -34,6 +34,7 @@ def is_for_cuda(module: GraphModule) -> bool:
 
 @functools.cache
 def _may_hold_up_host(target: Any) -> bool:
+    # `non_blocking` is an argument of operators that can copy between devices.
     schema = schema_of(target)
     return schema is not None and any(argument.name == "non_blocking" for argument in schema.arguments)
 

@@ -79,6 +79,7 @@ class GraphWalk:
         )
         self.names_streams |= any("stream" in (node.meta.get("custom") or ()) for node in nodes)
         self._has_cuda = is_for_cuda(module)
+        # With a single stream and no host to wait for, calls run one after another: only launches can race with them.
         self._is_single = not (self.names_streams or self._has_cuda)
         self._order = Order(None, is_single=self._is_single)
         self._known_last_use = last_use
@@ -86,18 +87,21 @@ class GraphWalk:
         self.made: dict[Key, At] = {}
         self.races: list[tuple[float, At, Race]] = []
         self.turns: list[Turn] = []
+        # Memory that is never freed during the step: inputs, constants and results.
         self._kept: set[Key] = set()
+        # By (id of the graph's module, attribute): two references to a constant are the same memory.
         self._constants: dict[tuple[int, str], Memory] = {}
         self._places: dict[Node, int] = {}
         self._time = 0.0
         self._stream: Stream = COMPUTE
         self._choice: At | None = None
-        self._take(module, None, "")
+        self._follow_graph(module, None, "")
+        # Only now is it known when each piece of memory is last used, and so which launches outlive their source.
         last_uses = self.last_use | dict.fromkeys(self._kept, NEVER_FREED)
         self.races += [(time, who, race) for time, who, race in self._order.overdue(last_uses)]  # type: ignore[misc]
         self.last_use = last_uses
 
-    def _take(self, module: GraphModule, operands: Sequence[Held] | None, where: str) -> Held:
+    def _follow_graph(self, module: GraphModule, operands: Sequence[Held] | None, where: str) -> Held:
         """Follow a graph, and return the memory of its results.
 
         `operands` has the memory of the inputs, if the graph is nested in another graph; None for the whole graph.
@@ -119,19 +123,20 @@ class GraphWalk:
                     self._constants[key] = self._keep(At(node, where))
                 held[node] = self._constants[key]
             elif node.op == "output":
-                return self._leave(node, held, where, is_last=operands is None)
+                return self._finish_graph(node, held, where, is_last=operands is None)
             elif (body := _body(node)) is not None:
                 inner, arguments = body
                 name = next((str(x.target) for x in node.all_input_nodes if operators.graph_of(x)), str(node.target))
                 operands_of = [_structure(argument, held) for argument in arguments]
-                held[node] = self._take(inner, operands_of, f" (nested graph {name})")
+                held[node] = self._follow_graph(inner, operands_of, f" (nested graph {name})")
+                # The operands are in use until the whole nested graph has run.
                 self._time += 1
-                self._hand(node.all_input_nodes, held)
+                self._note_use(node.all_input_nodes, held)
             else:
                 held[node] = self._call(node, held, where)
         return ()
 
-    def _leave(self, node: Node, held: Mapping[Node, Held], where: str, *, is_last: bool) -> Held:
+    def _finish_graph(self, node: Node, held: Mapping[Node, Held], where: str, *, is_last: bool) -> Held:
         # The caller of the step reads the results, on the computing stream or on the host: so the output counts as a
         # call that reads them. Nothing may be in flight after it.
         if is_last:
@@ -142,11 +147,11 @@ class GraphWalk:
             if self._has_cuda:
                 on_host = [held[x] for x in node.all_input_nodes if device_of(x.meta.get("val")) == "cpu"]
                 races += self._order.call(At(node, where), _flat(on_host), (), HOST)
-            self._found(At(node, where), races)
+            self._add_races(At(node, where), races)
             # Launches without a wait, except those that a race names already.
             known = {race.first for _, _, race in self.races}
             left = [] if where else self._order.unfinished(self._kept)
-            self._found(At(node, where), [race for race in left if race.first not in known])
+            self._add_races(At(node, where), [race for race in left if race.first not in known])
         return _structure(node.args[0] if node.args else None, held)
 
     def _call(self, node: Node, held: dict[Node, Held], where: str) -> Held:
@@ -155,7 +160,7 @@ class GraphWalk:
         self._time += 1
         effects = effects_of(node)
         row, inputs = effects.row, node.all_input_nodes
-        self._hand(inputs, held)
+        self._note_use(inputs, held)
         if row.sync is not None:
             self._sync(node, row.sync, held)
         # Waits come before the call's own reads and writes: a call that waits may use the memory that it waited for.
@@ -167,6 +172,7 @@ class GraphWalk:
         reads = () if effects.only_shows else _flat([held[x] for x in inputs])
         result = self._result(node, effects, held, where)
         if effects.adopts is not None:
+            # `x.set_(y)`: from here on, x and the call's result are names for y's memory.
             own, other = effects.adopts
             held[own] = result = held[other]
         if effects.messages:
@@ -177,16 +183,16 @@ class GraphWalk:
             opened, freed = self._order.open, self._order.freed
             # Most calls run while nothing is in flight: this test is much cheaper than looking for races.
             if (opened or freed) and any(key in opened or key in freed for key in (*reads, *writes)):
-                self._found(At(node, where), self._order.races(reads, writes))
+                self._add_races(At(node, where), self._order.races(reads, writes))
         elif places == ON_CUDA and not self.names_streams:  # only one stream uses this memory, and never the host
             if races := self._order.call_of_one(reads, writes, stream):
-                self._found(At(node, where), races)
+                self._add_races(At(node, where), races)
             if effects.syncs_host:
                 self._order.wait_stream(HOST, stream)
         else:
             # New memory counts as written: the allocator may reuse memory that another stream still uses.
             made = _flat([result]) if not effects.shares else ()
-            self._found(At(node, where), self._order.call(At(node, where), reads, (*writes, *made), stream))
+            self._add_races(At(node, where), self._order.call(At(node, where), reads, (*writes, *made), stream))
             if stream != HOST and (effects.syncs_host or (self._has_cuda and holds_up_host(node))):
                 self._order.wait_stream(HOST, stream)
         if effects.frees:
@@ -196,24 +202,22 @@ class GraphWalk:
         return result
 
     def _follow_graphs_of(self, node: Node, held: Mapping[Node, Held], where: str) -> None:
-        """Follow the branches of a data-dependent call, or nested graphs whose inputs are not the call's operands.
-
-        After a call of several branches, a launch only counts as waited for if each branch waits for it, since only one
-        branch runs.
-        """
+        """Follow the branches of a data-dependent call, or nested graphs whose inputs are not the call's operands."""
         bodies = [(x, body) for x in node.all_input_nodes if (body := operators.graph_of(x)) is not None]
         if not bodies:
             return
         chooses, before = operators.name_of(node.target) in CHOOSES, self._choice
         if chooses:
+            # In nested choices, the outermost is named.
             self._choice = self._choice or At(node, where)
-        # Each branch starts from the same state; afterwards only launches that all branches waited for have ended.
+        # Only one branch runs. So each starts from the same state, and afterwards only those launches have ended for
+        # which all branches waited.
         ended: list[dict[int, Any]] = []
         for x, body in bodies:
             operands = _operands(node, body)
             given = None if operands is None else [_structure(operand, held) for operand in operands]
             state = self._order.state() if chooses else None
-            self._take(body, given, f" (nested graph {x.target})")
+            self._follow_graph(body, given, f" (nested graph {x.target})")
             if state is not None:
                 ended.append(self._order.go_back(state))
         everywhere = [work for key, work in ended[0].items() if all(key in other for other in ended)] if ended else []
@@ -221,7 +225,7 @@ class GraphWalk:
         self._choice = before
 
     def _launch(self, call: At, effects: Effects, reads: Memory, writes: Memory, result: Held, stream: Stream) -> None:
-        self._found(call, self._order.call(call, reads, writes, stream))
+        self._add_races(call, self._order.call(call, reads, writes, stream))
         assert effects.row.launch is not None
         self._order.launch(call, self._time, effects.row.launch, [x for x in _parts(result) if x], reads)
         if operators.launches_collective(call.node):
@@ -236,8 +240,8 @@ class GraphWalk:
         sent = [each for each in effects.messages if each.is_sent]
         reads = _flat([held[each.tensor] for each in sent])
         writes = _flat([held[each.tensor] for each in effects.messages if not each.is_sent])
-        self._found(call, self._order.call(call, reads, writes, stream))
-        # A `Work`, which fills no tensor.
+        self._add_races(call, self._order.call(call, reads, writes, stream))
+        # A send fills no tensor: its wait completes the `Work` that the call returned, if it did.
         own = () if effects.shares else _flat([result])
         for message in effects.messages:
             at, memory = At(call.node, call.where, message), _flat([held[message.tensor]])
@@ -255,10 +259,12 @@ class GraphWalk:
         self._order.wait(effects.row.wait, awaited, self._time, stream, call)
 
     def _result(self, node: Node, effects: Effects, held: Mapping[Node, Held], where: str) -> Held:
+        # An item of a call with several results has the memory of that result alone.
         if node.target is operator.getitem and isinstance(node.args[0], Node):
             parent = held[node.args[0]]
             if isinstance(parent, Mapping):
                 return parent.get(node.args[1], _flat([parent]))
+        # A call with several messages returns their tensors, in the order of its messages.
         each: Held = {place: held[message.tensor] for place, message in enumerate(effects.messages)}
         if effects.is_behind_token:
             return self._behind_token(node, effects, held, where) if len(each) < 2 else {0: (), 1: each}
@@ -299,14 +305,14 @@ class GraphWalk:
         self._kept |= {*memory}
         return memory
 
-    def _hand(self, values: Sequence[Node], held: Mapping[Node, Held]) -> None:
+    def _note_use(self, values: Sequence[Node], held: Mapping[Node, Held]) -> None:
         """Record the present time as the time of the last use of these values' memory."""
         for x in values:
             memory = held[x]
             for key in memory if isinstance(memory, tuple) else _flat([memory]):
                 self.last_use[key] = self._time
 
-    def _found(self, call: At, races: list[Race]) -> None:
+    def _add_races(self, call: At, races: list[Race]) -> None:
         self.races += [(self._time, call, race) for race in races]
 
     # -- streams ----------------------------------------------------------------------------------------
@@ -358,9 +364,10 @@ class GraphWalk:
 
     def _free(self, call: At, node: Node, held: Mapping[Node, Held]) -> None:
         assert self._known_last_use is not None
-        handed = dict.fromkeys(key for x in node.all_input_nodes for key in _flat([held[x]]))
-        gone = [key for key in handed if self._known_last_use.get(key) == self._time]
-        self._found(call, self._order.free(gone, call))
+        in_use = dict.fromkeys(key for x in node.all_input_nodes for key in _flat([held[x]]))
+        # Both walks count time in the same way, so the first walk's time of a last use is this call's time.
+        gone = [key for key in in_use if self._known_last_use.get(key) == self._time]
+        self._add_races(call, self._order.free(gone, call))
 
 
 # -- memory of values ------------------------------------------------------------------------------
@@ -419,6 +426,7 @@ def _operands(node: Node, body: GraphModule) -> list[Any] | None:
     if not places:
         return None
     operands: list[Any] = []
+    # Operands come in a list or one by one. A string among them, such as a graph's name, is no operand.
     for argument in node.args[places[-1] + 1 :]:
         operands += argument if isinstance(argument, (list, tuple)) else [] if isinstance(argument, str) else [argument]
     count = sum(inner.op == "placeholder" for inner in body.graph.nodes)

@@ -58,15 +58,18 @@ class PlacedCalls:
         outputs: Any = graph.output_node().args[0]
         self.results: list[Node] = list(outputs)
         self.calls = [node for node in graph.nodes if node.op == "call_function"]
+        # All calls from the first call of backward on run in backward, whatever half they state.
         border = [half_of(node) for node in self.calls].index("backward")
         self._backward = set(self.calls[border:])
         self._order = {node: index for index, node in enumerate(self.calls)}
-        # The order matters: `_free` calls get no stage, and `_by_stage` needs all stages to find the additions of two
-        # stages' gradients, which then lose theirs.
-        self._free = self._at_hand()
-        self.stages = self._placed()
+        # The order matters: `_free` calls get no stage, and `_gradients_by_stage` needs all stages to find additions of
+        # two stages' gradients, which then lose theirs.
+        self._free = self._find_free()
+        self.stages = self._find_stages()
         self.joins: dict[Node, None] = {}
-        self.gradients = {x: self._by_stage(x, y) for x, y in zip(self.inputs, self.results[1:], strict=False)}
+        self.gradients = {
+            x: self._gradients_by_stage(x, y) for x, y in zip(self.inputs, self.results[1:], strict=False)
+        }
         # A join runs once per step and not per micro-batch, so it is in no stage.
         for node in self.joins:
             del self.stages[node]
@@ -127,7 +130,7 @@ class PlacedCalls:
         results = {self.results[0], *(x for by_stage in self.gradients.values() for x in by_stage.values())}
         return [node for node in own if node in results]
 
-    def _by_stage(self, parameter: Node, gradient: Node) -> dict[int, Node]:
+    def _gradients_by_stage(self, parameter: Node, gradient: Node) -> dict[int, Node]:
         """Return a parameter's gradient in each stage that computes one, by stage.
 
         `gradient` is the parameter's whole gradient. Raises PassError unless a single stage computes it, or it is the
@@ -182,16 +185,17 @@ class PlacedCalls:
     def _in_order(self, nodes: Iterable[Node]) -> list[Node]:
         return sorted(nodes, key=self._order.__getitem__)
 
-    def _at_hand(self) -> set[Node]:
+    def _find_free(self) -> set[Node]:
         free: set[Node] = set()
         for node in self.calls:
+            # Each stage may compute these again, since a number or a view costs no time and no memory.
             is_tensor = isinstance(node.meta.get("val"), (Tensor, tuple, list, type(None)))  # a fault's call has none
             reads_inputs = all(x.op == "placeholder" or x in free for x in node.all_input_nodes)
             if reads_inputs and (is_view(node.target) if is_tensor else bool(node.all_input_nodes)):
                 free.add(node)
         return free
 
-    def _placed(self) -> dict[Node, int]:
+    def _find_stages(self) -> dict[Node, int]:
         stages: dict[Node, int] = {}
         for node in self.calls:
             if node in self._free:
@@ -252,6 +256,7 @@ class PlacedCalls:
                 found=f"`{value.name}` of {source_of(value)}",
                 fix="choose other stages, or leave out the pass that joined calls of two stages",
             )
+        # In backward, an activation from the stage before is already here: this stage's forward received it.
         return way == half
 
 

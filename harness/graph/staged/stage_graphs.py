@@ -181,6 +181,7 @@ class _Joined:
         # A call without a half belongs to the half of the calls before it.
         is_backward = False
         for node in stage.module.graph.nodes:
+            # A reference to a nested graph is copied once, with forward; calls of backward read the same copy.
             if node.op == "get_attr" and half == "forward":
                 self._env[index, node] = self._graph.node_copy(node)
                 self._attributes[str(node.target)] = getattr(stage.module, str(node.target))
@@ -198,6 +199,7 @@ class _Joined:
             return self._env[index, node]
         if node.name in self._inputs:
             return self._inputs[node.name]
+        # Any other input is a value that another stage sends: that stage's half must already be copied.
         if node.name not in self._sent:
             raise PassError(
                 f"stage {index} is sent `{node.name}` before a stage has computed it",

@@ -62,7 +62,7 @@ def refuse_waiting(actions: Sequence[Sequence[Action]], num_stages: int) -> None
                 ran.add(own.popleft())
                 has_changed = True
             for up in (True, False):
-                while (message := _passing(queues, rank, up, ran)) is not None:
+                while (message := _take_next(queues, rank, up, ran)) is not None:
                     arrived.add(message.sender)
                     has_changed = True
     if stuck := [str(own[0]) for own in waiting if own]:
@@ -98,7 +98,7 @@ def _read_by(action: Action, num_stages: int, ranks: int) -> Action | None:
     return action._replace(stage=stage) if ranks > 1 and 0 <= stage < num_stages else None
 
 
-def _passing(queues: Queues, rank: int, up: bool, ran: set[Action]) -> Message | None:
+def _take_next(queues: Queues, rank: int, up: bool, ran: set[Action]) -> Message | None:
     """If `rank` can receive the next message of a group now, remove it from both ranks' queues and return it.
 
     Otherwise returns None. `up` chooses the group for messages to higher ranks; `ran` has the actions that have run.
@@ -106,6 +106,7 @@ def _passing(queues: Queues, rank: int, up: bool, ran: set[Action]) -> Message |
     own = queues[rank, up]
     if not own or own[0].is_sent or own[0].sender not in ran:
         return None
+    # The message must also be the next on the sending rank: earlier sends in the group hold it up.
     others = queues[own[0].peer, up]
     if others[0] != Message(own[0].sender, True, rank):
         return None

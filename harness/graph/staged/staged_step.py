@@ -81,6 +81,7 @@ class StagedStep:
                     losses.append(found[name])
                 else:
                     gradients[name] = self.add(gradients[name], found[name]) if name in gradients else found[name]
+        # The gradients that were sent: no later action of this rank shows that they have arrived.
         for action in list(self._sending):
             self._await_sent(action)
         losses, gradients = self.finish(losses, gradients)

@@ -63,6 +63,7 @@ def check_certificates(
     if not folders:
         raise UsageError("there is no certificate", expected=f"a folder with {MAIN}", found=str(folder))
     with collector_paused():  # with 61 layers, garbage collection would take half of the time
+        # A higher status is a worse result: the worst certificate decides.
         return max(_check(folder, retrace, extra_passes, precompiled, signers) for folder in folders)
 
 
@@ -70,6 +71,7 @@ def _check(
     folder: Path, retrace: bool, extra_passes: Sequence[str], precompiled: Path | None, signers: Path | None
 ) -> int:
     try:
+        # With `signers`, nothing of a certificate is parsed before its signature is verified.
         by = None if signers is None else _signer_of(folder / MAIN, signers)
         main, graphs, steps = load(folder)
         # The checker first: only then is the certificate's text known to have the expected form.
@@ -80,16 +82,16 @@ def _check(
 
             check_retraced(main, graphs, case, extra_passes, precompiled)
     except RejectedError as error:
-        _tell(f"{folder}: REJECTED: {error}")
+        _print_escaped(f"{folder}: REJECTED: {error}")
         return REJECTED
-    told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
-    _tell(f"{folder}: accepted: case {main['case']}, {len(steps)} steps; outputs: {told}")
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    _print_escaped(f"{folder}: accepted: case {main['case']}, {len(steps)} steps; outputs: {verdicts}")
     digest = hashlib.sha256((folder / MAIN).read_bytes()).hexdigest()
     signed = [] if by is None else [f"signed by {by}, as {signers} knows whose key that is"]
     for line in (f"sha256 of {MAIN}: {digest}", *signed, *_about(main, graphs, case, retrace)):
-        _tell(f"  {line}")
+        _print_escaped(f"  {line}")
     for text in main["assumptions"]:
-        _tell(f"  assumes that {text}")
+        _print_escaped(f"  assumes that {text}")
     return ACCEPTED if counts["PROVED"] and set(counts) == {"PROVED"} else LESS
 
 
@@ -154,6 +156,7 @@ def _about(main: Any, graphs: Sequence[Any], case: Case, retraced: bool) -> list
     if own is None:
         lines.append(f"no case {case.name} comes with bitproof: what it is, certificate.json says")
     elif own != case:
+        # Own values go through JSON, too: a tuple and a list would differ otherwise.
         changes = _changes(json.loads(subject["case"]), json.loads(json.dumps(own.to_dict())))
         more = f", and {len(changes) - SHOWN_CHANGES} more" if len(changes) > SHOWN_CHANGES else ""
         lines.append(f"not as case {case.name} comes with bitproof: {', '.join(changes[:SHOWN_CHANGES])}{more}")
@@ -173,17 +176,17 @@ def _about(main: Any, graphs: Sequence[Any], case: Case, retraced: bool) -> list
     ]
 
 
-def _changes(told: object, own: object, name: str = "") -> list[str]:
-    """Return each field that differs between a certificate's case and this machine's case (both as JSON).
+def _changes(stated: object, own: object, name: str = "") -> list[str]:
+    """Return each field that differs between a certificate's case, `stated`, and this machine's `own` (both as JSON).
 
     A field is listed with the certificate's value, such as `model.layers 4`.
     """
-    if isinstance(told, dict) and isinstance(own, dict):
-        names = sorted({*told, *own})
-        return [x for key in names for x in _changes(told.get(key), own.get(key), f"{name}.{key}".lstrip("."))]
-    return [] if told == own else [f"{name} {json.dumps(told)}"]
+    if isinstance(stated, dict) and isinstance(own, dict):
+        names = sorted({*stated, *own})
+        return [x for key in names for x in _changes(stated.get(key), own.get(key), f"{name}.{key}".lstrip("."))]
+    return [] if stated == own else [f"{name} {json.dumps(stated)}"]
 
 
-def _tell(text: str) -> None:
+def _print_escaped(text: str) -> None:
     # A certificate's text is untrusted: its line breaks could fake a line of output.
     print(printable(text).replace("\n", "\\n"))

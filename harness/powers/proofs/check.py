@@ -42,7 +42,7 @@ class ProofCheck(Check):
         return cls(options) if options.prove_first else None
 
     def refuse(self, options: RunOptions) -> None:
-        """Raise UsageError if ranks were started by torchrun: one process proves all cases."""
+        """Raise UsageError if ranks were started by torchrun: a single process proves all cases."""
         refuse_many_ranks()
 
     def prepare(self, cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
@@ -107,7 +107,7 @@ def prove_cases(cases: Sequence[Case], options: RunOptions, folder: Path) -> Ite
 
 
 def refuse_many_ranks() -> None:
-    """Raise UsageError under torchrun: one process proves all cases."""
+    """Raise UsageError under torchrun: a single process proves all cases."""
     from bitproof.harness.execute.transport import refuse_torchrun
 
     refuse_torchrun("prove", "is no work for many ranks: --prove-first proves in one process")

@@ -71,8 +71,9 @@ def prove_command(
     if as_json and as_table:
         raise UsageError("--json and --table are two ways to print", expected="one of them", found="both")
     if programs:
-        told = (expression, until, flavor, layers, certificate, options.precompiled)
-        others = any(x is not None for x in told) or as_table or changes != Changes()
+        # Two files have no case, so options about cases are refused, and not ignored.
+        about_cases = (expression, until, flavor, layers, certificate, options.precompiled)
+        others = any(x is not None for x in about_cases) or as_table or changes != Changes()
         others = others or bool(case_files) or bool(options.extra_passes)
         raise typer.Exit(_prove_files(programs, others, as_json=as_json))
     cases = [_resized(case, flavor, layers, until) for case in chosen_cases(expression, case_files, changes)]

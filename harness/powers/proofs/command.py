@@ -56,6 +56,7 @@ def prove(
             expected="one of --extra-pass and --precompiled",
             found=f"--extra-pass {extra_passes[0]}",
         )
+    # All passes are checked before the first proof, which may take minutes.
     for case in cases:
         if why_not(case) is None:
             check_extra_passes(extra_passes, case)
@@ -86,7 +87,7 @@ def prove(
 
 
 def _whole_proof(result: CaseProof) -> Proof:
-    """Return the proof for any number of steps, if there is one; otherwise the proof of a single step."""
+    """Return the proof for any number of steps, or the proof of a single step if there is no other."""
     assert result.proof is not None
     update = result.update
     return update.proof if update is not None and update.proof is not None and update.induction.holds else result.proof
@@ -95,6 +96,7 @@ def _whole_proof(result: CaseProof) -> Proof:
 def _proved(case: Case, options: GraphOptions, precompiled: Path | None) -> CaseProof:
     try:
         return prove_case(case, options, precompiled=precompiled, follow=True, in_turn=False)
+    # The options are wrong, which is no answer about this case.
     except UsageError:
         raise
     except BitproofError as error:
@@ -124,7 +126,7 @@ def _lines(result: CaseProof) -> list[str]:
     if proof is None:
         return [f"{name}: {result.verdict}: {result.reason}"]
     counts = {verdict: proof.count(verdict) for verdict in (PROVED, NOT_PROVED, REFUSED)}
-    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    text = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     remark = (
         "" if result.verdict in (REFUSED, _expected(result.case)) else f", although {result.case.expected} is expected"
     )
@@ -133,7 +135,7 @@ def _lines(result: CaseProof) -> list[str]:
         computed += f" ({result.not_evaluated})"
     seconds = sum(value for _, value in result.seconds)
     computed += meaning_of(proof)
-    lines = [f"{name}: {result.verdict}{remark}: {told} of {len(proof.answers)} outputs{computed}; {seconds:.1f} s"]
+    lines = [f"{name}: {result.verdict}{remark}: {text} of {len(proof.answers)} outputs{computed}; {seconds:.1f} s"]
     if proof.row_splits and result.verdict == NOT_PROVED:
         lines.append(
             f"  operators that one side runs on all rows and the other on halves: {', '.join(proof.row_splits)}"
@@ -150,8 +152,8 @@ def _update_lines(update: UpdateProof | None) -> list[str]:
         return [*lines, f"  any number of steps: PROVED, {STATE}"]
     first = next((answer for answer in update.answers if answer.verdict != PROVED), None)
     if first is not None:
-        told = f"    {first.output}: {first.verdict}" + (f": {first.reason}" if first.reason else "")
-        lines += [told, *(f"      {line}" for line in (first.finding.lines() if first.finding else [])[:4])]
+        text = f"    {first.output}: {first.verdict}" + (f": {first.reason}" if first.reason else "")
+        lines += [text, *(f"      {line}" for line in (first.finding.lines() if first.finding else [])[:4])]
     return [*lines, f"  any number of steps: not shown, {update.induction.reason}"]
 
 

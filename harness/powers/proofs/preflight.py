@@ -51,10 +51,7 @@ def main() -> None:
 
 
 def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
-    """Prove a case, and return its outcome.
-
-    To save time, outputs are not computed on random values here: the run that follows compares real ones.
-    """
+    """Prove a case, and return its outcome."""
     # Imported here, since the parent imports this module and must not import torch.
     from bitproof.harness.errors import BitproofError
     from bitproof.harness.graph.graph_options import GraphOptions
@@ -64,6 +61,7 @@ def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
 
     began = time.perf_counter()
     try:
+        # To save time, outputs are not computed on random values here: the run that follows compares real ones.
         found = prove_case(case, GraphOptions(extra_passes=tuple(extra_passes)), evaluate=False)
     except BitproofError as error:
         return ProofOutcome(verdict=ProofVerdict.REFUSED, reason=str(error), seconds=time.perf_counter() - began)

@@ -1,6 +1,6 @@
 """Compares two graphs as data, and answers for each output whether it is proved equal.
 
-1. Both graphs' calls become terms in one table.
+1. Both graphs' calls become terms in the same table.
 2. Outputs are the step's return values, and every input that either graph writes.
 3. An output is PROVED if it has the same term in both graphs, and the term reads a parameter and an input of the step.
    A constant is REFUSED, as its equality shows nothing, and so is an output with an unsupported call in either graph.
@@ -32,12 +32,12 @@ LAID_OUT_OTHERWISE = "equal values, laid out otherwise in memory, which what fol
 SHOWN_OUTPUTS = 3
 
 MUST_READ = (PARAMETER, INPUT)
-"""Kinds of inputs; a proved output must depend on at least one of each."""
+"""Kinds of inputs; a proved output must depend on an input of each kind."""
 
 
 @dataclass(frozen=True)
 class OutputAnswer:
-    """The answer for one output: PROVED, NOT PROVED or REFUSED, with the reasons.
+    """The answer for an output: PROVED, NOT PROVED or REFUSED, with the reasons.
 
     `terms` are the indices of the output's terms (reference, candidate). `reason` states why the output is REFUSED.
     `finding` shows the calls at which the two graphs first differ. For a PROVED output, `layouts` has both memory
@@ -127,6 +127,7 @@ def prove_graphs(
     answers = [
         _answer(must_read, reads, sides, name, pair, found) for (name, pair), found in zip(outputs, terms, strict=True)
     ]
+    # Row splits only explain why an output is NOT PROVED.
     parted = any(answer.verdict == NOT_PROVED for answer in answers)
     reads_something = any(x.verdict != PROVED or reads[x.terms[0]] >> len(must_read) & 1 for x in answers)
     return Proof(tuple(answers), table, sides, row_splits(*sides) if parted else (), reads_something)
@@ -215,9 +216,9 @@ def meaning_of(proof: Proof) -> str:
     """Return a summary of the NOT PROVED outputs: how many were seen to differ, and how many no rule proves equal."""
     differ = sum(answer.witness is not None for answer in proof.answers)
     others = [answer for answer in proof.answers if answer.meaning and not answer.witness]
-    told = [f"{differ} {'differs' if differ == 1 else 'differ'} on an input tried"] if differ else []
-    told += [f"of {len(others)} {others[0].meaning}"] if others else []
-    return "".join(f"; {part}" for part in told)
+    lines = [f"{differ} {'differs' if differ == 1 else 'differ'} on an input tried"] if differ else []
+    lines += [f"of {len(others)} {others[0].meaning}"] if others else []
+    return "".join(f"; {part}" for part in lines)
 
 
 def _layout(x: Any) -> str:

@@ -6,7 +6,7 @@
 3. An in-place write gives the memory a new version. Aliases of exactly the written elements get the new value; all
    other aliases of that memory are stale, and a call that reads them is refused.
 4. Between a collective's launch and its wait, no call may read its result or write its input.
-5. Random calls form a chain: each reads the generator's state after the previous one.
+5. Random calls form a chain: each reads the generator's state after the previous call.
 6. A symbolic size, such as `u0`, is replaced by the term that defines its number.
 """
 
@@ -46,6 +46,7 @@ class Canonicalizer:
         self.symbols = Symbols(table)
         self.memory = GraphMemory(graph)
         self.generator: Term = ("seed",)  # the generator's state before the next random call
+        # (operators, the method for their term; it returns None for operands that it cannot handle)
         self._of_elements = (
             (known_operators.FILLS, self._filling),
             ({*known_operators.EXACT, *known_operators.DIVISIONS, known_operators.POWER}, self._exact),
@@ -53,10 +54,7 @@ class Canonicalizer:
         )
 
     def run(self) -> None:
-        """Compute every call's term, in order. Refused calls do not raise.
-
-        A call that reads the result of a refused call is refused, too.
-        """
+        """Compute every call's term, in order. Refused calls do not raise, nor do calls that read their results."""
         # A refused call does not end the proof: outputs that do not depend on it can still be proved.
         for index, call in enumerate(self.graph.calls):
             self.values.append(None)
@@ -84,12 +82,14 @@ class Canonicalizer:
         return [i for i in inputs if self.memory.is_stale(i) or self.values[i] != self._input(self.graph.calls[i])]
 
     def _input(self, call: Call) -> int:
-        told = call.name if call.op == "input" else dict(call.args)["digest"][1]
+        # An input is the same on both sides if its name is, and a constant if its content is.
+        identity = call.name if call.op == "input" else dict(call.args)["digest"][1]
+        # A symbolic number counts as the item of an input without dims.
         if not isinstance(call.value, Tensor):
-            return self.table.make(("item", self.table.make((call.op, told, "int64", ()))))
-        return self.table.make((call.op, told, call.value.dtype, _told(call.value.shape)))
+            return self.table.make(("item", self.table.make((call.op, identity, "int64", ()))))
+        return self.table.make((call.op, identity, call.value.dtype, _known_sizes(call.value.shape)))
 
-    def _taken(self, call: Call) -> int:
+    def _input_with_symbols(self, call: Call) -> int:
         """Return the term of an input or a constant, and store terms for the symbols that it introduces.
 
         A tensor introduces the new symbols in its sizes, and a symbolic number introduces its own symbol.
@@ -117,8 +117,8 @@ class Canonicalizer:
         brought: dict[str, int] = {}
         found = []
         for index, call in enumerate(self.graph.calls):
-            told = (*(x for _, x in call.args), *(self.graph.calls[read].value for read in call.reads))
-            found.append([*call.reads, *(brought[name] for name in symbols_in(told) if name in brought)])
+            values = (*(x for _, x in call.args), *(self.graph.calls[read].value for read in call.reads))
+            found.append([*call.reads, *(brought[name] for name in symbols_in(values) if name in brought)])
             for name in symbols_in(call.value):
                 brought.setdefault(name, index)
         return found
@@ -146,7 +146,7 @@ class Canonicalizer:
         if call.writes:
             return self._write(index, call, args)
         if call.op in ("input", "constant"):
-            return self._taken(call)
+            return self._input_with_symbols(call)
         if call.op == known_operators.NUMBER:
             return self.table.make(("rows", self.symbols.sizes((call.value,))))
         if call.op == "getitem":
@@ -164,7 +164,7 @@ class Canonicalizer:
             # Without elements there is no uninitialized memory: all such tensors are equal.
             if math.prod(x for x in call.value.shape if isinstance(x, int)) == 0:
                 return self._opaque(call, ())
-            return self.table.make(("fresh", SIDES[self.side], index, call.value.dtype, _told(call.value.shape)))
+            return self.table.make(("fresh", SIDES[self.side], index, call.value.dtype, _known_sizes(call.value.shape)))
         if call.op in known_operators.JOINS:
             return self._cat(call, args)
         # Exact operators first: if their operands do not fit, they are opaque below.
@@ -188,6 +188,7 @@ class Canonicalizer:
 
     def _copy(self, call: Call, args: Arguments) -> Any:
         read = args[known_operators.COPIES[call.op]][1]
+        # A term stands for elements in any layout. Calls that depend on a layout have it among their arguments.
         if call.value.dtype == self.graph.calls[read].value.dtype:
             return self.values[read]
         found = self._exact(call, args) if call.op == known_operators.CAST else None
@@ -248,12 +249,12 @@ class Canonicalizer:
     def _exact(self, call: Call, args: Arguments) -> int | None:
         """Return the term of an exact operator's call; None if its operands do not allow an exact result.
 
-        A number among the operands becomes a tensor filled with it. Division by a power of 2 becomes multiplication: `x
-        / 4` becomes `x * 0.25`. The square of real numbers becomes a product: `x ** 2` becomes `x * x`.
+        A number among the operands becomes a tensor filled with it.
         """
         own, tensors = call.value, [self.graph.calls[read].value for read in call.reads]
         name = known_operators.EXACT.get(call.op, "cast")
-        # A division by a power of 2 and a square become products, so that either form is proved equal to the other.
+        # A division by a power of 2 and a square become products, so that either form is proved equal to the other:
+        # `x / 4` to `x * 0.25`, and `x ** 2` to `x * x`.
         if call.op in known_operators.DIVISIONS:
             name, args = "mul", {**args, "other": known_operators.inverse(args["other"], own.dtype)}
         if call.op == known_operators.POWER:
@@ -328,10 +329,10 @@ class Canonicalizer:
         return self.table.view(reduced, whole(call.value.shape))
 
     def _ranks(self, call: Call, args: Arguments) -> Any:
-        kind, told = args["group_name"]
+        kind, ranks = args["group_name"]
         if kind != "ranks":
-            raise refuse(call, f"a collective in process group {told}, which is not in the table of groups")
-        return told
+            raise refuse(call, f"a collective in process group {ranks}, which is not in the table of groups")
+        return ranks
 
     def _opaque(self, call: Call, given: tuple[tuple[str, Any], ...]) -> Any:
         arguments = self._arguments(call, given, layouts=True)
@@ -356,12 +357,12 @@ class Canonicalizer:
         one = call.value if isinstance(call.value, Tensor) else None
         if not call.results or not all(isinstance(x, Tensor | None) for x in _listed(call.value)):
             raise refuse(call, f"{call.op} gives what is no tensor")
-        term = self.table.make((kind, op, arguments, one and one.dtype, one and _told(one.shape)))
+        term = self.table.make((kind, op, arguments, one and one.dtype, one and _known_sizes(one.shape)))
         self.symbols.name_extents(call, term, tuple(size for x in call.results for size in x.shape))
         if one is not None:
             return term
         return [
-            None if x is None else self.table.make(("out", term, place, x.dtype, _told(x.shape)))
+            None if x is None else self.table.make(("out", term, place, x.dtype, _known_sizes(x.shape)))
             for place, x in enumerate(call.value)
         ]
 
@@ -401,12 +402,12 @@ class Canonicalizer:
 
     def _write(self, index: int, call: Call, args: Arguments) -> Any:
         target = self.memory.written(call, args)
-        value = self._left(call, args, [self.graph.calls[read].value for read in call.reads])
+        value = self._written_value(call, args, [self.graph.calls[read].value for read in call.reads])
         for owner in self.memory.overwrite(index, target):
             self.values[owner] = value
         return value
 
-    def _left(self, call: Call, args: Arguments, read: list[Tensor]) -> Any:
+    def _written_value(self, call: Call, args: Arguments, read: list[Tensor]) -> Any:
         """Return the term of the new value that an in-place call writes.
 
         `read` are the tensors that the call reads, including the tensor that it writes.
@@ -431,11 +432,8 @@ class Canonicalizer:
         self.memory.refuse_stale(index, reader)
 
     def _distrust(self, index: int, call: Call) -> None:
-        """Record that a refused call may have written its arguments, and drawn any random numbers.
-
-        A call that returns nothing is assumed to write its arguments, even if its schema states otherwise: it must have
-        some effect.
-        """
+        """Record that a refused call may have written its arguments, and drawn any random numbers."""
+        # A call that returns nothing must have some effect, even if its schema states no write.
         if call.writes or call.value is None or call.op.startswith("higher_order."):
             self.memory.distrust(index)
         if call.random:
@@ -450,7 +448,7 @@ def _is_closed(sizes: tuple[Any, ...]) -> bool:
     return all(isinstance(size, int) for size in sizes)
 
 
-def _told(shape: tuple[Size, ...]) -> tuple[int | None, ...]:
+def _known_sizes(shape: tuple[Size, ...]) -> tuple[int | None, ...]:
     """Return a shape with None in place of each data-dependent size.
 
     A term needs no such sizes, because its operator and arguments determine them.

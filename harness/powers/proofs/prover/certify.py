@@ -95,6 +95,7 @@ def _needed(certificate: Certificate) -> list[int]:
     # The checker itself runs here, with a dictionary of terms that records look-ups: no second list of what rules need.
     contents = contents_of(certificate)
     main, *graphs, steps = (json.loads(contents[name]) for name in FILES)
+    # `behind` has, for each step, the earlier steps that it needs.
     state, behind = checker.new_state(), list[set[int]]()
     terms = state["at"] = _LookUps()
     with checker.rejecting():
@@ -116,8 +117,9 @@ def _needed(certificate: Certificate) -> list[int]:
 
 
 def _moved(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
-    """Return a step of the proof with the indices of its terms replaced; `places` maps old indices to new ones."""
+    """Return a step of the proof with the indices of its terms replaced; `places` maps old to new indices."""
     hint = step.hint
+    # No other rule's hint contains a term.
     if step.rule == cat_of_neighbours.__name__:
         hint = (hint[0], places[hint[1]])
     return replace(step, term=_map(step.term, places.__getitem__), equals=places[step.equals], hint=hint)
@@ -126,6 +128,7 @@ def _moved(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
 def _map(value: Any, place: Callable[[int], int]) -> Any:
     """Return a term, argument or size in which each index `i` of another term is replaced by `place(i)`."""
     match value:
+        # These begin with a term, and may have sizes with terms in the other fields.
         case ("view" | "out" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" as kind, term, *rest):
             return (kind, place(term), *(_map_sizes(x, place) for x in rest))
         case ("tensor", term, *rest):
@@ -147,6 +150,7 @@ def _map(value: Any, place: Callable[[int], int]) -> Any:
 
 
 def _map_sizes(value: Any, place: Callable[[int], int]) -> Any:
+    # A size is a sum of products, each of a number and terms: ("size", (2, 17, 17), (1, 30)).
     if isinstance(value, tuple) and value and value[0] == "size":
         return ("size", *((coefficient, *map(place, symbols)) for coefficient, *symbols in value[1:]))
     return tuple(_map_sizes(item, place) for item in value) if isinstance(value, tuple) else value

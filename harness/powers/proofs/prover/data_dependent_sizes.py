@@ -86,5 +86,6 @@ def symbols_in(value: Any) -> list[str]:
 
 def _sum_of(size: Size, symbol: str) -> Size:
     # Sorted as `expressions.size_of` sorts, so that equal sizes are equal tuples.
+    # A number is a product without symbols, and 0 is a sum of no products.
     products = size[1:] if isinstance(size, tuple) else ((size,),) if size else ()
     return ("size", *sorted((*products, (1, symbol)), key=lambda product: (product[1:], product[0])))

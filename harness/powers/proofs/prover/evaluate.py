@@ -54,13 +54,13 @@ def run_graph(
     With `late` it runs a second time at the wait, so the result changes if an input was written in between.
     """
     ranks = range(len(inputs))
-    held = [[_own(x) for x in own] for own in inputs]
+    held = [[_copied(x) for x in own] for own in inputs]
     env: dict[Node, list[Any]] = {}
     launches: dict[Node, Callable[[], list[Any]]] = {}
     num_inputs = 0
     with torch.no_grad():
         for node in module.graph.nodes:
-            given = [_given(node, env, rank) for rank in ranks]
+            given = [_arguments_of(node, env, rank) for rank in ranks]
             if node.op == "placeholder":
                 env[node] = [own[num_inputs] for own in held]
                 num_inputs += 1
@@ -77,6 +77,7 @@ def run_graph(
                             env[launch] = launches.pop(launch)()
                         env[node] = env[launch]
                     elif graph_operators.is_collective(node):
+                        # A collective's last argument is the name of its group.
                         own = [args[:-1] for args, _ in given]
                         launches[node] = functools.partial(
                             collective, str(node.target), groups[str(node.args[-1])], own
@@ -88,7 +89,7 @@ def run_graph(
     raise AssertionError("a graph has an output")
 
 
-def _own(x: Any) -> Any:
+def _copied(x: Any) -> Any:
     # A copy with the same layout: a kernel may choose its code path by strides.
     return laid_out(x.detach(), x.shape, x.stride(), 0) if isinstance(x, Tensor) else x
 
@@ -105,7 +106,7 @@ def _naming(node: Node) -> Iterator[None]:
         raise FailsError(f"{what} (`{node.name}`, {node.target})", where=source_of(node)) from error
 
 
-def _given(node: Node, env: Mapping[Node, list[Any]], rank: int) -> Any:
+def _arguments_of(node: Node, env: Mapping[Node, list[Any]], rank: int) -> Any:
     return map_arg((node.args, node.kwargs), lambda x: env[x][rank])
 
 
@@ -180,6 +181,7 @@ class Evaluator:
                 return sum(self._size(size, rank) for size in sizes)
             case ("extent", place, index):
                 value = known[place][rank]
+                # `index` counts the sizes of all results in sequence, as `Symbols.name_extents` does.
                 values = value if isinstance(value, (tuple, list)) else [value]
                 return [n for x in values if x is not None for n in x.shape][index]
         raise NotEvaluatedError(f"a term of kind {term[0]}")
@@ -285,11 +287,12 @@ def same_bits(x: Tensor, y: Tensor) -> bool:
 
 
 def differing(x: Tensor, y: Tensor) -> Tensor:
-    """Return a mask of the elements in which two tensors of one dtype and shape differ. All NaNs count as equal."""
+    """Return a mask of the elements in which two tensors of equal dtype and shape differ. All NaNs count as equal."""
     if x.is_complex():
         return differing(torch.view_as_real(x), torch.view_as_real(y)).any(-1)
     if not x.is_floating_point():
         return x != y
+    # As integers, since 0.0 and -0.0 have other bits, but are equal as real numbers.
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
     same = x.contiguous().view(integers) == y.contiguous().view(integers)
     return ~(same | (x.isnan() & y.isnan()))

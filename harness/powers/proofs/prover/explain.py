@@ -1,8 +1,8 @@
 """Finds where two graphs first differ in an output: module, direction, chunk, operator, source line.
 
 A call has a partner if the other graph computes the same term, even by another operator. The graphs first differ at
-calls that have no partner, but whose inputs all have one. If both graphs have equally many additions without partners,
-it is assumed that additions were moved: before a reduction in one graph, after it in the other.
+calls that have no partner, but whose inputs all have partners. If both graphs have equally many additions without
+partners, it is assumed that additions were moved: before a reduction in one graph, after it in the other.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class FirstDifferences:
     reshaped: tuple[Shown, Shown] | None = None
 
     def lines(self) -> list[str]:
-        """Return the differences as text, one line per call."""
+        """Return the differences as text, a line per call."""
         lines = []
         for side, first, moved in zip(("reference", "candidate"), self.first, self.moved, strict=True):
             shown: dict[Shown, str] = dict.fromkeys(first, "only the {} computes")
@@ -127,20 +127,16 @@ def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]
     """Return the indices of the calls at which a graph begins to differ from the other graph.
 
     `alone` are the calls without a partner in the other graph, `known` the other graph's terms. The result has the
-    calls of `alone` that do not depend on another call of `alone`.
-
-    It also has earlier calls that only put elements into another order. For example, a concatenation of the same parts
-    in another order is not in `alone`, since its parts are known. But a matrix product that reads it, several casts and
-    sums later, is in `alone`. So the search goes back from the product through all calls whose own terms are not in
-    `known`.
-
-    Inputs and in-place calls are not in the result. An input that is written has the term of its new value, so it would
-    look different from the start.
+    calls of `alone` that do not depend on another call of `alone`, and earlier calls that only put elements into
+    another order. It has no inputs and no in-place calls.
     """
     calls = side.graph.calls
+    # An input that is written has the term of its new value, so it would look different from the start.
     lonely = {i for i in alone if calls[i].op != "input" and not calls[i].writes}
     # A start is lonely itself, but reads no lonely call.
     starts = [i for i in alone if calls[i].op != "input" and not lonely.intersection(side.reads[i])]
+    # A concatenation of the same parts in another order is not in `alone`, since its parts are known. But a matrix
+    # product that reads it, several casts and sums later, is. So go back through all calls whose own term is unknown.
     moves: set[int] = set()
     stack, seen = list(starts), set(starts)
     while stack:
@@ -320,9 +316,9 @@ def _beside(side: Canonicalizer, index: int) -> str | None:
     behind = [f"`{calls[read].name}`" for read in calls[index].reads]
     readers = (f"`{call.name}`{_within(call)}" for call in calls[index + 1 :] if index in call.reads)
     reader = next(readers, None)
-    told = [f"of {', '.join(behind)}{_within(calls[calls[index].reads[0]])}"] if behind else []
-    told += [f"read by {reader}"] if reader else []
-    return ", ".join(told) or None
+    neighbours = [f"of {', '.join(behind)}{_within(calls[calls[index].reads[0]])}"] if behind else []
+    neighbours += [f"read by {reader}"] if reader else []
+    return ", ".join(neighbours) or None
 
 
 def _within(call: Call) -> str:

@@ -27,6 +27,7 @@ class InFlight:
         fills and uninitialized allocations read no elements, so they have no races.
         """
         read = set(self._storages(call.reads))
+        # A call whose results are all in the memory that it reads is a view.
         is_shown = not call.writes and bool(read) and {x.storage for x in call.results} == read
         reads_none = _row(call).wait or is_shown or call.op in FILLS or is_unwritten(call.op)
         return [] if reads_none else self._order.races(read, ())

@@ -47,14 +47,14 @@ def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_les
     reasons = [
         None if verdict == PROVED else "one step is not proved",
         *keeps_less,
-        *(_moved(graph) for graph in graphs),
+        *(_layout_change(graph) for graph in graphs),
         None if len({side.generator for side in proof.sides}) == 1 else "the two leave the generator in other states",
     ]
     reason = next(filter(None, reasons), None)
     return Induction(reason is None, state, reason)
 
 
-def _moved(graph: Graph) -> str | None:
+def _layout_change(graph: Graph) -> str | None:
     """Return a reason if a graph replaces an input by a tensor of another layout; None if it does not.
 
     The next step would then be another program.
@@ -62,10 +62,10 @@ def _moved(graph: Graph) -> str | None:
     # In-place writes change no layout, so only outputs that replace an input are checked.
     inputs = {f"{WRITTEN}{call.name}": call.value for call in graph.calls if call.op == "input"}
     for name, index in graph.outputs:
-        if name in inputs and _lies(graph.calls[index].value) != _lies(inputs[name]):
+        if name in inputs and _layout(graph.calls[index].value) != _layout(inputs[name]):
             return f"{name.removeprefix(WRITTEN)} has another layout after the step, so that the next would be another"
     return None
 
 
-def _lies(x: object) -> object:
+def _layout(x: object) -> object:
     return (x.dtype, x.device, x.shape, x.strides, x.offset) if isinstance(x, Tensor) else None

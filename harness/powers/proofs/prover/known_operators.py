@@ -38,6 +38,7 @@ EXACT = {
     row.overload(end): row.name.partition(".")[2]
     for row in ROWS.values()
     if row.exact
+    # A row states an overload; `Tensor` stands for the overload with a number as well.
     for end in (("Tensor", "Scalar") if row.exact == "Tensor" else (row.exact,))
 }
 """By full name, the short name of each operator that computes an element only from the elements at the same index.
@@ -71,6 +72,7 @@ _RANGES = {
     "bfloat16": (8, -133, 128),
     "float16": (11, -24, 16),
 }
+# Numbers are floats here, so int64 has only their 53 bits.
 _RANGES |= {"int64": (53, 0, 54), "int32": (31, 0, 31), "bool": (1, 0, 1)}
 """For each dtype: precision in bits, exponent of the lowest bit, exponent of the first power of 2 that is too large."""
 
@@ -94,8 +96,7 @@ def holds(dtype: str, number: float) -> bool:
 def number_in(argument: Any, dtype: str) -> float | None:
     """Return the number that a kernel uses for an argument, if it computes on tensors of `dtype`.
 
-    None if the argument is no number or an integer beyond 2**53, or if the dtype cannot represent it. Kernels keep a
-    real number in at least 32 bits; for a float32 tensor they round it once, to float32.
+    None if the argument is no number or an integer beyond 2**53, or if the dtype cannot represent it.
     """
     match argument:
         case int():
@@ -104,6 +105,7 @@ def number_in(argument: Any, dtype: str) -> float | None:
             number = argument
         case ("float", text):
             number = float.fromhex(text)
+            # Kernels keep a real number in at least 32 bits; for a float32 tensor they round it once, to float32.
             number = ctypes.c_float(number).value if dtype == "float32" else number
         case ("bool", text):
             number = float(text == "True")
@@ -115,13 +117,13 @@ def number_in(argument: Any, dtype: str) -> float | None:
 def number_filled(call: Call) -> float | None:
     """Return the number that fills the result of a call of FILLS, such as 0 for `zeros`.
 
-    None if the dtype cannot represent the number. None also if a size of the result depends on data, because the call's
-    arguments then determine that size and cannot be replaced by the number.
+    None if the dtype cannot represent the number, or if a size of the result depends on data.
     """
+    # The call's arguments determine a data-dependent size, so the number cannot replace them.
     if not call.value.is_closed:
         return None
-    told = FILLS[call.op]
-    return number_in(dict(call.args)[told] if isinstance(told, str) else told, call.value.dtype)
+    filled = FILLS[call.op]
+    return number_in(dict(call.args)[filled] if isinstance(filled, str) else filled, call.value.dtype)
 
 
 def inverse(argument: Any, dtype: str) -> float | None:

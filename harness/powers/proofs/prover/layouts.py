@@ -14,12 +14,10 @@ from bitproof.harness.powers.proofs.prover.windows import Window, row_major, who
 
 
 def line_of(device: str) -> int:
-    """Return the alignment in bytes of memory that torch allocates; no kernel depends on a larger alignment.
-
-    cuBLASLt may choose a kernel by the alignment of its operands, which torch passes to it, up to 256 bytes
-    (`aten/src/ATen/cuda/CUDABlas.cpp`). So a bfloat16 matrix that starts 64 elements into a bucket in GPU memory may
-    get another kernel than one at the bucket's start.
-    """
+    """Return the alignment in bytes of memory that torch allocates; no kernel depends on a larger alignment."""
+    # cuBLASLt may choose a kernel by the alignment of its operands, which torch passes to it, up to 256 bytes
+    # (`aten/src/ATen/cuda/CUDABlas.cpp`). So a bfloat16 matrix that starts 64 elements into a bucket in GPU memory may
+    # get another kernel than at the bucket's start.
     return 256 if device.startswith("cuda") else 64
 
 
@@ -38,12 +36,13 @@ def alignment_of(dtype: str, offset: int, device: str) -> int:
 def overlaps(x: Tensor) -> bool:
     """Return whether two indices of a tensor may be the same element in memory, as in `x.expand(3, 4)`.
 
-    With dims sorted by stride, it returns False if each stride is larger than the distance between the first and the
-    last element of all dims before. If a size or stride depends on data, it only returns False for a contiguous tensor
-    in which nothing but the first size depends on data.
+    If a size or stride depends on data, it only returns False for a contiguous tensor in which nothing but the first
+    size depends on data.
     """
     if any(not isinstance(n, int) for n in (*x.shape, *x.strides)):
         return not _is_dense(x)
+    # From the innermost dim to the outermost, each stride must be larger than the distance between the first and the
+    # last element of all dims before it.
     reach = 0
     for stride, size in sorted((s, n) for n, s in zip(x.shape, x.strides, strict=True) if n > 1):
         if stride <= reach:
@@ -88,8 +87,8 @@ def _is_paired(x: Tensor, results: Sequence[Tensor]) -> bool:
 def told_once(call: Call, calls: Sequence[Call]) -> Call:
     """Return a call without the arguments that follow from its tensors' layouts, so that equal calls have equal data.
 
-    For example, `prims.split_dim(a, 0, 2)` becomes `view(self)`, as does any call that returns the same view. A dim
-    that is counted from the end becomes one counted from the start.
+    For example, `prims.split_dim(a, 0, 2)` becomes `view(self)`, as does any call that returns the same view. Dims
+    are counted from the start.
     """
     tensors = [x for read in call.reads for x in calls[read].results] + call.results
     kept = dict(call.args)
@@ -127,11 +126,13 @@ def windows_of(call: Call, x: Tensor) -> list[Window | None]:
         return [window(y.shape, steps, end * steps[dim]) for y, end in zip(call.results, ends, strict=False)]
     if call.results[0].storage != x.storage:
         return [whole(call.value.shape)]
-    return [_seen(x.shape, x.strides, window(y.shape, y.strides, y.offset - x.offset)) for y in call.results]
+    return [
+        _window_on_tensor(x.shape, x.strides, window(y.shape, y.strides, y.offset - x.offset)) for y in call.results
+    ]
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _seen(shape: tuple[int, ...], strides: tuple[int, ...], memory: Window) -> Window | None:
+def _window_on_tensor(shape: tuple[int, ...], strides: tuple[int, ...], memory: Window) -> Window | None:
     """Convert a window on memory into a window on a tensor in that memory.
 
     Returns None if the window includes memory outside the tensor's elements. `shape` and `strides` are the tensor's;
@@ -142,14 +143,17 @@ def _seen(shape: tuple[int, ...], strides: tuple[int, ...], memory: Window) -> W
         return memory
     if 0 in shape or memory.offset < 0:
         return None
+    # Dims that follow each other in memory without a gap count as a single dim.
     dims: list[list[int]] = []  # size, stride in memory, stride in row-major order
     for size, apart, step in zip(shape, strides, row_major(shape), strict=True):
         if dims and dims[-1][1:] == [size * apart, size * step]:
             dims[-1] = [dims[-1][0] * size, apart, step]
         elif size > 1 and apart:
             dims.append([size, apart, step])
-    # Digits with larger weights come first.
+    # An address is written as a number whose digits are the indices in the dims. Larger weights come first.
     dims.sort(key=lambda dim: -dim[1])
+    # `places` has the same numbers with the weights of the row-major order. They fit if no sum of digits carries: at
+    # the window's last element, `reach` is below the size of each dim.
     reach, places = [0] * len(dims), []
     for count, address in [
         (1, memory.offset),

@@ -135,11 +135,11 @@ class PairProof:
         if self.proof is None:
             return [f"{self.verdict}: {self.reason}"]
         counts = {verdict: self.proof.count(verdict) for verdict in (PROVED, NOT_PROVED, REFUSED)}
-        told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+        text = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
         computed = f"; {self.evaluated} of {counts[PROVED]} computed and found so"
         if self.not_evaluated:
             computed += f" ({self.not_evaluated})"
-        lines = [f"{self.verdict}: {told} of {len(self.answers)} outputs{computed}{meaning_of(self.proof)}"]
+        lines = [f"{self.verdict}: {text} of {len(self.answers)} outputs{computed}{meaning_of(self.proof)}"]
         lines += answer_lines(self.proof, all_in=all_in)
         lines += [f"  for all sizes of {bound}" for bound in self.bounds]
         if self.verdict == PROVED and self.not_run:
@@ -204,16 +204,17 @@ def _check_inputs(*graphs: Graph) -> None:
     sides = [[call for call in graph.calls if call.op == "input"] for graph in graphs]
     names = [[call.name for call in side] for side in sides]
     if sorted(names[0]) != sorted(names[1]):
+        # If the sets of names are equal, one side has a name more often.
         unlike = sorted({*names[0]} ^ {*names[1]}) or ["one name several times"]
         raise RefusedError(f"the two take other inputs: {', '.join(unlike[:6])}", where="both graphs")
     for one, other in zip(*(sorted(side, key=lambda call: call.name) for side in sides), strict=True):
-        lies = [_layout_told(call.value) for call in (one, other)]
+        lies = [_layout_text(call.value) for call in (one, other)]
         if lies[0] != lies[1]:
             what = f"{one.name} is {lies[0]} in the reference and {lies[1]} in the candidate"
             raise RefusedError(what, where="both graphs")
 
 
-def _layout_told(value: Any) -> str:
+def _layout_text(value: Any) -> str:
     if not hasattr(value, "shape"):
         return "a number"
     shape, strides = ([n if isinstance(n, int) else "open" for n in sizes] for sizes in (value.shape, value.strides))
@@ -244,10 +245,9 @@ def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: 
 
 
 def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values, *, is_further: bool) -> PairProof:
-    """Compute both programs, and the terms of PROVED outputs, on one set of inputs. Returns `found`, updated.
+    """Compute both programs, and the terms of PROVED outputs, on a set of inputs. Returns `found`, updated.
 
-    `is_further` is False for the first set. Any later set is skipped if both programs fail on it, since that shows
-    nothing. For example, a loss may only accept numbers between 0 and 1.
+    `is_further` is False for the first set. Any later set is skipped if both programs fail on it.
     """
     assert found.proof is not None and found.graphs is not None
     tensors = [x for x in given[0] if isinstance(x, Tensor)]
@@ -262,6 +262,7 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
         return replace(found, not_evaluated="another process traced the step")
     constants = [x for module in modules for x in _constants(module)]
     before = [x.clone() for x in constants]
+    # By name, since the candidate may take the same inputs in another order.
     by_name = [dict(zip(steps[0].names, own, strict=True)) for own in given]
     try:
         runs, failures = [], list[FailsError]()
@@ -272,7 +273,8 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
                     runs.append(run_graph(module, ranks, step.groups.partitions(), watch=Layouts(graph)))
             except FailsError as error:
                 failures.append(error)
-        # Programs that both fail on drawn inputs may be equal: the inputs were out of their domain.
+        # Programs that both fail on drawn inputs may be equal: a loss may only accept numbers between 0 and 1, for
+        # example. So this shows nothing.
         if failures:
             return found if is_further and len(failures) == len(steps) else _refused(found, failures[0])
     except NotEvaluatedError as error:
@@ -296,7 +298,7 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
         {name: [own[i] for own in run[1]] for i, name in enumerate(step.names)}
         for step, run in zip(steps, runs, strict=True)
     ]
-    answers += _written_untold(answers, by_name, held)
+    answers += _unstated_writes(answers, by_name, held)
     proof = replace(found.proof, answers=tuple(answers))
     return replace(found, proof=proof, verdict=proof.verdict, evaluated=num_evaluated, not_evaluated=why)
 
@@ -349,7 +351,7 @@ def _refused(found: PairProof, error: RefusedError) -> PairProof:
 
 
 def told(error: RefusedError) -> str:
-    """Return a refusal as one line of text."""
+    """Return a refusal as a line of text."""
     return f"{error.what}, in {error.where}"
 
 
@@ -361,7 +363,7 @@ def _constants(module: GraphModule) -> list[Tensor]:
     return [x for x in found if isinstance(x, Tensor)]
 
 
-def _written_untold(
+def _unstated_writes(
     answers: Sequence[OutputAnswer],
     given: Sequence[dict[str, Any]],
     held: Sequence[dict[str, list[Any]]],
@@ -403,14 +405,12 @@ def _one_generator_state() -> Iterator[None]:
 
 @contextmanager
 def _as_on_a_rank() -> Iterator[None]:
-    """Context with the settings of a rank: one thread per operator, and uninitialized memory is filled.
-
-    The bits of large sums depend on the number of threads. Rows that an operator does not write contain arbitrary
-    memory, which would look like a difference between the programs.
-    """
+    """Context with the settings of a rank: one thread per operator, and uninitialized memory is filled."""
+    # The bits of large sums depend on the number of threads.
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        # Rows that an operator does not write contain arbitrary memory, which would look like a difference.
         with filling_memory():
             yield
     finally:

@@ -90,7 +90,7 @@ def prove_case(
     values. With `follow`, the optimizer's update after a proved step is proved as well. `rules` are RULES unless a test
     passes others. With `in_turn`, this process traces the reference and then the candidate. Without it, a large
     reference is traced in a forked process, while this process traces the candidate. `clock` measures the result's
-    `seconds`. Afterwards this process has the determinism switches of a run, because torch chooses operators by them.
+    `seconds`. Afterwards this process has the determinism switches of a run.
 
     A case that `why_not` excludes is NOT TRIED. Raises the errors of tracing and passes, and ArtifactError. Unsupported
     calls do not raise: they are REFUSED.
@@ -141,11 +141,11 @@ def _check_alike(reference: Reference, candidate: StepGraph) -> None:
     # A graph from a file has no fake values: `given` then consists of None, and its layouts are not compared.
     given = [node.meta.get("val") for node in candidate.module.graph.find_nodes(op="placeholder")]
     num_kept = len(reference.parameter_names) + len(reference.buffer_names)
-    if sides[0] != sides[1] or not _lie_alike(reference.inputs[:num_kept], given[:num_kept]):
+    if sides[0] != sides[1] or not _have_equal_layouts(reference.inputs[:num_kept], given[:num_kept]):
         raise RefusedError("the two systems' models have other parameters, buffers or inputs", where="both graphs")
 
 
-def _lie_alike(*sides: Sequence[Any]) -> bool:
+def _have_equal_layouts(*sides: Sequence[Any]) -> bool:
     """Whether two lists of parameters and buffers have equal layouts. Entries that are not tensors are skipped."""
     pairs = ((x, y) for x, y in zip(*sides, strict=False) if isinstance(x, Tensor) and isinstance(y, Tensor))
     return all((x.dtype, x.device, x.shape, x.stride()) == (y.dtype, y.device, y.shape, y.stride()) for x, y in pairs)
@@ -165,7 +165,7 @@ def _sets_of_inputs(case: Case, reference: Reference) -> list[list[list[Tensor]]
 def random_inputs(case: Case, names: Sequence[str], like: Sequence[Tensor]) -> list[list[Tensor]]:
     """Return a list of inputs for each rank: small random numbers as state, the case's own tokens, zeros as counts.
 
-    Parameters differ between ranks, because ranks have different shards. Buffers are the same on all ranks.
+    Parameters differ between ranks. Buffers are the same on all ranks.
     """
     read = [list(step.values()) for step in read_inputs(case, 0)]
     ranks = []

@@ -105,9 +105,9 @@ def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator
 
     With `in_turn`, or if the reference is small enough to be computed, this process traces it at the start of the
     context. If not, a forked process traces it while the context runs. If that process fails or takes too long, the
-    function traces the reference in this process, and raises the errors of tracing. Nothing is forked while other
-    threads run, because a lock that one of them holds would stay locked in the fork.
+    function traces the reference in this process, and raises the errors of tracing.
     """
+    # Nothing is forked while other threads run: a lock that such a thread holds would stay locked in the fork.
     if in_turn or threading.active_count() > 1 or num_parameters(case) <= MOST_ELEMENTS:
         reference = traced_reference(case, device)
         yield lambda: reference
@@ -126,6 +126,7 @@ def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator
         began, child = time.monotonic(), fork(trace, log=Path(folder) / "log")
 
         def wait() -> Reference:
+            # By now the candidate is traced, so the child has had as long as the parent.
             limit = PATIENCE_SECONDS + 2 * (time.monotonic() - began)
             child.inlet.wait(limit)  # the child sends nothing, so this waits until it ends
             child.wait(1.0 if child.inlet.is_over else 0.0)
@@ -139,6 +140,7 @@ def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator
 
 
 def _read(file: Path, device: torch.device) -> Reference:
+    # `trace` in the forked process wrote this file, so it may be unpickled.
     parameter_names, buffer_names, lies, groups, written = pickle.loads(file.read_bytes())
     with FakeTensorMode():
         inputs = [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in lies]

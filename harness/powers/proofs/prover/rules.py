@@ -116,9 +116,7 @@ def cat_of_neighbours(table: Table, term: Term) -> int | None:
     """Rule: in a concatenation, two consecutive windows of the same term become a single window.
 
     For example, `cat(x[:2], x[2:4])` is `x[:4]`. The windows' strides must agree, and the second must start at the end
-    of the first. Two results of an exact operator become a single result in the same way, if their operands do. The
-    checker need not search: it only checks that the new term starts with the first window and continues with the
-    second.
+    of the first. Two results of an exact operator become a single result in the same way, if their operands do.
     """
     _, parts, dim = term
     for index in range(len(parts) - 1):
@@ -126,6 +124,7 @@ def cat_of_neighbours(table: Table, term: Term) -> int | None:
         both = _join(table, *pair, dim)
         if both is not None and _shown(table, both, dim, [table.shape(part)[dim] for part in pair]) == pair:
             result = table.make(("cat", (*parts[:index], both, *parts[index + 2 :]), dim))
+            # With this hint, the checker need not search for the term that has both windows.
             table.hint = (index, both)
             return result
     return None
@@ -160,6 +159,7 @@ def _joined(table: Table, first: int, second: int, dim: int) -> int | None:
                 if (pair := _join(table, a, b, dim)) is None:
                     break
                 pairs.append(pair)
+            # Only if no pair of operands failed.
             else:
                 return table.make((*one[:4], tuple(pairs)))
         return None

@@ -41,14 +41,14 @@ class UpdateGraph(NamedTuple):
 def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.device) -> UpdateGraph:
     """Trace `Trainer.update`. `gradients` maps each parameter's name to a tensor with the layout of its gradient.
 
-    The optimizer is traced as in a second step, when its state exists. In the first step its state is zeros, which a
-    trace would record as constants. Raises the errors of the update.
+    The optimizer is traced as in a second step, when its state exists. Raises the errors of the update.
     """
     model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"))
     mode = step_fake_mode(ShapeEnv())
     parameters = {name: fixed_fake(mode, x, device) for name, x in model.named_parameters()}
     buffers = {name: fixed_fake(mode, x, device) for name, x in model.named_buffers()}
     given = {name: fixed_fake(mode, x, device) for name, x in gradients.items()}
+    # In the first step the state is zeros, which a trace would record as constants.
     state = _state(case, mode, parameters, given)
 
     def update(*tensors: dict[str, Tensor]) -> list[Tensor]:
@@ -72,11 +72,9 @@ def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.devi
 def _state(
     case: Case, mode: FakeTensorMode, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return fake tensors with the layouts that the optimizer's state has after a step, by name.
-
-    torch knows no values of these tensors. If a step count were known, it would become a constant of the graph.
-    """
+    """Return fake tensors with the layouts that the optimizer's state has after a step, by name."""
     with mode:
         optimizer = ShardedAdamW(parameters, case.optimizer)  # type: ignore[arg-type]
         optimizer.step(gradients)
+    # New fakes, whose values torch does not know: a known step count would become a constant of the graph.
     return {name: fixed_fake(mode, x, x.device) for name, x in optimizer.state()}

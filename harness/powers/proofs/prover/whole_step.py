@@ -153,7 +153,7 @@ def join(step: Graph, update: Graph) -> Graph:
     # By storage of the update, its storage in the joined graph, and the offset at which it begins there.
     memory: dict[int, tuple[int, int]] = {}
 
-    def told(x: Any) -> Any:
+    def relocated(x: Any) -> Any:
         match x:
             case data.Tensor():
                 storage, offset = memory.get(x.storage, (num_storages + x.storage, 0))
@@ -161,7 +161,7 @@ def join(step: Graph, update: Graph) -> Graph:
             case ("node", index):
                 return ("node", places[index])
             case tuple():
-                return tuple(map(told, x))
+                return tuple(map(relocated, x))
         return x
 
     for call in update.calls:
@@ -170,10 +170,10 @@ def join(step: Graph, update: Graph) -> Graph:
             value = step.calls[places[-1]].value
             # A gradient may begin within a larger storage of the step, e.g. that of a bucket.
             memory[call.value.storage] = value.storage, value.offset - call.value.offset
-            if told(call.value) != value:
+            if relocated(call.value) != value:
                 raise RefusedError(f"{call.name} has another layout after the step than before", where="the update")
         else:
             places.append(len(calls))
-            args = tuple((name, told(x)) for name, x in call.args)
-            calls.append(replace(call, args=args, value=told(call.value)))
+            args = tuple((name, relocated(x)) for name, x in call.args)
+            calls.append(replace(call, args=args, value=relocated(call.value)))
     return Graph(tuple(calls), step.outputs)

@@ -64,12 +64,10 @@ def coalesced(inner: Window) -> Window:
 
 @functools.lru_cache(maxsize=1 << 16)
 def composed(inner: Window, outer: Window) -> Window | None:
-    """Return the single window that selects the same elements as `outer`, a window on `inner`; None if there is none.
-
-    The number of an element of `inner` is written in digits, one per dim, like hours, minutes and seconds. A step along
-    a dim of `outer` adds to each digit. As long as no digit overflows into the next, the element's offset is linear in
-    the digits, and a window exists.
-    """
+    """Return the window that selects the same elements as `outer`, a window on `inner`; None if there is none."""
+    # The number of an element of `inner` is written in digits, one per dim, like hours, minutes and seconds. A step
+    # along a dim of `outer` adds to each digit. As long as no digit overflows into the next, the element's offset is
+    # linear in the digits, and a window exists.
     if 0 in outer.shape:
         return outer
     inner = coalesced(inner)
@@ -117,7 +115,7 @@ def joined(first: Window, second: Window, dim: int) -> Window | None:
 
 
 class Piece(NamedTuple):
-    """A window on one part of a concatenation; `part` is the part's index."""
+    """A window on a part of a concatenation; `part` is the part's index."""
 
     part: int
     window: Window
@@ -128,11 +126,9 @@ def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | 
 
     Returns (along, pieces): `pieces` are the windows on the parts, and `along` is the dim of `outer` along which they
     follow each other, or None if the window is within a single part. Returns None if the window cannot be split.
-
-    In row-major order, elements come in blocks, one for each index of the dims before `dim`. Within a block, part
-    follows part. A dim of the window either moves from block to block or stays within a block. At most one dim of the
-    latter kind may cross from part to part.
     """
+    # In row-major order, elements come in blocks, one for each index of the dims before `dim`. Within a block, part
+    # follows part. A dim of the window either moves from block to block or stays within a block.
     after = math.prod(parts[0][dim + 1 :])
     sizes = [shape[dim] * after for shape in parts]
     bounds = [sum(sizes[:count]) for count in range(len(sizes) + 1)]

@@ -33,7 +33,7 @@ ROWS, INNER, ANY, LOOSE = LAYOUTS = ("rows", "inner-rows", "any-layout", "any-st
 
 `rows`: row-major. `inner-rows`: contiguous in the last dim. `any-layout`: any other strides but the following.
 `any-strides`: also tensors with a dim of size 1 whose stride decides whether torch regards them as channels-last. This
-stride reaches no element, but a convolution chooses its layout by it, and many fakes have another one than the kernel.
+stride reaches no element, but a convolution chooses its layout by it, and many fakes have another stride there.
 """
 
 SCANNED = ("aten", "prims")
@@ -49,7 +49,7 @@ in SCANNED and not here are a user's own, and are trusted to follow their schema
 
 ALIKE = ""
 FLOATS, KINDS = MIXTURES = ("floats", "kinds")
-"""Mixtures of dtypes among a call's tensors. ALIKE is no mixture: all tensors have one dtype.
+"""Mixtures of dtypes among a call's tensors. ALIKE is no mixture: all tensors have the same dtype.
 
 `floats`: several real dtypes, such as float32 and bfloat16. `kinds`: a real dtype together with integers, complex
 numbers or truth values, or several of those.
@@ -93,19 +93,21 @@ def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
 def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
     """Return whether a call with tensors of several dtypes has a form that the scan tried.
 
-    The call must have two dtypes, and its tensors must be all row-major or all of the same shape and strides. With
-    other layouts, torch's kernels order the result's dims by the strides of the original operands, but some fakes by
-    those of the operands after the cast. Tensors without dims are promoted differently, so they may occur together
-    with others only for operators of TAKES_NUMBERS_AS_TENSORS. In-place calls always count as tried, as their result
-    is their argument.
+    The call must have two dtypes, and its tensors must be all row-major or all of the same shape and strides. Tensors
+    without dims may occur together with others only for operators of TAKES_NUMBERS_AS_TENSORS. In-place calls always
+    count as tried.
     """
     name, tensors = str(target), [*_tensors(given)]
+    # An in-place call returns its argument, whose dtype and layout are known.
     if written_names(target):
         return True
     if len(_dtypes_of(name, given)) > 2:
         return False
+    # torch promotes tensors without dims differently from others.
     if name not in known.TAKES_NUMBERS_AS_TENSORS and len({x.dim() == 0 for x in tensors}) > 1:
         return False
+    # With other layouts, kernels order the result's dims by the strides of the original operands, but some fakes by
+    # those of the operands after the cast.
     lies = {(tuple(map(str, x.shape)), tuple(map(str, x.stride()))) for x in tensors}
     return name in known.LIES_BY_SHAPE or len(lies) == 1 or layout_of(given) == ROWS
 
@@ -130,9 +132,9 @@ def write(found: Mapping[str, str], mixture: str = ALIKE) -> None:
         packet, _, overload = name.rpartition(".")
         rows.setdefault(f"{layout} {packet}", []).append(overload)
     lines = [" ".join([row, *overloads]) for row, overloads in rows.items()]
-    told = f" --mixture {mixture}" if mixture else ""
+    text = f" --mixture {mixture}" if mixture else ""
     FILES[mixture].write_text(
-        "\n".join([f"# Written by tests/benchmarks/scan_operators.py{told} --write.", *lines, ""])
+        "\n".join([f"# Written by tests/benchmarks/scan_operators.py{text} --write.", *lines, ""])
     )
     names.cache_clear()
 
@@ -146,6 +148,7 @@ def layout_of(given: Mapping[str, Any]) -> str:
     tensors = [*_tensors(given)]
     if given.get("input_dtype", None) not in {None, *(x.dtype for x in tensors)}:
         return ANY
+    # A call without tensors counts as row-major.
     found = {_layout_of(x) for x in tensors}
     return next(layout for layout in reversed(LAYOUTS) if layout in found | {ROWS})
 
@@ -154,6 +157,7 @@ def _layout_of(x: Tensor) -> str:
     shape, strides = tuple(x.shape), tuple(x.stride())
     if not all(isinstance(n, int) for n in (*shape[1:], *strides)):
         return ANY
+    # Without elements, strides have no effect.
     if any(isinstance(n, int) and n == 0 for n in shape):
         return ROWS
     inner = row_major((1, *shape[1:])) if shape else ()
@@ -207,13 +211,20 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
     if allowed is None:
         return f"{name} is not among the operators seen to do what their schemas and fake values say, and no more"
     if name not in known.TAKES_ANY_NUMBER and _is_outranked(target, given):
-        return f"{name} with a number of another kind than its tensors of {_told(name, given)} is not among those tried"
+        return (
+            f"{name} with a number of another kind than its tensors of {_dtypes_text(name, given)} "
+            "is not among those tried"
+        )
     mixtures = mixtures_of(name, given)
     if not all(name in names(mixture) for mixture in mixtures):
-        return f"{name} with tensors of {_told(name, given)} is not among the calls of several dtypes that were tried"
+        return (
+            f"{name} with tensors of {_dtypes_text(name, given)} "
+            "is not among the calls of several dtypes that were tried"
+        )
     if mixtures and not mixes_as_tried(target, given):
         return (
-            f"{name} with tensors of {_told(name, given)} is not among the calls of several dtypes that were tried: "
+            f"{name} with tensors of {_dtypes_text(name, given)} is not among the calls of several dtypes "
+            "that were tried: "
             "two dtypes, all tensors in rows or all alike, none without dims beside others"
         )
     mixed = [names(mixture)[name] for mixture in mixtures]
@@ -251,18 +262,16 @@ def _operands(target: OpOverload) -> tuple[str, ...]:
     return tuple(x.name for x in schema_of(target).arguments if "number" in str(x.type) or "Tensor" in str(x.type))
 
 
-def _told(name: str, given: Mapping[str, Any]) -> str:
+def _dtypes_text(name: str, given: Mapping[str, Any]) -> str:
     return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _dtypes_of(name, given)))
 
 
 def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is a dropout that draws a mask. Such a call is admitted although dropout is not on the list.
-
-    Dropout is not on the list because in the scan it differed from its fake, but only when it drew no mask or its input
-    had no elements. The drawn mask follows from the generator's state, as for any random call.
-    """
+    """Whether a call is a dropout that draws a mask. Such a call is admitted although dropout is not on the list."""
     if name != "aten.native_dropout.default" or given.get("train") is not True:
         return False
+    # In the scan, dropout differed from its fake only when it drew no mask, or for an input without elements. A drawn
+    # mask follows from the generator's state, as for any random call.
     p, shape = given["p"], given["input"].shape
     return type(p) is float and 0 < p < 1 and all(isinstance(n, int) and n > 0 for n in shape)
 
@@ -270,38 +279,38 @@ def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
 def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
     """Whether a call is a batch norm in training that is admitted although it writes its running statistics.
 
-    The scan found no other hidden effect with row-major tensors. A call is only admitted in this form:
-
-    - The running statistics share no memory with other arguments, and have an element per channel: the kernel reads
-      past the end of shorter tensors.
-    - All tensors have the same dtype, since fakes are wrong otherwise: for a 16-bit input with float32 parameters, the
-      fake's statistics are 16-bit. The functional form returns float32 statistics even if all its tensors are 16-bit.
+    Its tensors must be row-major, where the scan found no other hidden effect, and have the same dtype. The running
+    statistics must share no memory with other arguments, and have an element per channel.
     """
     if name not in {*known.BATCH_NORMS, *known.BATCH_NORMS.values()} or given.get("training") is not True:
         return False
     counted = {storage_key(x) for x in _tensors([given.get(x) for x in known.STATISTICS])}
     others = {storage_key(x) for name, value in given.items() if name not in known.STATISTICS for x in _tensors(value)}
     are_apart = len(counted) == len(known.STATISTICS) and not counted & others
+    # The kernel reads past the end of shorter statistics.
     sizes = {tuple(x.shape) for x in _tensors([given.get(x) for x in (*known.STATISTICS, "weight", "bias")])}
     fits = sizes == {tuple(given["input"].shape[1:2])} and 0 not in given["input"].shape
+    # Other fakes are wrong. For a 16-bit input with float32 parameters, the fake's statistics are 16-bit. The
+    # functional form returns float32 statistics even if all its tensors are 16-bit.
     dtypes = {x.dtype for x in _tensors(given)}
-    is_told = len(dtypes) == 1 and (name in known.BATCH_NORMS or dtypes <= {torch.float32, torch.float64})
-    return is_told and are_apart and fits and layout_of(given) == ROWS and type(given.get("momentum")) is float
+    has_tried_dtypes = len(dtypes) == 1 and (name in known.BATCH_NORMS or dtypes <= {torch.float32, torch.float64})
+    return has_tried_dtypes and are_apart and fits and layout_of(given) == ROWS and type(given.get("momentum")) is float
 
 
 def _is_update(name: str, given: Mapping[str, Any]) -> bool:
     """Whether a call is an optimizer's kernel, such as `_fused_adamw_`, in an admitted form.
 
     The kernel's lists must be equally long and have row-major CPU tensors. At each index, all tensors but the step
-    count must have the same dtype and size. The kernel pairs elements by their position in memory, so with other
-    strides it would pair other elements. It must not scale gradients; then it writes only parameters and their state.
-    The written tensors must share no memory with each other or with other arguments.
+    count must have the same dtype and size. It must not scale gradients. The written tensors must share no memory with
+    each other or with other arguments.
     """
+    # If it does not scale gradients, the kernel writes only parameters and their state.
     if name not in known.FUSED or not all(given.get(x) is None for x in ("grad_scale", "found_inf")):
         return False
     lists = {key: x for key, x in given.items() if isinstance(x, list | tuple) and x}
     if not all(isinstance(x, Tensor) and x.device.type == "cpu" for items in lists.values() for x in items):
         return False
+    # The kernel pairs elements by their position in memory, so with other strides it would pair other elements.
     if len({len(items) for items in lists.values()}) != 1 or layout_of(given) != ROWS:
         return False
     # A step count is a scalar, so it has neither the size nor, maybe, the dtype of its parameter.
@@ -321,9 +330,9 @@ def untold(target: Any, given: Mapping[str, Any], results: Any) -> str | None:
         return None
     says = {x.name for x in schema_of(target).arguments if x.alias_info is not None}
     memory = {name: {storage_key(x) for x in _tensors(value)} for name, value in given.items()}
-    told = set().union(*(memory.get(name, set()) for name in says))
+    stated = set().union(*(memory.get(name, set()) for name in says))
     # The arguments that no result may share memory with, by the schema.
-    hidden = set().union(*memory.values()) - told
+    hidden = set().union(*memory.values()) - stated
     if str(target) not in known.SHARES_UNTOLD and any(storage_key(x) in hidden for x in _tensors(results)):
         return f"{target} hands back memory that it was given, and does not say so"
     written = set().union(*(memory.get(name, set()) for name in written_names(target)))

@@ -25,6 +25,7 @@ def runs_otherwise(module: GraphModule) -> str | None:
         return "hooks"
     if any(getattr(every_module, f"_global{hooks}") for hooks in _HOOKS):
         return "hooks on all modules"
+    # Set on the instance, such a function takes effect without any change of the class.
     if any(vars(part).get(name) is not None for part in module.modules() for name in _CALLS):
         return "a function in its place"
     parts = [part for part in module.modules() if isinstance(part, GraphModule)]
@@ -45,6 +46,7 @@ def _is_called_otherwise(kind: type) -> bool:
 
 
 def _is_torchs(function: object) -> bool:
+    # torch compiles the code that it generates for a graph under a file name such as `<eval_with_key>.5`.
     code = getattr(function, "__code__", None)
     file = str(getattr(code, "co_filename", ""))
     return file.startswith(("<eval_with_key>", os.path.dirname(fx.__file__) + os.sep))

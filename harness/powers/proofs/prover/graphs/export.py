@@ -169,11 +169,11 @@ class _Exporter:
         if isinstance(value, GraphModule):
             self.values[node] = value
         elif isinstance(value, Tensor) and (number := copied_number(node, value)) is not None:
-            told = (("s", number), ("dtype", ("dtype", str(value.dtype).removeprefix("torch."))))
-            self._add(node, node.name, known.NUMBER_TENSOR, told, self.mode.from_tensor(value, static_shapes=True))
+            args = (("s", number), ("dtype", ("dtype", str(value.dtype).removeprefix("torch."))))
+            self._add(node, node.name, known.NUMBER_TENSOR, args, self.mode.from_tensor(value, static_shapes=True))
         elif isinstance(value, Tensor) and not isinstance(value, FakeTensor):
-            told = (("digest", ("str", digest_of(value))),)
-            self._add(node, node.name, "constant", told, self.mode.from_tensor(value, static_shapes=True))
+            digest = (("digest", ("str", digest_of(value))),)
+            self._add(node, node.name, "constant", digest, self.mode.from_tensor(value, static_shapes=True))
         else:
             raise _refused(node, f"an attribute that is a {type(value).__name__}")
 
@@ -216,6 +216,7 @@ class _Exporter:
             raise _refused(node, "a call that gives nothing, so that it is made for what else it does")
         if objection := admitted.untold(target, given, value):
             raise _refused(node, objection)
+        # As recorded, a batch norm also returns its new running statistics, and `add_copies` writes them.
         counts_as = known.BATCH_NORMS.get(op)
         results = results_of(value, given) if counts_as else value
         arguments = [*self._arguments(node)]
@@ -235,6 +236,7 @@ class _Exporter:
         self._add(node, node.name, counts_as or op or _operator(node), arguments, results)
         if counts_as:
             add_copies(self.calls)
+        # A repeated call is recorded under its own operator, so calls recorded under another are not remembered.
         elif op == _operator(node):
             self.repeats.remember(node, self.values[node])
 
@@ -296,10 +298,8 @@ class _Exporter:
         self.calls.append(told_once(call, self.calls))
 
     def _shared(self, node: Node, value: Any, layout: Any) -> Any:
-        """Return the layout of a result, corrected for waits and `_unsafe_view`.
-
-        These two return their argument's memory, although neither their schemas nor their fake values state it.
-        """
+        """Return the layout of a result, corrected for waits and `_unsafe_view`."""
+        # These two return their argument's memory, although neither their schemas nor their fake values state it.
         if node.op != "call_function" or not (operators.is_wait(node) or node.target is _UNSAFE_VIEW):
             return layout
         source = self.calls[self.index[node.all_input_nodes[0]]].value
@@ -327,6 +327,7 @@ class _Exporter:
         return None if value is None else self._size(node, value)
 
     def _storage(self, memory: Hashable) -> int:
+        # Numbered by first use, so that equal graphs have equal numbers.
         return self.storages.setdefault(memory, len(self.storages))
 
     def _size(self, node: Node, size: Any) -> data.Size:
@@ -347,6 +348,7 @@ class _Exporter:
         else:
             declared = [argument.name for argument in schema.arguments]
         given = dict(zip(declared, node.args, strict=False)) | dict(node.kwargs)
+        # In the schema's order: it must not matter whether an argument is given by position or by keyword.
         known_first = [name for name in declared if name in given] + [name for name in given if name not in declared]
         found = []
         for name in known_first:
@@ -449,10 +451,11 @@ def _by_name(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
 def _target(node: Node) -> Any:
     """Return the operator under which a node is recorded: that of its call, with two exceptions.
 
-    An unsafe split is recorded as a split, as both return views of parts of their input. An in-place `transpose_` is
-    recorded as a transposed view if no other call can notice the difference: its tensor is new, the result of a call
-    that returns no alias, and later calls only read it through the result of `transpose_`.
+    An unsafe split is recorded as a split, and an in-place `transpose_` as a transposed view, if no other call can
+    notice the difference.
     """
+    # No other call notices it if the tensor is new, the result of a call that returns no alias, and later calls only
+    # read it through the result of `transpose_`.
     if node.target is _TRANSPOSES and isinstance(source := node.args[0], Node):
         is_new = isinstance(source.target, OpOverload) and all(
             x.alias_info is None for x in (*schema_of(source.target).arguments, *schema_of(source.target).returns)
@@ -461,6 +464,7 @@ def _target(node: Node) -> Any:
         if is_new and all(order[user] <= order[node] for user in source.users):
             return torch.ops.aten.transpose.int
     target: Any = node.target
+    # Unsafe or not, a split returns views of parts of its input.
     return known.SPLITS.get(target, target)
 
 

@@ -27,6 +27,7 @@ def misfits(name: str, given: Mapping[str, Any]) -> bool:
     `native_layer_norm_backward` needs a `grad_out` of the shape of `input`. For `index` the result is whether the fake
     result may have a wrong layout.
     """
+    # A nested graph's calls are checked by name alone, without arguments.
     if not given:
         return False
     if names := known.SAME_SHAPE.get(name):
@@ -104,6 +105,7 @@ def _misfits_batch_norm(given: Mapping[str, Any]) -> bool:
 
 def _misfits_layer_norm(given: Mapping[str, Any]) -> bool:
     dims = len(given["normalized_shape"])
+    # The statistics have the normalized dims, too, each of size 1.
     counted = (*_sizes(given["input"])[:-dims], *["1"] * dims)
     return not _alike(given, "grad_out", "input") or any(_sizes(given[x]) != counted for x in ("mean", "rstd"))
 

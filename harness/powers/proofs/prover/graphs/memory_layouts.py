@@ -38,43 +38,43 @@ class Layouts:
             if rank == len(self._storages):
                 self._storages.append({})
                 self._numbers.append({})
-            for told, real in _pairs(call.value, value):
-                if otherwise := self._otherwise(rank, told, real):
+            for stated, real in _pairs(call.value, value):
+                if otherwise := self._difference(rank, stated, real):
                     raise RefusedError(
                         f"a call whose result lies in memory otherwise than its fake: {otherwise}"
                         f" (`{node.name}`, {node.target})",
                         where=source_of(node),
                     )
 
-    def _otherwise(self, rank: int, told: data.Tensor, real: Tensor) -> str | None:
+    def _difference(self, rank: int, stated: data.Tensor, real: Tensor) -> str | None:
         """Return how a real tensor's layout differs from the graph's, such as `offset 4, not 0`; None if it does not.
 
-        `told` is the layout in the graph.
+        `stated` is the layout in the graph.
         """
         dtype = str(real.dtype).removeprefix("torch.")
-        if dtype != told.dtype:
-            return f"dtype {dtype}, not {told.dtype}"
+        if dtype != stated.dtype:
+            return f"dtype {dtype}, not {stated.dtype}"
         # A size or stride that is no int depends on data: its fake has no number to compare.
-        if any(isinstance(n, int) and n != m for n, m in zip(told.shape, real.shape, strict=True)):
-            return f"shape {tuple(real.shape)}, not {told.shape}"
+        if any(isinstance(n, int) and n != m for n, m in zip(stated.shape, real.shape, strict=True)):
+            return f"shape {tuple(real.shape)}, not {stated.shape}"
         if real.numel() == 0:
             return None  # there are no elements
-        sides = zip(real.shape, real.stride(), told.strides, strict=True)
+        sides = zip(real.shape, real.stride(), stated.strides, strict=True)
         if any(isinstance(t, int) and n > 1 and s != t for n, s, t in sides):
-            return f"strides {real.stride()}, not {told.strides}"
-        if isinstance(told.offset, int) and real.storage_offset() != told.offset:
-            return f"offset {real.storage_offset()}, not {told.offset}"
+            return f"strides {real.stride()}, not {stated.strides}"
+        if isinstance(stated.offset, int) and real.storage_offset() != stated.offset:
+            return f"offset {real.storage_offset()}, not {stated.offset}"
         memory = real.untyped_storage().data_ptr()
-        if self._storages[rank].setdefault(told.storage, memory) != memory:
+        if self._storages[rank].setdefault(stated.storage, memory) != memory:
             return "memory of its own, where its fake shares some"
-        if self._numbers[rank].setdefault(memory, told.storage) != told.storage:
+        if self._numbers[rank].setdefault(memory, stated.storage) != stated.storage:
             return "memory that it shares, where its fake has some of its own"
         return None
 
 
-def _pairs(told: Any, value: Any) -> Iterator[tuple[data.Tensor, Tensor]]:
-    if isinstance(told, data.Tensor) and isinstance(value, Tensor):
-        yield told, value
-    elif isinstance(value, (tuple, list)) and isinstance(told, tuple) and told[:1] != ("size",):
-        for one, other in zip(told, value, strict=False):
+def _pairs(stated: Any, value: Any) -> Iterator[tuple[data.Tensor, Tensor]]:
+    if isinstance(stated, data.Tensor) and isinstance(value, Tensor):
+        yield stated, value
+    elif isinstance(value, (tuple, list)) and isinstance(stated, tuple) and stated[:1] != ("size",):
+        for one, other in zip(stated, value, strict=False):
             yield from _pairs(one, other)

@@ -80,6 +80,7 @@ class OpenSizes:
 
     def _opened(self, bounds: tuple[int | None, int | None], place: str) -> Any:
         least, most = max(LEAST, bounds[0] or 0), bounds[1]
+        # The symbol belongs to an input, and torch would look for it among the results of the present call.
         with self._shape_env.ignore_fresh_unbacked_symbols():
             own = self._shape_env.create_unbacked_symint()
         promise(own >= least)

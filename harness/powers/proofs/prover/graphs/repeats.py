@@ -70,7 +70,7 @@ class Repeats:
     """
 
     def __init__(self) -> None:
-        self._given: dict[Hashable, Any] = {}  # by a call's key, a Result for each of its results
+        self._remembered: dict[Hashable, Any] = {}  # by a call's key, a Result for each of its results
         self._keys: dict[Node, tuple[Hashable, list[int]]] = {}  # by node that runs, its key and the memories it reads
         self._numbers = itertools.count()
         self._memories: dict[int, int] = {}  # by key of a fake storage, the number of the memory
@@ -129,10 +129,11 @@ class Repeats:
             key = node.target, _key((node.args, *sorted(node.kwargs.items())), values, memories)
         except _OpenError:
             return None
-        if key not in self._given:
+        # The call must run. `remember` then stores its results under this key.
+        if key not in self._remembered:
             self._keys[node] = key, memories
             return None
-        return _mapped(self._given[key], lambda given: self._lying(given, memories))
+        return _mapped(self._remembered[key], lambda given: self._lying(given, memories))
 
     def _lying(self, given: Result, memories: list[int]) -> Lying:
         found = Lying(given.lies, next(self._numbers) if given.place is None else memories[given.place])
@@ -145,10 +146,11 @@ class Repeats:
             return
         key, memories = self._keys.pop(node)
         results = [x for x in (value if type(value) in (tuple, list) else (value,)) if x is not None]
+        # Results in new memory must not share it with each other: a `Result` only names an argument's memory.
         own = [x.memory for x in results if isinstance(x, Lying) and x.memory not in memories]
         if results and all(_is_known(x, memories) for x in results) and len({*own}) == len(own):
             places = {memory: place for place, memory in enumerate(memories)}
-            self._given[key] = _mapped(value, lambda x: Result(x.lies, places.get(x.memory)))
+            self._remembered[key] = _mapped(value, lambda x: Result(x.lies, places.get(x.memory)))
 
 
 def _layout(x: Tensor) -> Lies | None:

@@ -35,6 +35,7 @@ def results_of(results: tuple[Any, ...], given: Mapping[str, Any]) -> tuple[Any,
 def add_copies(calls: list[Call]) -> None:
     """Add calls that copy a batch norm's new statistics into its arguments. The batch norm is the last of `calls`."""
     given = dict(calls[-1].args)
+    # `results_of` added the new statistics behind the other results.
     first = len(calls[-1].value) - len(known.STATISTICS)
     _add_copies(calls, {first + i: (name, given[name]) for i, name in enumerate(known.STATISTICS)})
 
@@ -44,8 +45,8 @@ def add_zeros(calls: list[Call], name: str, written: Any, place: Any) -> None:
 
     `written` is the tensor as an argument in data; `place` is the origin of the call `name`.
     """
-    told = f"{name} overwrites", known.ZEROS_INTO, (("self", written),), calls[written[1]].value
-    calls.append(Call(*told, writes=("self",), place=place))
+    fields = f"{name} overwrites", known.ZEROS_INTO, (("self", written),), calls[written[1]].value
+    calls.append(Call(*fields, writes=("self",), place=place))
 
 
 def is_choice(given: Mapping[str, Any]) -> bool:
@@ -58,6 +59,7 @@ def is_choice(given: Mapping[str, Any]) -> bool:
         return False
     if isinstance(value, Tensor):
         return value.dtype == x.dtype and value.device == x.device
+    # An integer converts to any of these dtypes, a real number only to a real one.
     return type(value) is int or (type(value) is float and x.is_floating_point())
 
 
@@ -108,12 +110,12 @@ def number_of(name: str, number: Any, value: Any, place: Any) -> Call:
 
     It is the same call as in a trace of `torch.where` with a number, so that `masked_fill` and `where` become equal.
     """
-    told = (
+    options = (
         ("dtype", ("dtype", value.dtype)),
         ("layout", ("enum", "torch.strided")),
         ("device", ("device", value.device)),
     )
-    return Call(f"{name} fills", known.NUMBER_TENSOR, (("s", number), *told), value, place=place)
+    return Call(f"{name} fills", known.NUMBER_TENSOR, (("s", number), *options), value, place=place)
 
 
 def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> None:
@@ -128,8 +130,8 @@ def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> No
         args: tuple[tuple[str, Any], ...] = ("0", ("node", index)), ("1", place)
         calls.append(Call(f"{several.name} {name}", "getitem", args, several.value[place], place=several.place))
         args = ("self", old), ("src", ("node", len(calls) - 1))
-        told = f"{several.name} writes {name}", known.COPY_INTO, args, calls[old[1]].value
-        calls.append(Call(*told, writes=("self",), place=several.place))
+        fields = f"{several.name} writes {name}", known.COPY_INTO, args, calls[old[1]].value
+        calls.append(Call(*fields, writes=("self",), place=several.place))
 
 
 def add_updates(

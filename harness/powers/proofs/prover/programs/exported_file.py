@@ -247,7 +247,7 @@ class _Reader:
         memory = self.memories.get(path)
         if memory is None:
             memory = memory_of(self._file(path, LARGEST), dtype, path)
-            self.memories[path] = memory = _moved(memory, device, payload)
+            self.memories[path] = memory = _on_device(memory, device, payload)
         if memory.dtype != dtype or memory.device.type != device.type:
             raise payload.wrong("one dtype and device for all tensors of one file")
         return memory
@@ -268,7 +268,9 @@ class _Reader:
                 isinstance(leaf, Tensor) and not _fits(leaf, like)
             ):
                 raise sample_inputs.SampleError(f"sample input {place} does not fit input {place} of the program")
-        return [_moved(x, y.device, None) if isinstance(x, Tensor) else x for x, y in zip(leaves, users, strict=True)]
+        return [
+            _on_device(x, y.device, None) if isinstance(x, Tensor) else x for x, y in zip(leaves, users, strict=True)
+        ]
 
     # -- the graph --------------------------------------------------------------------------------
 
@@ -293,18 +295,18 @@ class _Reader:
         inputs: list[Any] = []
         # Inputs first: calls may only refer to values that are defined before them.
         for argument in parts["inputs"].list():
-            kind, told = argument.one_of(_INPUTS)
+            kind, content = argument.one_of(_INPUTS)
             value: Any
             if kind == "as_tensor":
-                name = _identifier(told.object(("name",))["name"])
-                value = _fake(sizes, metas.get(name), told)
+                name = _identifier(content.object(("name",))["name"])
+                value = _fake(sizes, metas.get(name), content)
             elif kind == "as_sym_int":
-                name = _identifier(told.object(("as_name",))["as_name"])
+                name = _identifier(content.object(("as_name",))["as_name"])
                 if name not in numbers:
-                    raise told.wrong("an input with a size among the graph's sizes")
+                    raise content.wrong("an input with a size among the graph's sizes")
                 value = sizes.size(numbers[name])
             else:
-                name, value = f"constant_input_{len(inputs)}", _constant(kind, told)
+                name, value = f"constant_input_{len(inputs)}", _constant(kind, content)
             self._define(name, node := self.graph.placeholder(name), argument)
             node.meta["val"] = value
             inputs.append(value)
@@ -332,21 +334,22 @@ class _Reader:
         node = self.graph.create_node("call_function", target, args, kwargs, name)
         outputs = [output.one_of(_OUTPUTS) for output in parts["outputs"].list()]
         returns = [str(x.type) for x in schema_of(target).returns] if isinstance(target, OpOverload) else ["number"]
+        # An operator without results may have one output, of kind `as_none`.
         if len(outputs) != len(returns) and not (not returns and [kind for kind, _ in outputs] == ["as_none"]):
             raise parts["outputs"].wrong(f"{len(returns)}, as {target} returns")
         # A list among the results is one value in the schema, but torch names its items: they become `getitem` calls.
-        for place, ((kind, told), declared) in enumerate(zip(outputs, returns, strict=False)):
+        for place, ((kind, content), declared) in enumerate(zip(outputs, returns, strict=False)):
             if (kind in ("as_tensors", "as_sym_ints")) != ("[]" in declared or "List[" in declared):
-                raise told.wrong(f"a {declared}, as {target} returns")
+                raise content.wrong(f"a {declared}, as {target} returns")
             one = node if len(outputs) == 1 else self.graph.call_function(operator.getitem, (node, place))
             if kind in ("as_tensors", "as_sym_ints"):
-                for i, item in enumerate(told.list()):
+                for i, item in enumerate(content.list()):
                     own = item.object(("name" if kind == "as_tensors" else "as_name",)).popitem()[1]
                     part = self.graph.call_function(operator.getitem, (one, i))
-                    self._define(_identifier(own), part, told)
+                    self._define(_identifier(own), part, content)
             elif kind != "as_none":
-                own = told.object(("name" if kind == "as_tensor" else "as_name",)).popitem()[1]
-                self._define(_identifier(own), one, told)
+                own = content.object(("name" if kind == "as_tensor" else "as_name",)).popitem()[1]
+                self._define(_identifier(own), one, content)
 
     def _arguments(self, target: Any, field: Field) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return a call's positional and named arguments.
@@ -367,6 +370,7 @@ class _Reader:
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for name, kind, value, argument in given:
+            # The first `len(args)` arguments were passed by position.
             if name not in places or name in kwargs or places[name] < len(args):
                 raise argument.wrong(f"each argument of {target} once, by its name: {', '.join(places)}")
             declared = schema[places[name]]
@@ -381,33 +385,33 @@ class _Reader:
         return tuple(args), kwargs
 
     def _argument(self, field: Field) -> Any:
-        kind, told = field.one_of(_ARGUMENTS)
+        kind, content = field.one_of(_ARGUMENTS)
         match kind:
             case "as_tensor":
-                return self._named(told)
+                return self._named(content)
             case "as_tensors":
-                return [self._named(x) for x in told.list()]
+                return [self._named(x) for x in content.list()]
             case "as_nested_tensors":
-                return [[self._named(x) for x in own.list()] for own in told.list()]
+                return [[self._named(x) for x in own.list()] for own in content.list()]
             case "as_optional_tensor":
-                return self._optional(told)
+                return self._optional(content)
             case "as_optional_tensors":
-                return [self._optional(x) for x in told.list()]
+                return [self._optional(x) for x in content.list()]
             case "as_sym_int" | "as_sym_float" | "as_sym_bool":
-                return self._number(told, kind.removeprefix("as_sym_"))
+                return self._number(content, kind.removeprefix("as_sym_"))
             case "as_sym_ints" | "as_sym_floats" | "as_sym_bools":
-                return [self._number(x, kind.removeprefix("as_sym_").removesuffix("s")) for x in told.list()]
+                return [self._number(x, kind.removeprefix("as_sym_").removesuffix("s")) for x in content.list()]
             case "as_graph" | "as_custom_obj" | "as_operator" | "as_string_to_argument":
-                raise _unproved("an argument that is a nested graph, an object or a function", told)
-        return _constant(kind, told)
+                raise _unproved("an argument that is a nested graph, an object or a function", content)
+        return _constant(kind, content)
 
     def _optional(self, field: Field) -> Node | None:
-        kind, told = field.one_of(("as_tensor", "as_none"))
-        return self._named(told) if kind == "as_tensor" else None
+        kind, content = field.one_of(("as_tensor", "as_none"))
+        return self._named(content) if kind == "as_tensor" else None
 
     def _number(self, field: Field, kind: str) -> Any:
-        held, told = field.one_of(("as_name", f"as_{kind}"))
-        return self._named(field, "as_name") if held == "as_name" else _constant(held, told)
+        form, content = field.one_of(("as_name", f"as_{kind}"))
+        return self._named(field, "as_name") if form == "as_name" else _constant(form, content)
 
     # -- the signature ----------------------------------------------------------------------------
 
@@ -446,18 +450,18 @@ class _Reader:
         return _Signature(inputs, outputs)
 
     def _input(self, field: Field, node: Node) -> InputSpec:
-        told, own = field.one_of(_SPECS)
-        kind, target = _SPECS[told]
+        spec, own = field.one_of(_SPECS)
+        kind, target = _SPECS[spec]
         if kind is None:
-            raise _unproved(f"an input of kind {told}", own)
-        if told == "constant_input":
+            raise _unproved(f"an input of kind {spec}", own)
+        if spec == "constant_input":
             facts = own.object(("name", "value"))
             value = _constant(*facts["value"].one_of(_CONSTANTS))
             if value != node.meta["val"]:
                 raise own.wrong("the number that the graph has as this input")
             return InputSpec(kind, ConstantArgument(name=str(node.target), value=value), None)
-        facts = own.object(("arg", *((target,) if target else ()), *(("persistent",) if told == "buffer" else ())))
-        if told == "user_input":
+        facts = own.object(("arg", *((target,) if target else ()), *(("persistent",) if spec == "buffer" else ())))
+        if spec == "user_input":
             among, argument = facts["arg"].one_of(_INPUTS)
             named = among in ("as_tensor", "as_sym_int") and self._argument(facts["arg"])
             is_same = named is node if named else _constant(among, argument) == node.meta["val"]
@@ -468,7 +472,7 @@ class _Reader:
         name = facts[target].text() if target else None
         if target and not _PATH.fullmatch(name or ""):
             raise facts[target].wrong("a name of plain identifiers and numbers, joined by points")
-        persistent = facts["persistent"].truth() if told == "buffer" else None
+        persistent = facts["persistent"].truth() if spec == "buffer" else None
         return InputSpec(kind, TensorArgument(name=str(node.target)), name, persistent)
 
 
@@ -484,6 +488,7 @@ _ARGUMENTS = (
     *("as_ints", "as_floats", "as_strings", "as_bools", "as_int_lists", "as_float_lists", "as_complex"),
     *("as_scalar_type", "as_memory_format", "as_layout", "as_device"),
 )
+# For each kind of input: torch's kind, or None if it is refused, and the field with the input's name.
 _SPECS = {
     "user_input": (InputKind.USER_INPUT, None),
     "parameter": (InputKind.PARAMETER, "parameter_name"),
@@ -594,14 +599,14 @@ def _check_number(field: Field) -> None:
 
     The number itself is not used.
     """
-    kind, told = field.one_of(("as_int", "as_bool", "as_float", "as_expr"))
+    kind, content = field.one_of(("as_int", "as_bool", "as_float", "as_expr"))
     if kind == "as_expr":
-        parts = told.object(("expr_str",), ("hint",))
+        parts = content.object(("expr_str",), ("hint",))
         check_expression(parts["expr_str"].text())
         if parts["hint"].value is not None:
             _constant(*parts["hint"].one_of(("as_int", "as_bool", "as_float")))
     else:
-        _constant(kind, told)
+        _constant(kind, content)
 
 
 def _fake(sizes: OpenSizesOfFile, meta: Mapping[str, Field] | None, field: Field) -> Tensor:
@@ -619,7 +624,7 @@ def _fake(sizes: OpenSizesOfFile, meta: Mapping[str, Field] | None, field: Field
     return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
-def _moved(value: Tensor, device: torch.device, payload: Field | None) -> Tensor:
+def _on_device(value: Tensor, device: torch.device, payload: Field | None) -> Tensor:
     if device.type == "meta":
         raise TensorError(f"{payload.path if payload else 'a sample input'} has no values: it is on the meta device")
     return value if device.type == "cpu" else value.to(device)
@@ -642,15 +647,16 @@ def _check_state(found: SavedProgram, inputs: Sequence[Any]) -> None:
         held = found.state_dict.get(spec.target, found.constants.get(spec.target))
         if held is None:
             raise FieldError(f"{spec.target} is an input of the graph, and the file has no values of it")
-        told = [(x.dtype, [*x.shape], [*x.stride()], x.device.type) for x in (held, like)]
-        if told[0] != told[1]:
-            raise FieldError(f"{spec.target} is stored as {told[0]}, and is an input of the graph as {told[1]}")
+        layouts = [(x.dtype, [*x.shape], [*x.stride()], x.device.type) for x in (held, like)]
+        if layouts[0] != layouts[1]:
+            raise FieldError(f"{spec.target} is stored as {layouts[0]}, and is an input of the graph as {layouts[1]}")
 
 
 def _returns(field: Field) -> str:
     """Return how the outputs are nested in tuples and dicts, as text from the file; "" if the file has no such text."""
     for entry in field.list():
         parts = entry.object(("fqn",), ("signature",))
+        # The entry without a name is the program itself; the others are its modules.
         if parts["fqn"].text() == "" and parts["signature"].value is not None:
             signature = parts["signature"].object(("inputs", "outputs", "in_spec", "out_spec"), ("forward_arg_names",))
             return signature["out_spec"].text()

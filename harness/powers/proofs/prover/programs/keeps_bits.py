@@ -59,7 +59,7 @@ class KeptPasses:
     proofs: list[PassProof] = field(default_factory=list)
 
     def check(self) -> None:
-        """Raise PassError for the first pass that is not proved to keep every bit, if there is one."""
+        """Raise PassError for the first pass, if any, that is not proved to keep every bit."""
         for each in self.proofs:
             if each.proof.verdict != PROVED:
                 raise _failure(each)
@@ -121,10 +121,10 @@ class KeptPass:
         """
         own = getattr(self._pass, "uuid", None)
         try:
-            told_by = own() if callable(own) else inspect.getsource(self._pass)
+            pass_identity = own() if callable(own) else inspect.getsource(self._pass)
         except (OSError, TypeError):
             return None
-        text = f"{own_digest()} {told_by}" if told_by is not None and not _has_state(self._pass) else None
+        text = f"{own_digest()} {pass_identity}" if pass_identity is not None and not _has_state(self._pass) else None
         return text and hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -142,7 +142,7 @@ class _Snapshot:
     def __init__(self, graph: Graph | GraphModule, inputs: Sequence[Any] | None) -> None:
         self._inputs = list(inputs) if inputs is not None else None
         self._text = _text(graph)
-        self._before = self._taken(graph)
+        self._before = self._program_of(graph)
         self._state = _digests(self._before)
         with disable_current_modes():  # Inductor runs its passes under fake tensors
             self._switches = Switches.now()
@@ -156,7 +156,7 @@ class _Snapshot:
         with disable_current_modes():
             switched = self._switches.changes()
             self._switches.restore()
-        after, changed = self._taken(graph), self._text != _text(graph)
+        after, changed = self._program_of(graph), self._text != _text(graph)
         if switched:
             reason = f"the pass changes what holds for the whole process: {'; '.join(switched)}"
             return PassProof(name, PairProof(REFUSED, reason=reason), changed)
@@ -172,7 +172,7 @@ class _Snapshot:
         with disable_current_modes():
             return PassProof(name, prove_held(self._before, after), changed)
 
-    def _taken(self, graph: Graph | GraphModule) -> Held | RefusedError:
+    def _program_of(self, graph: Graph | GraphModule) -> Held | RefusedError:
         module = graph if isinstance(graph, GraphModule) else graph.owning_module
         try:
             if module is None:
@@ -182,7 +182,8 @@ class _Snapshot:
             with disable_current_modes():
                 if self._inputs is None:
                     self._inputs = _inputs_of(module)
-                # Code is made again: a pass may leave that to its caller, and change the graph again.
+                # A copy, whose code is generated again: a pass may leave `recompile` to its caller, and the caller may
+                # change the graph later.
                 own = module.graph if isinstance(graph, GraphModule) else graph
                 found = held(GraphModule(module, _copy(own)), self._inputs)
                 found.program.exported  # noqa: B018  the graph's present state

@@ -29,6 +29,7 @@ _BY_KEYWORD = {"addcmul": "value", "addcdiv": "value", "addcmul_": "value", "add
 
 
 class _OneByOne(TorchDispatchMode):
+    # Otherwise torch refuses higher-order operators under this mode.
     supports_higher_order_operators = True
 
     def __torch_dispatch__(
@@ -40,6 +41,7 @@ class _OneByOne(TorchDispatchMode):
         if not is_list or name not in FUNCTIONS or any(x.device.type != "cpu" for x in args[0]):
             return func(*args, **kwargs)
         found = [self._one(name, place, args, kwargs) for place in range(len(args[0]))]
+        # In-place operators over lists return nothing.
         return None if name.endswith("_") else found
 
     def _one(self, name: str, place: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

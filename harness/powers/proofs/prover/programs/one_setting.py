@@ -24,6 +24,7 @@ _TRACED = {
 
 
 class _OneSetting(TorchDispatchMode):
+    # Otherwise torch refuses higher-order operators under this mode.
     supports_higher_order_operators = True
 
     def __init__(self) -> None:

@@ -91,7 +91,7 @@ def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
     watch = (others, is_users_file)
     _watches.append(watch)
     try:
-        with refusals_raised(), file_writers_told(_refuse_file), _safetensors_told(), _silent_told():
+        with refusals_raised(), file_writers_told(_refuse_file), _safetensors_checked(), _silent_announced():
             yield
     finally:
         _watches.remove(watch)
@@ -107,16 +107,17 @@ def _refuse_file(file: object) -> None:
 
 
 @contextmanager
-def _safetensors_told() -> Iterator[None]:
+def _safetensors_checked() -> Iterator[None]:
     with ExitStack() as stack:
         for module in filter(None, map(sys.modules.get, ("safetensors.torch", "safetensors.numpy"))):
             own = vars(module)["serialize_file"]
 
-            def told(tensors: Any, file: object, *args: Any, own: Any = own, **kwargs: Any) -> Any:
+            # `own` is a default value, since the loop binds the name again.
+            def checked(tensors: Any, file: object, *args: Any, own: Any = own, **kwargs: Any) -> Any:
                 _refuse_file(file)
                 return own(tensors, file, *args, **kwargs)
 
-            stack.enter_context(mock.patch.object(module, "serialize_file", told))
+            stack.enter_context(mock.patch.object(module, "serialize_file", checked))
         yield
 
 
@@ -125,16 +126,16 @@ _SILENT = ((os, "urandom"), (random, "_urandom"), (atexit, "register"), (atexit,
 
 
 @contextmanager
-def _silent_told() -> Iterator[None]:
+def _silent_announced() -> Iterator[None]:
     with ExitStack() as stack:
         for module, name in _SILENT:
             own, event = getattr(module, name), f"{module.__name__}.{name.lstrip('_')}"
 
-            def told(*args: Any, own: Any = own, event: str = event, **kwargs: Any) -> Any:
+            def announced(*args: Any, own: Any = own, event: str = event, **kwargs: Any) -> Any:
                 sys.audit(event)
                 return own(*args, **kwargs)
 
-            stack.enter_context(mock.patch.object(module, name, told))
+            stack.enter_context(mock.patch.object(module, name, announced))
         yield
 
 
@@ -148,12 +149,13 @@ def _heard(event: str, args: tuple[Any, ...]) -> None:
     if not _watches or not _concerns(event):
         return
     (others, is_users_file), thread = _watches[-1], threading.get_ident()
-    # Threads that existed before the program are not its own. `_told` below causes events itself, such as _getframe.
+    # Threads that existed before the program are not its own. `_effect_of` below causes events itself, such as
+    # `sys._getframe`.
     if thread in others or thread in _hearing:
         return
     _hearing.add(thread)
     try:
-        what = _told(event, args, sys._getframe(1), is_users_file)
+        what = _effect_of(event, args, sys._getframe(1), is_users_file)
     finally:
         _hearing.discard(thread)
     if what:
@@ -166,7 +168,7 @@ def _concerns(event: str) -> bool:
     return event == "open" or event in _REFLECTIVE or (family in (*_OUTWARD, "ctypes") and event not in _READING)
 
 
-def _told(event: str, args: tuple[Any, ...], frame: FrameType, is_users_file: Callable[[str], bool]) -> str | None:
+def _effect_of(event: str, args: tuple[Any, ...], frame: FrameType, is_users_file: Callable[[str], bool]) -> str | None:
     """Return the effect of an audit event, in words. None if it only reads, or if an import or a compiler causes it.
 
     An inspection of callers is only an effect if a user's code makes it. `frame` is the Python frame that caused the
@@ -194,6 +196,7 @@ def _told(event: str, args: tuple[Any, ...], frame: FrameType, is_users_file: Ca
 def _opens_to_write(path: Any, mode: str | None, flags: int | None) -> bool:
     if path == os.devnull:
         return False
+    # `os.open` has flags instead of a mode.
     if mode is not None:
         return any(x in mode for x in "wax+")
     return bool((flags or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND))
@@ -251,6 +254,7 @@ def _open_files() -> dict[int, Any]:
                 pipes[number] = facts.st_dev, facts.st_ino
     others = {found[x][:2] for x in (0, 1, 2) if x in found} | _files_of_ancestors()
     found = {number: facts for number, facts in found.items() if facts[:2] not in others}
+    # Both ends of a pipe have the same inode.
     own = [number for number, facts in pipes.items() if [*pipes.values()].count(facts) > 1]
     return found | {number: (*pipes[number], fcntl.ioctl(number, termios.FIONREAD, bytes(4))) for number in own}
 
@@ -270,6 +274,7 @@ def _files_of_ancestors() -> set[tuple[int, int]]:
                     facts = os.stat(f"{folder}/{number}")
                     found.add((facts.st_dev, facts.st_ino))
         try:
+            # The process's name, in parentheses, may contain spaces. Its state and its parent's id follow.
             process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             break
@@ -314,6 +319,7 @@ def _shared_mappings() -> list[_Mapping]:
         return []
     found = []
     for line in lines:
+        # For example `7f00-7f10 rw-s 00000000 08:01 1234 /tmp/x`, where s stands for shared.
         addresses, access, offset, device, inode, *_ = line.split(maxsplit=5)
         if access.endswith("s"):
             start, end = (int(x, 16) for x in addresses.split("-"))

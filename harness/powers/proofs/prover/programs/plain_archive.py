@@ -78,6 +78,7 @@ def _files_of(content: memoryview) -> Mapping[str, memoryview]:
 
 def _end_of(content: memoryview) -> tuple[int, int, int]:
     """Return (number of files, position at which the directory begins, position at which it ends)."""
+    # An end record without a comment has 22 bytes.
     if bytes(content[-22:-18]) != _END:
         raise ArchiveError("it does not end as a zip archive does")
     at_end = len(content) - 22
@@ -87,12 +88,13 @@ def _end_of(content: memoryview) -> tuple[int, int, int]:
         raise ArchiveError("its end record has a comment, or names several disks")
     if at_end >= 20 and bytes(content[at_end - 20 : at_end - 16]) == _LOCATOR:
         disk, record, disks = struct.unpack_from("<IQI", content, at_end - 16)
+        # The locator has 20 bytes, and the zip64 record in front of it 56.
         at_end -= 20 + 56
         if (disk, record, disks) != (0, at_end, 1) or at_end < 0 or bytes(content[at_end : at_end + 4]) != _END64:
             raise ArchiveError("its zip64 record is not where the locator says")
-        length, _, _, disk, other, *told = struct.unpack_from("<Q2H2I4Q", content, at_end + 4)
+        length, _, _, disk, other, *stated = struct.unpack_from("<Q2H2I4Q", content, at_end + 4)
         # A zip64 record without extensions has 44 bytes after its length field.
-        if length != 44 or disk or other or [own, num_files, size, begin] != told:
+        if length != 44 or disk or other or [own, num_files, size, begin] != stated:
             raise ArchiveError("its end record and its zip64 record say different things")
     if begin + size != at_end:
         raise ArchiveError("its directory does not end where the end record begins")
@@ -108,6 +110,7 @@ def _entry(content: memoryview, at: int) -> tuple[_Facts, int, int]:
     """
     if bytes(content[at : at + 4]) != _ENTRY:
         raise ArchiveError("its directory has fewer entries than the end record says")
+    # The fixed part has 46 bytes. The name, extra data and a comment follow, with the lengths in `lengths`.
     _, _, flags, method, _, _, checksum, stored, size, *lengths = struct.unpack_from("<6H3I3H", content, at + 4)
     disk, _, _, header = struct.unpack_from("<2H2I", content, at + 34)
     name = _name(content[at + 46 : at + 46 + lengths[0]])
@@ -120,28 +123,29 @@ def _entry(content: memoryview, at: int) -> tuple[_Facts, int, int]:
     return _Facts(name, flags, method, checksum, stored, size), header, at + 46 + sum(lengths)
 
 
-def _file(content: memoryview, at: int, told: _Facts) -> tuple[memoryview, int]:
+def _file(content: memoryview, at: int, facts: _Facts) -> tuple[memoryview, int]:
     """Return the bytes of the file whose header is at position `at`, and the position after the file.
 
-    Raises ArchiveError unless the header and the bytes agree with `told`, the file's entry in the archive's directory.
+    Raises ArchiveError unless the header and the bytes agree with `facts`, the file's entry in the archive's directory.
     """
     if bytes(content[at : at + 4]) != _LOCAL:
-        raise ArchiveError(f"{told.name} has no header where the directory says")
+        raise ArchiveError(f"{facts.name} has no header where the directory says")
+    # The fixed part has 30 bytes. The name and extra data follow, then the file.
     _, flags, method, _, _, checksum, stored, size, *lengths = struct.unpack_from("<5H3I2H", content, at + 4)
     begin = at + 30 + sum(lengths)
-    end = begin + told.size
+    end = begin + facts.size
     name = _name(content[at + 30 : at + 30 + lengths[0]])
     if flags & _HAS_DESCRIPTOR:  # the sizes follow the file, and may be left out in front of it
         signature, *behind = struct.unpack_from("<4s3I", content, end)
-        says = told[3:]
+        says = facts[3:]
         if signature != _DESCRIPTOR or tuple(behind) != says or (checksum, stored, size) not in ((0, 0, 0), says):
-            raise ArchiveError(f"{told.name} has other sizes behind it than in the directory")
+            raise ArchiveError(f"{facts.name} has other sizes behind it than in the directory")
         checksum, stored, size = says
-    if _Facts(name, flags, method, checksum, stored, size) != told:
-        raise ArchiveError(f"{told.name} has another header in front of it than in the directory")
+    if _Facts(name, flags, method, checksum, stored, size) != facts:
+        raise ArchiveError(f"{facts.name} has another header in front of it than in the directory")
     data = content[begin:end]
-    if len(data) != told.size or zlib.crc32(data) != told.checksum:
-        raise ArchiveError(f"{told.name} is damaged: its checksum does not fit")
+    if len(data) != facts.size or zlib.crc32(data) != facts.checksum:
+        raise ArchiveError(f"{facts.name} is damaged: its checksum does not fit")
     return data, end + (16 if flags & _HAS_DESCRIPTOR else 0)
 
 

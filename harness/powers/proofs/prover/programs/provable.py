@@ -180,6 +180,7 @@ class _Function(nn.Module):
 
 def _export(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any) -> ExportedProgram:
     module = subject if isinstance(subject, nn.Module) else _Function(subject)
+    # `_Function` takes all arguments as one, `*args`, so their shapes are a single entry.
     shapes = dynamic_shapes if module is subject or not isinstance(dynamic_shapes, tuple | list) else (dynamic_shapes,)
     try:
         return torch.export.export(module, tuple(inputs), dynamic_shapes=shapes)
@@ -223,7 +224,7 @@ def _exported(exported: ExportedProgram | SavedProgram) -> Held:
                 env[node].target = torch.ops.aten.detach.default  # it changes no element, and shares the memory
     returned = flattened(graph.output_node().args[0])[0]
     by_argument = {
-        node.name: name for node, name in zip(graph.find_nodes(op="placeholder"), _kept(signature), strict=True)
+        node.name: name for node, name in zip(graph.find_nodes(op="placeholder"), _input_names(signature), strict=True)
     }
     named = [
         (_output_name(spec, place, by_argument), env[x] if isinstance(x, Node) else x)
@@ -241,7 +242,7 @@ def _exported(exported: ExportedProgram | SavedProgram) -> Held:
 _INPUTS = {"PARAMETER": PARAMETER, "BUFFER": BUFFER, "USER_INPUT": INPUT}
 
 
-def _kept(signature: Any) -> Iterator[str]:
+def _input_names(signature: Any) -> Iterator[str]:
     count = 0
     for spec in signature.input_specs:
         is_users = spec.kind.name == "USER_INPUT"
@@ -299,9 +300,9 @@ def _state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
     """Return the objects from which a program can reach all others, by name: itself, and its inputs.
 
-    Modules and optimizers come first. So the paths to their contents start with the module's or optimizer's name. In
-    two programs that take the same module at different positions, these paths are the same.
+    Modules and optimizers come first, so the paths to their contents start with the module's or optimizer's name.
     """
+    # Otherwise the paths would differ for two programs that take the same module at different positions.
     leaves = flattened(tuple(inputs))[0]
     modules = {f"module {prefix.removesuffix('.')}": x for prefix, x in _modules(subject, leaves).items()}
     optimizers = [leaf for leaf in leaves if isinstance(leaf, Optimizer)]
@@ -346,7 +347,11 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
     before = Switches.now()
     try:
         # One thread for backward, so that its calls have the same order in each trace.
-        with torch.autograd.set_multithreading_enabled(False), lazily_compiled(), _failing_refused(why_not_run(values)):
+        with (
+            torch.autograd.set_multithreading_enabled(False),
+            lazily_compiled(),
+            _refusing_failures(why_not_run(values)),
+        ):
             graph = symbolic_graph(lambda given: tracing.run(given), fake_mode, as_eager=True)(fakes)
     except RefusedError:
         raise
@@ -361,6 +366,7 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
         raise RefusedError(f"it changes what holds for the whole process: {'; '.join(switched)}", where="the program")
     graph.graph.set_codegen(CodeGen())
     output = without_regions(graph).graph.output_node()
+    # A trace returns only tensors and sizes, in the order of `tracing.outputs`.
     traced = iter(output.args[0])  # type: ignore[arg-type]
     graph.graph.erase_node(output)
     returned = [(name, next(traced) if isinstance(x, Tensor | torch.SymInt) else x) for name, x in tracing.outputs]
@@ -390,13 +396,14 @@ def why_not_run(values: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _failing_refused(not_run: str | None) -> AbstractContextManager[Any]:
+def _refusing_failures(not_run: str | None) -> AbstractContextManager[Any]:
     """Context for tracing a program. If the program cannot be run, it is refused as soon as a call of torch fails.
 
     `not_run` is why it cannot be run; None if it can, and then nothing is refused. The program is refused even if it
-    catches the exception: some calls fail only while they are traced, such as reading a tensor's element, so the trace
-    may take another branch than a run. A run would show the difference, but without a run nothing does.
+    catches the exception.
     """
+    # Some calls fail only while they are traced, such as reading a tensor's element, so the trace may take another
+    # branch than a run. A run would show the difference, but without a run nothing does.
 
     def failed(what: str) -> None:
         refused(RefusedError(f"{what} while it is traced, and nothing shows what it does then: {not_run}", where="it"))
@@ -446,7 +453,7 @@ class _Tracing:
         The outputs are the returned values and the tensors that the function changed. The attribute `outputs` has all
         of them with their names.
         """
-        by_name = self._one_for_one(given)
+        by_name = self._given_by_name(given)
         tracer = cast(Any, get_proxy_mode()).tracer
         tensors = iter(x for name, x in by_name.items() if name.startswith(INPUT))
         args = self.rebuilt([next(tensors) if isinstance(x, Tensor) else x for x in self.leaves])
@@ -460,7 +467,7 @@ class _Tracing:
                     for name, x in by_name.items()
                     if name.startswith(kind + prefix)
                 }
-                stack.enter_context(swapped_state(module, _known(module, own)))
+                stack.enter_context(swapped_state(module, _own_state(module, own)))
                 stack.enter_context(keeping_state(module))
             parameters = {name.removeprefix(PARAMETER): x for name, x in by_name.items() if name.startswith(PARAMETER)}
             stack.enter_context(self.optimizers.swapped(by_name, parameters))
@@ -481,13 +488,13 @@ class _Tracing:
             after = Reached(roots_of(self.subject, args) | {"returned": found}, known)
         changes = changed(before, after, without="returned")
         self.effects = {place: x for place, x in changes.items() if not isinstance(x, Tensor)}
-        self.keeps_less = self._kept_less(changes)
+        self.keeps_less = self._why_keeps_less(changes)
         self.keys = keys_of(found)
         self.outputs = [(f"{OUTPUT}{i}", x) for i, x in enumerate(flattened(found)[0])]
         self.outputs += [(f"{WRITTEN}{place}", x) for place, x in changes.items() if isinstance(x, Tensor)]
         return [x for _, x in self.outputs if isinstance(x, Tensor | torch.SymInt)]
 
-    def _one_for_one(self, given: Sequence[Tensor]) -> dict[str, Tensor]:
+    def _given_by_name(self, given: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the given tensors by name. A given gradient becomes the `.grad` of its given tensor.
 
         Two names of the same original tensor, as with tied weights, get the same tensor.
@@ -512,7 +519,7 @@ class _Tracing:
                     what = f"it puts another tensor in the place of parameter {prefix}{name}"
                     raise RefusedError(what, where="the program")
 
-    def _kept_less(self, changes: Mapping[str, Any]) -> str | None:
+    def _why_keeps_less(self, changes: Mapping[str, Any]) -> str | None:
         """Return why the next call would depend on more than the new values of inputs, such as a changed counter.
 
         None if it would not. `changes` has the changes of this call by path.
@@ -522,7 +529,7 @@ class _Tracing:
         left = [place for place in tensors if place.startswith(f"{GRADIENT}{PARAMETER}")]
         if others := [place for place in changes if place not in {*optimizers, *left}]:
             return f"the step changes what is no tensor: {', '.join(others[:3])}"
-        if new := [place for place, x in optimizers.items() if not _lies_as(x, self.values.get(place))]:
+        if new := [place for place, x in optimizers.items() if not _has_layout_of(x, self.values.get(place))]:
             return f"the optimizer makes state in this step, or lays it out again: {new[0]}; take a step before"
         if left:
             name = left[0].removeprefix(f"{GRADIENT}{PARAMETER}")
@@ -530,12 +537,12 @@ class _Tracing:
         return None
 
 
-def _lies_as(x: Tensor, other: Tensor | None) -> bool:
+def _has_layout_of(x: Tensor, other: Tensor | None) -> bool:
     kinds = [(y.dtype, y.device, y.shape, y.stride(), y.storage_offset()) for y in (x, other) if y is not None]
     return len(kinds) == 2 and kinds[0] == kinds[1]
 
 
-def _known(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _own_state(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     return {name: x for name, x in state.items() if name in names}
 

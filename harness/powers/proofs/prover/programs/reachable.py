@@ -83,9 +83,10 @@ class Reached:
         stack = [*roots.items()][::-1]
         while stack:
             place, x = stack.pop()
-            stack += reversed([*self._met(place.replace(" .", " "), x)])
+            # Reversed, so that children are visited in their own order. `module .weight` becomes `module weight`.
+            stack += reversed([*self._visit(place.replace(" .", " "), x)])
 
-    def _met(self, place: str, x: Any) -> Iterator[tuple[str, Any]]:
+    def _visit(self, place: str, x: Any) -> Iterator[tuple[str, Any]]:
         """Record the object `x`, which is at a path. Yields (path, object) for each object directly inside it.
 
         Raises RefusedError for a generator, which only one run could read.
@@ -162,6 +163,7 @@ def _token(x: Any) -> Token:
         case bytearray() | memoryview():
             return type(x).__name__, bytes(x).hex()
         case set() | frozenset():
+            # The order of a set may differ between two runs.
             return type(x).__name__, len(x), sorted(repr(plain_token(y) or type(y).__name__) for y in x)
         case weakref.ref():
             return "weak reference", x() is None
@@ -173,8 +175,8 @@ def _token(x: Any) -> Token:
         case _CachedFunction() if not _is_atom(x):
             return "cache", None
         case types.FunctionType():
-            told = {key: plain_token(value) for key, value in x.__annotations__.items()}
-            return "function", x.__name__, x.__qualname__, x.__doc__, told, _is_atom(x) and id(x)
+            annotations = {key: plain_token(value) for key, value in x.__annotations__.items()}
+            return "function", x.__name__, x.__qualname__, x.__doc__, annotations, _is_atom(x) and id(x)
         case _ if _is_atom(x):
             return "object", type(x).__qualname__, id(x)
         case dict():
@@ -248,7 +250,7 @@ def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[st
             return
         case _CachedFunction():
             yield f"{place} function", x.__wrapped__
-            yield from ((f"{place} result {i}", y) for i, y in enumerate(_results(x)))
+            yield from ((f"{place} result {i}", y) for i, y in enumerate(_cached_objects(x)))
             return
         case types.MappingProxyType():
             yield f"{place} of", dict(x)
@@ -280,7 +282,7 @@ def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[st
     yield from ((f"{place}.{key}", value) for key, value in (own.items() if isinstance(own, dict) else ()))
     yield from ((f"{place}.{key}", getattr(x, key)) for key in slots)
     if not isinstance(x, _LOOKED_INTO) and any(map(_has_more, type(x).__mro__)):
-        if (state := _reduced(x)) is None:
+        if (state := _pickled_parts(x)) is None:
             what = f"{place} is a {type(x).__module__}.{type(x).__qualname__}, whose state nothing shows"
             raise RefusedError(what, where="the program or its inputs")
         yield from ((f"{place} part {i}", y) for i, y in enumerate(state[1:]))
@@ -307,7 +309,7 @@ def _has_more(kind: type) -> bool:
 _POINTER = type("_", (), {"__slots__": ("x",)}).__basicsize__ - object.__basicsize__
 
 
-def _results(cached: Any) -> Iterator[Any]:
+def _cached_objects(cached: Any) -> Iterator[Any]:
     """Yield the objects in a cached function's cache, except tensors and plain values."""
     # Only the garbage collector can find them.
     for x in gc.get_referents(cached):
@@ -331,7 +333,7 @@ def _slots(kind: type) -> Sequence[str]:
     return [f"{prefix}{key}" if private else key for key, private in zip(keys, is_private, strict=True)]
 
 
-def _reduced(x: Any) -> tuple[Any, ...] | None:
+def _pickled_parts(x: Any) -> tuple[Any, ...] | None:
     """Return the parts of an object that pickle would store; None if pickle refuses it, such as a lock."""
     try:
         reducer = copyreg.dispatch_table.get(type(x))
@@ -363,13 +365,14 @@ def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict
     """Return a copy of the objects in `roots`, with `tensor(x)` in place of each tensor `x`.
 
     Objects that are shared stay shared in the copy. Raises RefusedError unless the copy has the same content at every
-    path. Python's own deepcopy would not do: it leaves out attributes that a class leaves out of its pickle, as
-    optimizers do, and it does not copy functions, so copies would share their closures.
+    path.
     """
     reached = Reached(roots)
     _refuse_shared([*reached.objects, *Reached(_around(reached.objects)[0]).objects])
-    # deepcopy takes the copy of an object from `memo`, by id. So objects that it would copy differently are put there
-    # first. Functions, modules and optimizers start empty and are filled by `later`, as they may refer to each other.
+    # Alone, deepcopy would leave out attributes that a class leaves out of its pickle, as optimizers do, and copies of
+    # functions would share their closures. It takes the copy of an object from `memo`, by id, so such objects are put
+    # there first. Functions, modules and optimizers start empty and are filled by `later`, as they may refer to each
+    # other.
     memo: dict[int, Any] = {}
     later: list[Callable[[], None]] = []
     try:
@@ -378,10 +381,10 @@ def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict
                 memo[id(x)] = tensor(x)
         for x in reached.objects:
             if isinstance(x, types.FunctionType) and not _is_atom(x):
-                memo[id(x)] = _function(x, memo, later)
+                memo[id(x)] = _copy_function(x, memo, later)
             elif isinstance(x, nn.Module | Optimizer):
-                memo[id(x)] = _object(x, memo, later)
-            elif _is_atom(x) or (not hasattr(x, "__dict__") and _reduced(x) is None):
+                memo[id(x)] = _copy_object(x, memo, later)
+            elif _is_atom(x) or (not hasattr(x, "__dict__") and _pickled_parts(x) is None):
                 memo[id(x)] = x
         for x in reached.objects:
             if type(x) is weakref.ref and x() is not None:
@@ -393,7 +396,7 @@ def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict
             each()
         for x in reached.objects:
             if isinstance(x, Tensor) and memo[id(x)] is not x:
-                _attributes(x, memo)
+                _copy_attributes(x, memo)
     except RefusedError:
         raise
     except Exception as error:
@@ -429,7 +432,7 @@ def _refuse_shared(objects: Sequence[Any]) -> None:
                 raise RefusedError(what, where="the program or its inputs")
 
 
-def _function(x: types.FunctionType, memo: dict[int, Any], later: list[Callable[[], None]]) -> types.FunctionType:
+def _copy_function(x: types.FunctionType, memo: dict[int, Any], later: list[Callable[[], None]]) -> types.FunctionType:
     cells = tuple(types.CellType() for _ in x.__closure__ or ())
     made = types.FunctionType(x.__code__, x.__globals__, x.__name__, None, cells)
     made.__qualname__, made.__module__, made.__doc__ = x.__qualname__, x.__module__, x.__doc__
@@ -449,7 +452,7 @@ def _function(x: types.FunctionType, memo: dict[int, Any], later: list[Callable[
     return made
 
 
-def _object(x: Any, memo: dict[int, Any], later: list[Callable[[], None]]) -> Any:
+def _copy_object(x: Any, memo: dict[int, Any], later: list[Callable[[], None]]) -> Any:
     """Return a copy of `x` that has no attributes yet.
 
     Appends to `later` a function that copies the attributes. `memo` maps ids of originals to their copies.
@@ -459,7 +462,7 @@ def _object(x: Any, memo: dict[int, Any], later: list[Callable[[], None]]) -> An
     return made
 
 
-def _attributes(x: Tensor, memo: dict[int, Any]) -> None:
+def _copy_attributes(x: Tensor, memo: dict[int, Any]) -> None:
     made = memo[id(x)]
     if (x.is_leaf or x.retains_grad) and x.grad is not None:
         made.grad = memo[id(x.grad)]
@@ -578,13 +581,12 @@ class Around:
 
 
 def _loggers() -> dict[str, Token]:
-    """Return the state of each logger, by name: any code can find a logger by name, and keep a count in its handlers.
-
-    Loggers of installed packages are left out, since torch removes a handler when it first logs a trace.
-    """
+    """Return the state of each logger by name, without those of installed packages."""
+    # Any code can find a logger by name, and keep a count in its handlers.
     known = [logging.root, *logging.Logger.manager.loggerDict.values()]
     loggers = {x.name: x for x in known if isinstance(x, logging.Logger)}
     tops = {name: name.partition(".")[0] for name in loggers}
+    # torch removes a handler of its own when it first logs a trace.
     installed = {x for x in {*tops.values()} if x in sys.modules and not _is_users_module(x)}
     return {name: _logger_state(x) for name, x in loggers.items() if tops[name] not in installed}
 
@@ -617,6 +619,7 @@ def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Map
         if id(x) in seen:
             continue
         seen.add(id(x))
+        # A call may also change its objects' classes, such as a counter that is a class attribute.
         kind = x if isinstance(x, type) else type(x)
         for each in kind.__mro__:
             if id(each) not in spaces:
@@ -637,10 +640,11 @@ def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Map
         if isinstance(x, types.FunctionType) and is_users_file(x.__code__.co_filename):
             _refuse_unreadable(x)
             stack += [_content(cell) for cell in x.__closure__ or ()]
-            for name, value, is_users in _named(x):
+            for name, value, is_users in _variables_of(x):
                 is_function = isinstance(value, types.FunctionType)
                 if not is_users or (is_function and not is_users_file(value.__code__.co_filename)):
                     space = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+                    # A container of an installed package is compared by its items' identities, without their content.
                     if isinstance(value, list | set | collections.deque):
                         found[f"the variable {name}"] = [*map(id, value)]
                     elif isinstance(space, Mapping):
@@ -670,7 +674,7 @@ _UNREADABLE = {"__subclasses__": set[str](), "metadata": {"grad_fn", "next_funct
 only counts together with `grad_fn` and the like, as an attribute of an autograd node."""
 
 
-def _named(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
+def _variables_of(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
     """Yield (name, value, whether it is a user's) for each global or module variable that a function's code names.
 
     Code that looks variables up, as in `globals()["count"]`, may read any variable. For such code every container among

@@ -100,7 +100,7 @@ def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> 
     found: list[Any] = []
     torch.manual_seed(SEED)
     for _ in range(num_steps):
-        given = [_own(runs.now(name), value) for name, value in _all_inputs(held)]
+        given = [_value_now(runs.now(name), value) for name, value in _all_inputs(held)]
         begins = torch.get_rng_state()
         try:
             real = runs.step()
@@ -109,6 +109,7 @@ def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> 
                 return None, found  # e.g. a loss that only accepts numbers between 0 and 1
             raise
         torch.set_rng_state(begins)
+        # The traced operators already include the casts of the caller's autocast.
         with ExitStack() as stack:
             for device in ("cpu", "cuda"):
                 stack.enter_context(torch.autocast(device, enabled=False))
@@ -122,6 +123,7 @@ def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> 
         # The graph started with the same generator state, so it must end with the same.
         if unlike := _unlike(held, real, outputs, memory, torch.get_rng_state(), runs):
             return unlike, found
+        # A further step begins with the state that the program left.
         torch.set_rng_state(real.generator)
     # For example, a global list may refer to the caller's own tensors.
     if touched := next((name for name, x in originals.items() if not same_bits(x.detach(), kept[name])), None):
@@ -146,7 +148,7 @@ def _all_inputs(held: Held) -> Iterator[tuple[str, Any]]:
     yield from ((name, held.values.get(name)) for name in held.program.names)
 
 
-def _own(x: Tensor | None, value: Any) -> Any:
+def _value_now(x: Tensor | None, value: Any) -> Any:
     return value if x is None else laid_out(x.detach(), x.shape, x.stride(), 0)
 
 
@@ -192,9 +194,9 @@ class _Real:
             raise FailsError(f"it fails when it really runs: {type(error).__name__}: {reason}", where="it") from error
         generator = torch.get_rng_state()
         # torch's generator is exempt: its state is compared with the graph's afterwards.
-        told = [x for x in switches.changes() if x != "the state of torch's random number generator"]
-        if told:
-            raise RefusedError(f"it changes what holds for the whole process: {'; '.join(told)}", where="it")
+        switched = [x for x in switches.changes() if x != "the state of torch's random number generator"]
+        if switched:
+            raise RefusedError(f"it changes what holds for the whole process: {'; '.join(switched)}", where="it")
         surroundings.refuse_changes()
         outputs = {f"{OUTPUT}{i}": x for i, x in enumerate(flattened(result)[0])}
         self._refuse_attributes(outputs)
@@ -227,8 +229,8 @@ def _unlike(
     state.
     """
     # Returned values: the same number, equal numbers and texts, and then equal tensors.
-    told = {name for name, _ in held.program.others} | {*outputs}
-    returned = {name for name in told if name.startswith(OUTPUT)}
+    stated = {name for name, _ in held.program.others} | {*outputs}
+    returned = {name for name in stated if name.startswith(OUTPUT)}
     if returned != {*real.outputs}:
         return f"it returns {len(real.outputs)} values, and its graph {len(returned)}"
     for name, text in held.program.others:

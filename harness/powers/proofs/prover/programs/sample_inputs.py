@@ -133,14 +133,15 @@ class _Machine:
         elif name == "GLOBAL":
             stack.append(_Global(argument))
         elif name in _PUTS:
+            # MEMOIZE has no argument: it takes the next index.
             self.memo[len(self.memo) if argument is None else argument] = stack[-1]
         elif name in _GETS:
-            stack.append(self._again(self.memo[argument]))
+            stack.append(self._reused(self.memo[argument]))
         elif name == "BINPERSID":
             stack.append(self._memory(stack.pop()))
         elif name == "REDUCE":
             given, called = stack.pop(), stack.pop()
-            stack.append(self._made(called, given))
+            stack.append(self._rebuilt(called, given))
         elif name != "PROTO":
             raise SampleError(f"its sample inputs hold a pickle that does more than list tensors ({name})")
 
@@ -171,18 +172,19 @@ class _Machine:
         self.kept.append(container)  # an id is only unique while its object is alive
         return items
 
-    def _again(self, value: Any) -> Any:
+    def _reused(self, value: Any) -> Any:
+        # Several tensors may have the same tuple as their sizes or strides.
         is_numbers = type(value) is tuple and all(type(x) is int for x in value)
         if isinstance(value, tuple | list | dict) and not is_numbers:
             raise SampleError("its sample inputs use a container twice")
         return value
 
-    def _memory(self, told: Any) -> Tensor:
-        """Return a tensor's memory, as a tensor of one dim. `told` is the persistent id that the pickle has for it.
+    def _memory(self, persistent_id: Any) -> Tensor:
+        """Return a tensor's memory, as a tensor of one dim. `persistent_id` is the pickle's reference to it.
 
         Raises SampleError if the file does not have this memory.
         """
-        kind, storage, key, _, num = told
+        kind, storage, key, _, num = persistent_id
         if kind != "storage" or not isinstance(storage, _Global) or storage.name not in _STORAGES:
             raise SampleError("its sample inputs have a tensor of another kind of memory")
         if not isinstance(key, str) or not re.fullmatch(r"\d{1,9}", key, re.ASCII):
@@ -197,7 +199,7 @@ class _Machine:
             raise SampleError(f"its sample inputs say that {file} has {num} elements of {dtype}, and it has not")
         return memory
 
-    def _made(self, called: Any, given: Any) -> Any:
+    def _rebuilt(self, called: Any, given: Any) -> Any:
         if not isinstance(called, _Global) or type(given) is not tuple:
             raise SampleError("its sample inputs call something")
         if called.name == _ORDERED and given == ():

@@ -57,14 +57,14 @@ class OpenSizesOfFile:
 
     def size(self, field: Field) -> Any:
         """Return a size in the file as a number, or as a sum of products of the new symbols."""
-        kind, told = field.one_of(("as_int", "as_expr"))
+        kind, content = field.one_of(("as_int", "as_expr"))
         if kind == "as_int":
-            return told.integer()
-        text = told.object(("expr_str",), ("hint",))["expr_str"].text()
+            return content.integer()
+        text = content.object(("expr_str",), ("hint",))["expr_str"].text()
         return self._value(_parsed(text), text)
 
     def _value(self, node: ast.expr, text: str) -> Any:
-        name, args = _taken_apart(node, text, _SUMS)
+        name, args = _name_and_arguments(node, text, _SUMS)
         if name == "Symbol":
             return self._symbol(args[0], text)
         if name == "Integer":
@@ -107,13 +107,14 @@ def _parsed(text: str) -> ast.expr:
 def _check(node: ast.expr, text: str) -> None:
     if isinstance(node, ast.Name) and node.id in ("true", "false", "oo", "int_oo"):
         return
-    name, args = _taken_apart(node, text, _SUMS | _OTHERS)
+    name, args = _name_and_arguments(node, text, _SUMS | _OTHERS)
+    # `_name_and_arguments` has checked the arguments of symbols and numbers.
     if name not in ("Symbol", "Integer", "Float", "Rational"):
         for x in args:
             _check(x, text)
 
 
-def _taken_apart(node: ast.expr, text: str, known: set[str]) -> tuple[str, list[Any]]:
+def _name_and_arguments(node: ast.expr, text: str, known: set[str]) -> tuple[str, list[Any]]:
     """Return the name of the function that a syntax tree calls, and its arguments.
 
     The arguments of a symbol are its name, those of a number its value. `known` are the accepted functions. Raises
@@ -122,8 +123,9 @@ def _taken_apart(node: ast.expr, text: str, known: set[str]) -> tuple[str, list[
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in known:
         raise _no_sum(text)
     name, args = node.func.id, node.args
-    told = {x.arg: x.value.value for x in node.keywords if isinstance(x.value, ast.Constant)}
-    if len(told) != len(node.keywords) or not args:
+    # Keywords such as `integer=True` are facts for sympy. They must be constants, and are not used.
+    facts = {x.arg: x.value.value for x in node.keywords if isinstance(x.value, ast.Constant)}
+    if len(facts) != len(node.keywords) or not args:
         raise _no_sum(text)
     if name in ("Symbol", "Integer", "Float", "Rational"):
         numbers = [_number(x) for x in args]

@@ -144,6 +144,7 @@ def _refused(found: PairProof, reason: str) -> PairProof:
 
 
 def _check_keys(one: Held, other: Held) -> None:
+    # Outputs are paired by position, which pairs different entries of dictionaries with other keys or in another order.
     for place, (x, y) in enumerate(zip(one.keys or (), other.keys or (), strict=False)):
         if x and y and x != y:
             names = ["".join(keys) for keys in (x, y)]
@@ -273,6 +274,7 @@ def random(like: Mapping[str, Tensor], values: Mapping[str, Any], seed: int) -> 
 
 def _laid_out(value: Tensor, like: Tensor) -> Tensor:
     made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+    # All indices of a dim with stride 0 are one element, and torch refuses to copy into such a tensor.
     distinct = tuple(slice(0, 1) if s == 0 else slice(None) for s in like.stride())
     made[distinct].copy_(value[distinct]) if distinct else made.copy_(value)
     return made

@@ -66,6 +66,7 @@ class ChunkedModules:
         """Note which modules run in the first step, so that an error can list them. `end_step` removes them."""
         for name in names:
             module = model.get_submodule(name)
+            # As an attribute of the object it hides the class's `forward`. Hooks run around both chunks together.
             module.forward = _ChunkedForward(name, module.forward, chunking.dim, self._count, folded)
             if inspect_module is not None:
                 module.forward.inspect = partial(inspect_module, name, module)
@@ -111,6 +112,7 @@ def check_chunking(model: nn.Module, chunking: Chunking, *, folded: bool = False
     inputs are rows of tokens, with neither a batch nor a sequence.
     """
     for name in chunk_modules(model, chunking, folded=folded).names:
+        # All modules around it, innermost first; the last is the root, with an empty name.
         parents = [name.rpartition(".")[0]]
         while parents[-1]:
             parents.append(parents[-1].rpartition(".")[0])
@@ -139,6 +141,8 @@ def _refuse_statistics(name: str, module: nn.Module, chunking: Chunking) -> None
     """Raise ChunkError if `module` has a norm that mixes the rows of a batch, or that updates running statistics: a
     chunk has only half of the rows, and each of the two chunks would update the statistics."""
     for below, part in module.named_modules(prefix=name):
+        # A batch norm mixes rows when it computes statistics: in training, or if it keeps none. An instance norm never
+        # mixes rows, but may update running statistics.
         computes = isinstance(part, _BATCH_NORMS) and (part.training or part.running_mean is None)
         updates = isinstance(part, _INSTANCE_NORMS) and part.training and part.track_running_stats
         if computes or updates:
@@ -250,6 +254,7 @@ class _ChunkedForward:
 
     def _halves(self, name: str, value: Any, extent: int) -> tuple[Any, Any]:
         if name == self.activation or _role(name) == "positions":
+            # Folded positions are (T,), others (B, S).
             least = 1 if self.folded else 2
             if isinstance(value, Tensor) and value.dim() >= least and value.shape[self.dim] == extent:
                 return _halves_of(value, self.dim)
@@ -336,11 +341,9 @@ def _role(argument: str) -> str | None:
 
 
 def _halves_of(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Both halves along `dim`, contiguous as the module's own input would be.
-
-    Uses `split`, whose backward concatenates the halves' gradients. The backward of `narrow` pads each of them with
-    zeros and adds the two, so that a gradient of -0.0 would become 0.0.
-    """
+    """Both halves along `dim`, contiguous as the module's own input would be."""
+    # Not `narrow`: its backward pads both gradients with zeros and adds them, so that -0.0 would become 0.0. The
+    # backward of `split` concatenates them.
     first, second = x.split(x.shape[dim] // 2, dim)
     return first.contiguous(), second.contiguous()
 
@@ -350,6 +353,7 @@ def _block_mask_half(mask: BlockMask, first: int, extent: int) -> BlockMask:
     of the whole batch."""
 
     def rows(blocks: Tensor) -> Tensor:
+        # A mask of batch 1 applies to every row.
         return blocks if blocks.shape[0] == 1 else blocks.narrow(0, first, extent // 2)
 
     def rows_if_any(blocks: Tensor | None) -> Tensor | None:

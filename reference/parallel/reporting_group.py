@@ -84,9 +84,10 @@ class ReportingGroup(dist.ProcessGroup):
         size = inputs[0].nbytes if len(inputs) == 1 else sum(x.nbytes for x in inputs)
         what = f"{kind} {self._launched} of group {self._name}, {size} bytes of {_name_of(inputs[0].dtype)}"
         self._tell(f"launches {what}")
+        # Options that were not given are left out, so that the inner group uses its own defaults.
         work = call(*[x for x in given if x is not None])
         self._tell(f"launched {what}")
-        return _Told(work, what, self._tell)
+        return _ReportedWork(work, what, self._tell)
 
 
 @functools.cache
@@ -94,7 +95,7 @@ def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class _Told(Work):
+class _ReportedWork(Work):
     """An async handle that reports before and after its wait."""
 
     def __init__(self, work: Work, what: str, tell: Tell) -> None:

@@ -240,6 +240,7 @@ def _splitting_class(cls: type[nn.Module], size: int, by_sequence: bool) -> type
     backward) and at its output. `by_sequence`: it takes and returns this rank's part of the sequence."""
 
     signature = inspect.signature(cls.forward)
+    # The first parameter after `self` is the layer's input.
     own = list(signature.parameters)[1]
 
     @functools.wraps(cls.forward)
@@ -251,6 +252,7 @@ def _splitting_class(cls: type[nn.Module], size: int, by_sequence: bool) -> type
         x = SumGradient.apply(given.pop(own), TENSOR)  # type: ignore[no-untyped-call]
         return SumOutput.apply(cls.forward(**given, **{own: x}), TENSOR)  # type: ignore[no-untyped-call]
 
+    # The forward of `MoE` calls `_routed`, which here sends only this rank's share of the tokens to the experts.
     routed = {"_routed": functools.partialmethod(_routed_share, cls, size)} if issubclass(cls, MoE) else {}
     return type(f"Split{cls.__name__}", (cls,), {"forward": forward, **routed})
 

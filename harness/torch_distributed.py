@@ -131,7 +131,7 @@ def collectives_by_group() -> dict[str, int]:
 def messages_told(tell: Callable[[], None]) -> Iterator[None]:
     """Context that calls `tell` for each message that this process sends to or receives from a single rank."""
 
-    def told(own: Callable[..., Any]) -> Callable[..., Any]:
+    def reporting(own: Callable[..., Any]) -> Callable[..., Any]:
         def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             if group.size() > 1:
                 tell()
@@ -141,7 +141,7 @@ def messages_told(tell: Callable[[], None]) -> Iterator[None]:
 
     with ExitStack() as stack:
         for name in ("send", "recv", "recv_anysource"):
-            stack.enter_context(mock.patch.object(ProcessGroup, name, told(getattr(ProcessGroup, name))))
+            stack.enter_context(mock.patch.object(ProcessGroup, name, reporting(getattr(ProcessGroup, name))))
         yield
 
 

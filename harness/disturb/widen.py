@@ -75,7 +75,7 @@ def computed_in_float64(found: Widened | None) -> Iterator[None]:
                 asked = tree_map_only(torch.dtype, _wide_dtype, given)
                 is_asked = any(x is not y for x, y in zip(tree_leaves(given), tree_leaves(asked), strict=True))
                 if DTensor in types:  # it makes plain calls of this one, which come here
-                    return _again(self, function, asked) if is_asked else NotImplemented
+                    return _call_in_mode(self, function, asked) if is_asked else NotImplemented
                 if torch.Tag.nondeterministic_seeded in function.tags:
                     return _draw(function, *asked)
                 args, kwargs = asked
@@ -95,7 +95,7 @@ def computed_in_float64(found: Widened | None) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _again(mode: Any, function: Any, asked: tuple[Any, Any]) -> Any:
+def _call_in_mode(mode: Any, function: Any, asked: tuple[Any, Any]) -> Any:
     # A mode is off within its own dispatch. It is entered again to see the plain calls that DTensor makes.
     with mode:
         return theirs(function, *asked[0], **asked[1])

@@ -151,7 +151,7 @@ def marked_nodes(graph: Graph) -> list[Marked]:
     found = []
     for node in graph.nodes:
         if MARKS_KEY in node.meta:
-            readers = {user.name: [i for i, x in enumerate(_read_by(user)) if x is node] for user in node.users}
+            readers = {user.name: [i for i, x in enumerate(_nodes_read(user)) if x is node] for user in node.users}
             found.append(Marked(node, readers))
     return found
 
@@ -168,7 +168,7 @@ def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
         if nodes.get(node.name) is not None:
             continue
         for name, places in readers.items():
-            read = _read_by(nodes[name]) if name in nodes else []
+            read = _nodes_read(nodes[name]) if name in nodes else []
             if places and places[-1] < len(read):
                 to = read[places[0]]
                 hand_on_marks(node, to)
@@ -177,7 +177,7 @@ def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
                 break
 
 
-def _read_by(node: Node) -> list[Node]:
+def _nodes_read(node: Node) -> list[Node]:
     """Return the nodes that a node reads, in the order of its arguments, with repetitions."""
     found: list[Node] = []
     map_arg((node.args, node.kwargs), found.append)

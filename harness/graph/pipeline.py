@@ -178,7 +178,7 @@ class _StageRun:
         self.context.facts.clear()
         self.idle = None
         # A pass that set a global switch would change later passes and the ranks forked from this process.
-        with _blaming(name), keeping_switches(f"{'extra ' * isinstance(run_pass, ExtraPass)}pass {name}"):
+        with _naming_pass(name), keeping_switches(f"{'extra ' * isinstance(run_pass, ExtraPass)}pass {name}"):
             start = time.perf_counter()
             try:
                 self.graph.module = run_pass(self.graph.module, self.context)
@@ -198,7 +198,7 @@ class _StageRun:
 
     def check(self, run_pass: Pass) -> None:
         """Verify the graph after a pass, by the rules of its stage."""
-        with _blaming(run_pass.__name__):
+        with _naming_pass(run_pass.__name__):
             if self.idle is None:
                 self._stage = getattr(run_pass, "leaves", None) or self._stage
             self._facts = self._stage.check(self.graph.module, self._facts, self.context.chunk_symbol)
@@ -208,7 +208,7 @@ def _refuse_idle(name: str, runs: Sequence[_StageRun]) -> None:
     """If the pass `name` found nothing to do in any pipeline stage, raise the error that it raised in the first."""
     idle = [run.idle for run in runs if run.idle is not None]
     if len(idle) == len(runs):
-        with _blaming(name):
+        with _naming_pass(name):
             raise idle[0]
 
 
@@ -225,7 +225,7 @@ def _of_all_stages(each: Sequence[PassReport]) -> PassReport:
 
 
 @contextmanager
-def _blaming(name: str) -> Iterator[None]:
+def _naming_pass(name: str) -> Iterator[None]:
     try:
         yield
     except BitproofError as error:

@@ -36,7 +36,7 @@ def _total(node: Call) -> Call:
     return node
 
 
-def _through(g: GraphEditor, nodes: list[Call], depth: int = 4) -> list[Site]:
+def _reader_sites(g: GraphEditor, nodes: list[Call], depth: int = 4) -> list[Site]:
     """The sites of the calls that read these nodes, directly or through up to `depth` - 1 other calls."""
     sites, reached = [], nodes
     for _ in range(depth):
@@ -51,7 +51,7 @@ def _parts_exchanged(g: GraphEditor, name: str, direction: str) -> list[Site]:
     one, other = g.require(pairs, "a bucket with two parameters of one size")
     split = one.args[0]
     one.args, other.args = (split, other.args[1]), (split, one.args[1])
-    return [g.site(split), g.site(one), g.site(other), *_through(g, [one, other])]
+    return [g.site(split), g.site(one), g.site(other), *_reader_sites(g, [one, other])]
 
 
 def _bucket_of_reductions(g: GraphEditor) -> Call:

@@ -23,7 +23,7 @@ def _sum(g: GraphEditor) -> Call:
     return g.require(g.sums_of_chunks(), "gradients that are sums of both chunks' own")
 
 
-def _kept(g: GraphEditor, index: int) -> list[Site]:
+def _keep_one_chunk(g: GraphEditor, index: int) -> list[Site]:
     node = _sum(g)
     kept = node.args[index]
     sites = [*g.sites(node), g.site(kept), *g.readers(node)]
@@ -57,13 +57,13 @@ def _gradient_of(g: GraphEditor, at: str = ".*") -> Call:
 @row("DeepSpeed #7985: the last micro-batch's gradient is not in what is reduced", needs=(CHUNKED,), kinds=("grad",))
 def gradient_of_chunk_1_forgotten(g: GraphEditor) -> list[Site]:
     """a parameter's gradient is chunk 0's only."""
-    return _kept(g, 0)
+    return _keep_one_chunk(g, 0)
 
 
 @row("Megatron-LM #3023: what accumulates and what is stored, mixed up", needs=(CHUNKED,), kinds=("grad",))
 def gradient_of_chunk_0_overwritten(g: GraphEditor) -> list[Site]:
     """chunk 1's gradient is stored instead of added."""
-    return _kept(g, 1)
+    return _keep_one_chunk(g, 1)
 
 
 @row("ours: both summands mapped to one node", needs=(CHUNKED,), kinds=("grad",))

@@ -28,28 +28,28 @@ _ADDS = (Site(ANY, "backward", None, "add"),)
 _ADDS_IN_PLACE = (Site(ANY, "backward", None, "add_"),)  # eager adds in place; the candidate leaves these calls out
 
 
-def _exchanged(action: Any) -> Any:
+def _exchange_first_two(action: Any) -> Any:
     """The same action with micro-batches 0 and 1 exchanged; unchanged for any other micro-batch."""
     return action._replace(micro_batch=action.micro_batch ^ 1 if action.micro_batch < 2 else action.micro_batch)
 
 
-def _received_otherwise(step: Step, half: str, other: Callable[..., Any]) -> None:
+def _replace_receive(step: Step, half: str, other: Callable[..., Any]) -> None:
     """Let `other` receive the messages of a half (forward or backward). It is called with the original `receive` and
     its arguments."""
     own = step.receive
     step.receive = lambda sender, *args: other(own, sender, *args) if sender.half == half else own(sender, *args)
 
 
-def _sent_otherwise(step: Step, half: str, other: Callable[[Any], Any]) -> None:
+def _replace_sent(step: Step, half: str, other: Callable[[Any], Any]) -> None:
     own = step.send
     step.send = lambda action, index, value: own(action, index, other(value) if action.half == half else value)
 
 
-def _given_otherwise(step: Step, place: int) -> None:
+def _replace_input(step: Step, place: int) -> None:
     own, name = step.inputs, step.parts.placeholders[place]
 
     def inputs(action: Any, micro_batches: Any) -> Any:
-        return {**own(action, micro_batches), name: own(_exchanged(action), micro_batches)[name]}
+        return {**own(action, micro_batches), name: own(_exchange_first_two(action), micro_batches)[name]}
 
     step.inputs = inputs
 
@@ -57,13 +57,13 @@ def _given_otherwise(step: Step, place: int) -> None:
 @row(OF_OTHERS, runner=True, needs=_IN, sites=_LOSS)
 def activation_of_another_micro_batch(step: Step) -> None:
     """a stage receives the activations of the first two micro-batches in exchanged order."""
-    _received_otherwise(step, "forward", lambda own, sender, *args: own(_exchanged(sender), *args))
+    _replace_receive(step, "forward", lambda own, sender, *args: own(_exchange_first_two(sender), *args))
 
 
 @row(OF_OTHERS, runner=True, needs=_IN, kinds=("grad",), sites=(Site(ANY, "backward", None, ANY),))
 def gradient_of_another_micro_batch(step: Step) -> None:
     """a stage receives the gradients of the first two micro-batches in exchanged order."""
-    _received_otherwise(step, "backward", lambda own, sender, *args: own(_exchanged(sender), *args))
+    _replace_receive(step, "backward", lambda own, sender, *args: own(_exchange_first_two(sender), *args))
 
 
 @row("ours: a buffer for messages that is used again too early", runner=True, needs=_IN, sites=_LOSS)
@@ -75,7 +75,7 @@ def activation_of_the_micro_batch_before(step: Step) -> None:
         last.append(own(*args))
         return last[max(len(last) - 2, 0)]
 
-    _received_otherwise(step, "forward", receive)
+    _replace_receive(step, "forward", receive)
 
 
 @row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), sites=(Site(ANY, "backward", None, ANY),))
@@ -103,7 +103,7 @@ def messages_out_of_order(step: Step) -> None:
         elif action.micro_batch == 0:
             held.append(value)
         else:
-            own(_exchanged(action), index, value)
+            own(_exchange_first_two(action), index, value)
             own(action, index, held.pop(0))
 
     step.send = send
@@ -112,7 +112,7 @@ def messages_out_of_order(step: Step) -> None:
 @row("low-precision pipelines", runner=True, needs=_IN, sites=(Site(ANY, "forward", None, "_to_copy"),))
 def activation_rounded_on_the_way(step: Step) -> None:
     """activations are rounded to 8 bits before they are sent."""
-    _sent_otherwise(step, "forward", _in_eight_bits)
+    _replace_sent(step, "forward", _in_eight_bits)
 
 
 @row(
@@ -120,7 +120,7 @@ def activation_rounded_on_the_way(step: Step) -> None:
 )
 def gradient_rounded_on_the_way(step: Step) -> None:
     """gradients of activations are rounded to 8 bits before they are sent."""
-    _sent_otherwise(step, "backward", _in_eight_bits)
+    _replace_sent(step, "backward", _in_eight_bits)
 
 
 def _in_eight_bits(value: Any) -> Any:
@@ -132,7 +132,7 @@ def _in_eight_bits(value: Any) -> Any:
 @row("ours: rows in another order", runner=True, needs=_IN, sites=(Site(ANY, "forward", None, "flip"),))
 def rows_reversed_on_the_way(step: Step) -> None:
     """an activation's rows are sent in reverse order."""
-    _sent_otherwise(step, "forward", lambda value: value.flip(0))
+    _replace_sent(step, "forward", lambda value: value.flip(0))
 
 
 @row(
@@ -144,7 +144,7 @@ def rows_reversed_on_the_way(step: Step) -> None:
 )
 def gradient_that_is_not_sent(step: Step) -> None:
     """a stage sends zeros as its input's gradient."""
-    _sent_otherwise(step, "backward", lambda value: value * 0)
+    _replace_sent(step, "backward", lambda value: value * 0)
 
 
 @row(
@@ -156,19 +156,19 @@ def gradient_that_is_not_sent(step: Step) -> None:
 )
 def gradient_halved_on_the_way(step: Step) -> None:
     """gradients of activations are halved between stages."""
-    _sent_otherwise(step, "backward", lambda value: value / 2)
+    _replace_sent(step, "backward", lambda value: value / 2)
 
 
 @row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), sites=_LOSS)
 def labels_of_another_micro_batch(step: Step) -> None:
     """the first two micro-batches' losses read each other's labels."""
-    _given_otherwise(step, -2)
+    _replace_input(step, -2)
 
 
 @row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), sites=_LOSS)
 def tokens_of_another_micro_batch(step: Step) -> None:
     """the first stage embeds the tokens of the first two micro-batches in exchanged order."""
-    _given_otherwise(step, -3)
+    _replace_input(step, -3)
 
 
 @row(SUMS, runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), sites=_ADDS)
@@ -287,7 +287,7 @@ def losses_summed(step: Step) -> None:
     step.finish = lambda losses, found: own([sum(losses[1:], losses[0])] if losses else [], found)
 
 
-def _joined(*operators: str) -> tuple[Site, ...]:
+def _sites_of_join(*operators: str) -> tuple[Site, ...]:
     """Call sites for faults in adding both stages' gradients of a shared parameter, in any module and direction."""
     return tuple(Site(ANY, ANY, None, name) for name in operators)
 
@@ -297,7 +297,7 @@ def _joined(*operators: str) -> tuple[Site, ...]:
     runner=True,
     needs=_IN_BOTH,
     kinds=("grad",),
-    sites=_joined("recv_", "add"),
+    sites=_sites_of_join("recv_", "add"),
 )
 def shared_gradients_not_joined(step: Step) -> None:
     """each stage updates a shared parameter with its own gradient alone."""
@@ -310,7 +310,7 @@ def shared_gradients_not_joined(step: Step) -> None:
     needs=_IN_BOTH,
     kinds=("grad",),
     rank=0,
-    sites=_joined("_fused_adamw_", "add"),
+    sites=_sites_of_join("_fused_adamw_", "add"),
 )
 def shared_gradients_not_joined_on_one_rank(step: Step) -> None:
     """the first rank updates a shared parameter with its own gradient alone."""
@@ -323,14 +323,16 @@ def shared_gradients_not_joined_on_one_rank(step: Step) -> None:
     step.join = join
 
 
-@row("ours: a sum that is taken again", runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_joined("send", "add"))
+@row(
+    "ours: a sum that is taken again", runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_sites_of_join("send", "add")
+)
 def shared_gradients_joined_twice(step: Step) -> None:
     """the sum of both stages' gradients of a shared parameter is exchanged and added a second time."""
     own = step.join
     step.join = lambda gradients: own(own(gradients))
 
 
-@row("ours: one copy counts twice", runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_joined("add"))
+@row("ours: one copy counts twice", runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_sites_of_join("add"))
 def own_shared_gradient_added_twice(step: Step) -> None:
     """each stage adds its own gradient of a shared parameter to the sum again."""
     own = step.join
@@ -347,7 +349,7 @@ def own_shared_gradient_added_twice(step: Step) -> None:
     runner=True,
     needs=_IN_BOTH,
     kinds=("grad",),
-    sites=_joined("div"),
+    sites=_sites_of_join("div"),
 )
 def shared_gradients_averaged(step: Step) -> None:
     """both stages' gradients of a shared parameter are averaged instead of added."""
@@ -360,7 +362,7 @@ def shared_gradients_averaged(step: Step) -> None:
     step.join = join
 
 
-@row(SUMS, runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_joined("send", "add"))
+@row(SUMS, runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_sites_of_join("send", "add"))
 def shared_gradients_joined_a_micro_batch(step: Step) -> None:
     """gradients of a shared parameter are added over stages for each micro-batch, and then over micro-batches."""
     own, finish, of = step.join, step.finish, dict[int, list[Any]]()

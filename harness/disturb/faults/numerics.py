@@ -22,7 +22,7 @@ def _replaced(g: GraphEditor, name: str, at: str, target: str, *operators: str, 
     return sites
 
 
-def _through(g: GraphEditor, name: str, at: str, dtype: str, back: str = "float32", **options: Any) -> list[Site]:
+def _cast_through(g: GraphEditor, name: str, at: str, dtype: str, back: str = "float32", **options: Any) -> list[Site]:
     """Cast the output of a call to `dtype` and then to `back`. Returns the call site that both casts have."""
     node = g.find(name, at, **options)
     narrow = g.after(node, "aten._to_copy.default", dtype=g.dtype(dtype))
@@ -110,7 +110,7 @@ def rotated_backwards(g: GraphEditor) -> list[Site]:
 @row(ROPE)
 def rotary_table_in_bfloat16(g: GraphEditor) -> list[Site]:
     """cosines are rounded to bfloat16."""
-    return _through(g, "index", r".*rope", "bfloat16")
+    return _cast_through(g, "index", r".*rope", "bfloat16")
 
 
 @row("ours: a decomposition", needs=(EXPERTS,), sees=(FLOAT32,))
@@ -143,7 +143,7 @@ def attention_not_causal(g: GraphEditor) -> list[Site]:
 @row("ours: a missing cast of the logits")
 def log_softmax_in_bfloat16(g: GraphEditor) -> list[Site]:
     """the loss is computed from log-probabilities in bfloat16."""
-    return _through(g, "_log_softmax", ".*", "bfloat16")
+    return _cast_through(g, "_log_softmax", ".*", "bfloat16")
 
 
 @row("ours: an off-by-one between tokens and labels")

@@ -290,7 +290,7 @@ class _Writer:
         sizes = [member.source.meta["val"].numel() for member in members]
         gathered = self._call(kind, c10d.wait_tensor.default, launch)
         rows_WN = self._call(kind, aten.view.default, gathered, [-1, sum(sizes)])
-        self._hand_out(kind, members, self._call(kind, aten.split_with_sizes_copy.default, rows_WN, sizes, 1))
+        self._replace_waits(kind, members, self._call(kind, aten.split_with_sizes_copy.default, rows_WN, sizes, 1))
 
     def _launch_reduction(self, bucket: _Bucket, group: str) -> Node:
         """Write a bucket's launch: gradients, viewed as (W, n_i), are concatenated to (W, N), and this is reduced and
@@ -315,9 +315,9 @@ class _Writer:
             return
         sizes = [member.launch.meta["val"].numel() for member in members]
         reduced = self._call(kind, c10d.wait_tensor.default, launch)
-        self._hand_out(kind, members, self._call(kind, aten.split_with_sizes.default, reduced, sizes, 1))
+        self._replace_waits(kind, members, self._call(kind, aten.split_with_sizes.default, reduced, sizes, 1))
 
-    def _hand_out(self, kind: _Kind, members: list[_Member], parts: Node) -> None:
+    def _replace_waits(self, kind: _Kind, members: list[_Member], parts: Node) -> None:
         for index, member in enumerate(members):
             part = self._call(kind, operator.getitem, parts, index)
             shape = list(member.wait.meta["val"].shape)

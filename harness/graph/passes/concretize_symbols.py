@@ -31,7 +31,7 @@ def concretize_symbols(module: GraphModule, context: PassContext) -> GraphModule
     _check_guards(context)
     symbol, extent = context.chunk_symbol.symbol, context.chunk_symbol.hint
     if symbols.graph_carries(module, symbol):
-        module = _written_with_numbers(module, symbol, extent)
+        module = _write_with_numbers(module, symbol, extent)
     drop_dead_code(module)
     return module
 
@@ -53,7 +53,7 @@ def _check_guards(context: PassContext) -> None:
     log.debug("%d deferred conditions hold for %s", len(context.guards), extents)
 
 
-def _written_with_numbers(module: GraphModule, symbol: Any, extent: int) -> GraphModule:
+def _write_with_numbers(module: GraphModule, symbol: Any, extent: int) -> GraphModule:
     writer = GraphWriter(module, symbol, extent)
     env: dict[Node, Node] = {}
 

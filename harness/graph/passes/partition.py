@@ -66,7 +66,7 @@ def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphMod
     # torch's common-subexpression elimination would merge two `randn_like`: it knows only some random draws.
     draws = any(operators.is_random(node) for node in joint.graph.nodes)
     forward, backward = divided(joint, 1 + len(writes), num_state, by=by, cse=not draws)
-    written, saved, recomputed = _as_one(module, forward, backward, writes, seed)
+    written, saved, recomputed = _join_halves(module, forward, backward, writes, seed)
     context.facts.update(
         by=by,
         nodes_joint=num_joint,
@@ -160,7 +160,7 @@ def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphM
     # A call of a user's pass has no origin: it belongs to the half in which the pass put it.
     for node in module.graph.nodes:
         follows_seed |= node is seed
-        # The writes at the end are left out: their values become outputs, and `_as_one` writes the buffers again.
+        # The writes at the end are left out: their values become outputs, and `_join_halves` writes the buffers again.
         if node.op in ("placeholder", "output") or node in env or operators.written_arguments(node):
             continue
         env[node] = graph.node_copy(node, env.__getitem__)
@@ -175,7 +175,7 @@ def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphM
 # -- and back ---------------------------------------------------------------------------------------
 
 
-def _as_one(
+def _join_halves(
     module: GraphModule, forward: GraphModule, backward: GraphModule, writes: list[_Write], seed: Node
 ) -> tuple[GraphModule, list[Node], int]:
     """Join forward and backward in a single graph.

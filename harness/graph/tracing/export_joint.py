@@ -135,7 +135,7 @@ def export_joint_step(
         step.before_backward = recorder.before_backward
         # On a single thread, since the recorder follows backward from autograd node to autograd node.
         one_thread = torch.autograd.set_multithreading_enabled(False)
-        with _refusing(), one_thread, lazily_compiled(), swapped_state(model, fakes):
+        with _trace_errors(), one_thread, lazily_compiled(), swapped_state(model, fakes):
             exported = joint_graph(step, fake_inputs)
     ends = _Ends.of(exported)
     _refuse_shared_memory(ends, state)
@@ -296,7 +296,7 @@ def write_back(graph: Graph, buffer: Node, value: Node) -> Node:
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def _trace_errors() -> Iterator[None]:
     try:
         yield
     except TraceError:

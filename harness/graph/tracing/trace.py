@@ -105,11 +105,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _tells_untested_release(trace: Callable[P, R]) -> Callable[P, R]:
+def _naming_untested_release(trace: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function that traces: if torch's version is untested, its TraceError begins with this version."""
 
     @functools.wraps(trace)
-    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+    def traced(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return trace(*args, **kwargs)
         except TraceError as error:
@@ -119,10 +119,10 @@ def _tells_untested_release(trace: Callable[P, R]) -> Callable[P, R]:
             fix = f"install a tested version, or, if it is not to blame: {error.fix}"
             raise TraceError(f"{untested}; on it: {error.what}", fix=fix, **facts) from error
 
-    return told
+    return traced
 
 
-@_tells_untested_release
+@_naming_untested_release
 def trace_joint_step(
     model: nn.Module,
     loss_function: LossFunction,
@@ -254,7 +254,7 @@ def trace_fixed_step(
     return StepGraph(module, names, list(state)[len(names) :], len(inputs))
 
 
-@_tells_untested_release
+@_naming_untested_release
 def trace_forward(
     name: str, module: nn.Module, forward: Callable[..., Any], arguments: Mapping[str, Any], *, chunk_dim: int
 ) -> tuple[GraphModule, sympy.Symbol]:

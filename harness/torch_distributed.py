@@ -37,6 +37,7 @@ def name_of_group(boxed: Any) -> str:
 
 def averages(reduction: Any) -> bool:
     """Return whether a collective with this reduction divides the sum by the number of ranks."""
+    # Functional collectives take the reduction as text, c10d's operators as a boxed object.
     if isinstance(reduction, str):
         return reduction.lower() == "avg"
     is_boxed = isinstance(reduction, torch.ScriptObject) and cast(Any, reduction)._has_method("op")
@@ -106,10 +107,8 @@ def group_of_size(size: int) -> Any:
 
 
 def set_timeout(options: Any, timeout: Any) -> None:
-    """Set the time limit of collectives in the options of a NCCL group.
-
-    torch reads it there, and not from the argument of `new_group`.
-    """
+    """Set the time limit of collectives in the options of a NCCL group."""
+    # torch reads it there, and not from the argument of `new_group`.
     options._timeout = timeout
 
 
@@ -156,6 +155,7 @@ def sharding_rules() -> SimpleNamespace:
 
     found = {name: getattr(_op_schema, name) for name in ("OpSchema", "OpSpec", "OpStrategy", "TupleStrategy")}
     found |= {name: getattr(_dtensor_spec, name) for name in ("DTensorSpec", "TensorMeta")}
+    # A mesh without process groups, as only the sizes of shards matter.
     line = functools.cache(lambda n: DeviceMesh("cpu", torch.arange(n, device="cpu"), _init_backend=False, _rank=0))
     propagator = DTensor._op_dispatcher.sharding_propagator
     return SimpleNamespace(**found, line=line, propagator=propagator, cost=_collective_utils.redistribute_cost)

@@ -110,6 +110,7 @@ class FakeResults:
         may = self._may_be_cached.get(func)
         if may is None:
             may = self._may_be_cached[func] = _may_be_cached(func)
+        # While a tracer records, the call must reach it.
         if not may or get_proxy_mode() is not None:
             return self._compute(func, types, args, kwargs)
         call = _Call(self._mode, self._symbols)
@@ -133,6 +134,7 @@ class FakeResults:
     def _store(self, key: Hashable, call: _Call, result: Any) -> None:
         tensors = [result] if type(result) is FakeTensor else result if type(result) in (list, tuple) else []
         try:
+            # A result is rebuilt once and compared, so that a layout which the cache cannot express is never used.
             kept = [call.kept(x) for x in tensors]
             if kept and all(
                 _have_same_layout(x, self._rebuild(call, each, {})) for x, each in zip(tensors, kept, strict=True)
@@ -252,6 +254,7 @@ class _Call:
         storage = x.untyped_storage()._cdata
         shares = any(storage == y.untyped_storage()._cdata for y in self.tensors)
         offset = self._cached_size(x.storage_offset())
+        # With several tensors, the layout would not state whose storage is shared.
         if (shares and len(self.tensors) != 1) or (not shares and offset != 0):
             raise _NotCachedError
         sizes, strides = (tuple(map(self._cached_size, of)) for of in (x.shape, x.stride()))
@@ -296,6 +299,7 @@ class _Symbols:
     def state(self) -> Hashable:
         """Return a value that changes whenever torch adds a fact about sizes. A changed range does not count."""
         env = self._env
+        # Sizes of the collections are enough: torch only adds to them.
         learned = (env.replacements, env.guards, env.axioms, env.divisible, env.var_to_range, env.size_like)
         fresh = env.unbacked_symint_counter, len(env.pending_fresh_unbacked_symbols)
         return env._version_counter, env.num_deferred_runtime_asserts, *map(len, learned), *fresh
@@ -330,6 +334,7 @@ class _Symbols:
 
     @staticmethod
     def _numbers(symbols: Sequence[sympy.Symbol]) -> list[sympy.Symbol]:
+        # Placeholders have the assumptions of their symbols, such as positive, since sympy simplifies by assumptions.
         return [sympy.Symbol(f"n{i}", **dict(symbol._assumptions0)) for i, symbol in enumerate(symbols)]
 
     def of(self, symbol: sympy.Symbol) -> Hashable:
@@ -346,6 +351,7 @@ class _Symbols:
 
         If torch replaces the symbol by an expression, the last element is the pair (symbol, expression).
         """
+        # torch only adds conditions, so their number shows whether the index by symbol is up to date.
         if self._num_conditions != self._env.num_deferred_runtime_asserts:
             self._num_conditions = self._env.num_deferred_runtime_asserts
             self._conditions.clear()
@@ -381,6 +387,7 @@ def _have_same_layout(x: FakeTensor, made: FakeTensor) -> bool:
 
 
 def _layout(x: FakeTensor) -> Hashable:
+    # The word separates sizes from strides, whose numbers would otherwise run together.
     sizes = *x.shape, "strides", *x.stride(), x.storage_offset(), x.untyped_storage().nbytes()
     written = tuple([(n.node._expr, n.node._hint) if isinstance(n, torch.SymInt) else n for n in sizes])
     return written, x.dtype, x.fake_device, torch._C._dispatch_keys(x).raw_repr(), x.requires_grad, type(x)

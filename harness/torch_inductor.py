@@ -36,7 +36,7 @@ def inductor_backend(
 
     `finished` takes the graph and its direction, "forward" or "backward", and returns the graph to compile. `compiled`
     takes three arguments, a function that compiles this graph, the graph itself, and its direction; it returns the
-    function to run, which takes a list of inputs. No cache is read, because a cached graph would bypass the callbacks.
+    function to run, which takes a list of inputs. No cache is read.
     """
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -47,6 +47,7 @@ def inductor_backend(
         return compiled(lambda: cast(Any, compile_fx_inner)(module, inputs, **settings), module, direction)
 
     def backend(module: GraphModule, inputs: Any) -> Callable[..., Any]:
+        # A cached graph would bypass the callbacks.
         with config.patch(enable_autograd_cache=False):
             return cast(Any, compile_fx)(module, inputs, inner_compile=inner)
 
@@ -96,6 +97,7 @@ def passes_watched(before: Callable[[Any, str], None], after: Callable[[Any, str
         return enter(own)
 
     def leaving(own: Any, kind: Any, error: Any, trace: Any) -> None:
+        # torch's own end of the pass comes first, so that `after` sees the pass complete.
         leave(own, kind, error, trace)
         after(own.gm, own.passname)
 

@@ -32,6 +32,7 @@ def remember_arithmetic(shape_env: ShapeEnv) -> None:
     Other ShapeEnvs are unaffected.
     """
     setattr(shape_env, _KEPT, {})
+    # The class is patched once for the whole process; a ShapeEnv without a cache is computed as before.
     if hasattr(SymNode.maybe_as_int, _KEPT):
         return
     for operator in _OPERATORS:
@@ -52,6 +53,7 @@ def _caching(operator: str, own: Callable[[Any, Any], Any]) -> Callable[[Any, An
             if type(result) is SymNode and not result.fx_node:  # it has an fx node if torch validates its own guards
                 kept[key] = dict(vars(result))
             return result
+        # A new node each time, as a tracer identifies nodes by identity.
         result = SymNode.__new__(SymNode)
         vars(result).update(kept[key])
         return result

@@ -57,12 +57,14 @@ class GraphDump:
 
     def __call__(self, name: str, module: GraphModule) -> None:
         """Write the next graph, and its differences from the previous graph. `name` is the name of the last pass."""
+        # Without the empty line at the start of the first section.
         label, lines = f"{self._count:02d}-{file_name(name)}", list(self._describe(module))[1:]
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / f"{label}.txt").write_text("\n".join(lines) + "\n")
         if self._count:
             diff = difflib.unified_diff(self._lines, lines, f"{self._label}.txt", f"{label}.txt", lineterm="")
             (self._folder / f"{label}.diff").write_text("".join(f"{line}\n" for line in diff))
+        # Attached only for this artifact: torch's own go to the same log.
         with _attached(self._trace):
             trace_artifact(label, "\n".join(lines))
         self._label, self._lines, self._count = label, lines, self._count + 1
@@ -150,11 +152,8 @@ def _sizes(sizes: Sequence[Any]) -> str:
 
 
 def _is_contiguous(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """Whether strides are those of a contiguous tensor of this shape.
-
-    All symbols are replaced by the same number first: a stride and a size may be different expressions for the same
-    number.
-    """
+    """Whether strides are those of a contiguous tensor of this shape."""
+    # With any number for all symbols, as a stride and a size may be different expressions for the same number.
     sizes = [max(1, _any_number(size)) for size in shape]
     wanted = list(itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1))[: len(sizes)]
     return [_any_number(stride) for stride in strides] == wanted[::-1]

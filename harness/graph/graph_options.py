@@ -79,6 +79,7 @@ def check_extra_passes(texts: tuple[str, ...], case: Case) -> None:
     known = [*PASSES, *(spec.function for spec in specs)]
     for spec in specs if case.candidate in TRACED else ():
         if spec.anchor not in known:
+            # An anchor may also be another extra pass.
             close = difflib.get_close_matches(spec.anchor, known, n=1)
             raise UsageError(
                 f"there is no pass {spec.anchor} for {spec.function} to stand {spec.side}",
@@ -97,6 +98,7 @@ def check_extra_passes(texts: tuple[str, ...], case: Case) -> None:
 
 def _check_file(file: Path, function: str) -> None:
     try:
+        # Parsed, not run: a wrong command line is refused without running the user's code.
         tree = ast.parse(read_plain(file), str(file))
     except OSError as error:
         raise UsageError(

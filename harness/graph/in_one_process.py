@@ -29,6 +29,7 @@ def collective(op: str, partition: Partition, arguments: Sequence[Sequence[Any]]
     for group in partition:
         xs = [arguments[rank][0] for rank in group]
         for place, rank in enumerate(group):
+            # `op` is like _c10d_functional.all_reduce.default.
             found[rank] = _delivered(op.split(".")[1], xs, [arguments[peer][1:] for peer in group], place)
     return found
 
@@ -50,5 +51,6 @@ def reduced(xs: Sequence[Tensor], operation: str) -> Tensor:
     """Return the sum or the average of `xs`, which are added in their order; `operation` is "sum" or "avg"."""
     if operation not in ("sum", "avg"):
         raise NotEvaluatedError(f"a reduction by {operation}")
+    # A copy, as a sum over a single rank would be its input itself.
     total = functools.reduce(torch.add, xs).clone()
     return total / len(xs) if operation == "avg" else total

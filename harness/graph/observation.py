@@ -66,6 +66,7 @@ def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = 
 
     With `piece`, return only the first half (0) or the second half (1) of the joined tensor along `dim`.
     """
+    # These calls are not part of the step's log.
     with disable_current_modes(), torch.no_grad():
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim if dim is not None else 0)
         if piece is None or dim is None:
@@ -116,6 +117,7 @@ def marking(model: nn.Module, patterns: Sequence[str], tracer: Any, symbol: Any)
                 if isinstance(tensor, Tensor):
                     place = None if tensor is output else index
                     mark(tensor, Boundary(name, "forward", place, earlier))
+                    # A gradient hook runs while backward is traced, so its node exists by then.
                     if tensor.requires_grad:
                         backward = Boundary(name, "backward", place, earlier)
                         tensor.register_hook(lambda gradient, backward=backward: mark(gradient, backward))
@@ -151,6 +153,7 @@ def marked_nodes(graph: Graph) -> list[Marked]:
     found = []
     for node in graph.nodes:
         if MARKS_KEY in node.meta:
+            # By name, since the user's code may replace nodes.
             readers = {user.name: [i for i, x in enumerate(_nodes_read(user)) if x is node] for user in node.users}
             found.append(Marked(node, readers))
     return found
@@ -169,6 +172,7 @@ def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
             continue
         for name, places in readers.items():
             read = _nodes_read(nodes[name]) if name in nodes else []
+            # A reader that reads fewer nodes than before was changed as well, and shows nothing.
             if places and places[-1] < len(read):
                 to = read[places[0]]
                 hand_on_marks(node, to)
@@ -252,6 +256,7 @@ def _shows(mark: Mark, nodes: dict[int | None, Node], chunking: Chunking | None)
         if whole is not None:
             yield boundary.name, [whole], None, None
         elif not mark.carries:
+            # Without the chunked dim nothing can be joined: the last chunk's value counts.
             yield boundary.name, [nodes[max(nodes, key=str)]], None, None
         elif dim is None:
             raise _refusal(boundary, "joined")

@@ -141,6 +141,7 @@ def run_pipeline(
     """
     reports: list[PassReport] = []
     stages = StageGraphs.of(module, context.cuts, context.chunk_symbol)
+    # Without pipeline stages there is a single graph, and so a single run.
     runs = [_StageRun(graph, stages.context_of(graph, context)) for graph in stages.graphs]
     counts = _count_operators(stages)
     if observe is not None:
@@ -149,6 +150,7 @@ def run_pipeline(
         name = run_pass.__name__
         enter(f"in {'extra ' * isinstance(run_pass, ExtraPass)}pass {name}")
         report = _of_all_stages([run.run(run_pass) for run in runs])
+        # Only after all stages: a pass may find nothing in one stage, but must find something in another.
         _refuse_idle(name, runs)
         # Before the checks, so that a dump also has a graph that they refuse.
         if observe is not None:
@@ -183,6 +185,7 @@ class _StageRun:
             try:
                 self.graph.module = run_pass(self.graph.module, self.context)
             except BitproofError as error:
+                # Such an error only means that the pass matched nothing in this graph.
                 if not error.finds_nothing:
                     raise
                 self.idle = error
@@ -200,6 +203,7 @@ class _StageRun:
         """Verify the graph after a pass, by the rules of its stage."""
         with _naming_pass(run_pass.__name__):
             if self.idle is None:
+                # A pass that found nothing leaves the stage as it was, such as `chunk` with open symbols.
                 self._stage = getattr(run_pass, "leaves", None) or self._stage
             self._facts = self._stage.check(self.graph.module, self._facts, self.context.chunk_symbol)
 

@@ -55,6 +55,7 @@ def count_launches(folder: Path) -> int:
     """
     launches = 0
     for source in (file.read_text() for file in folder.rglob("*.py")):
+        # A wrapper file defines its kernels by these assignments and calls them by name.
         kernels = set(_KERNEL.findall(source))
         launches += sum(called in kernels for called in _CALL.findall(source))
     return launches
@@ -65,5 +66,6 @@ def _decisive(source: str, folder: Path, index: int | None) -> str:
     source = _COMMENT.sub("", source.replace(str(folder), ""))
     for pattern in _INDEX if index is not None else ():
         source = re.sub(pattern.format(index), "0", source)
+    # Two traces give a data-dependent size different numbers, but mention the sizes in the same order.
     numbers: dict[str, str] = {}
     return _SYMBOL.sub(lambda found: numbers.setdefault(found[0], f"u{len(numbers)}"), ast.unparse(ast.parse(source)))

@@ -28,9 +28,11 @@ log = logging.getLogger(__name__)
 
 def concretize_symbols(module: GraphModule, context: PassContext) -> GraphModule:
     """Replace the chunk symbol by its number everywhere: see the top of this file."""
+    # 1. Conditions first: numbers that violate them would give a wrong graph.
     _check_guards(context)
     symbol, extent = context.chunk_symbol.symbol, context.chunk_symbol.hint
     if symbols.graph_carries(module, symbol):
+        # 2. A chunked graph has no symbol any more, so it is not written again.
         module = _write_with_numbers(module, symbol, extent)
     drop_dead_code(module)
     return module
@@ -59,6 +61,7 @@ def _write_with_numbers(module: GraphModule, symbol: Any, extent: int) -> GraphM
 
     def read(node: Node) -> Any:
         if symbols.is_scalar_of(node.meta.get("val"), symbol):
+            # A scalar has no node in the new graph: each reader gets its number.
             return symbols.number_of(node, symbol, extent)
         return env[node]
 

@@ -59,9 +59,11 @@ def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphMod
     writes = _final_writes(graph)
     seed = _seed_of(graph)
     sizes = TensorBytes(graph, context.chunk_symbol)
+    # Counted before the cut: the values that backward reads without any recomputation.
     uncut = _crossing(graph)
     joint = _joint_form(module, writes, seed)
     num_joint = len(joint.graph.nodes)
+    # All inputs but the tangent stay alive in any case, so saving them costs nothing.
     num_state = len(graph.find_nodes(op="placeholder"))
     # torch's common-subexpression elimination would merge two `randn_like`: it knows only some random draws.
     draws = any(operators.is_random(node) for node in joint.graph.nodes)
@@ -84,6 +86,7 @@ def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphMod
 def bytes_kept(values: Iterable[Node], sizes: TensorBytes) -> int:
     """The number of bytes in the storages that `values` keep alive. Graph inputs are left out; unknown sizes count as
     0."""
+    # Each storage once, even if several of the values are views of it.
     owners = dict.fromkeys(map(_owner, values))
     tensors = [x.meta["val"] for x in owners if x.op == "call_function" and isinstance(x.meta["val"], torch.Tensor)]
     return sum(sizes.of(tensor) or 0 for tensor in tensors)
@@ -191,8 +194,10 @@ def _join_halves(
         values[node.name].meta = dict(node.meta)
     _copy(graph, forward, values, "forward")
     outputs: Any = forward.graph.output_node().args[0]
+    # Forward's outputs: the loss, new values of buffers, then the saved values.
     loss, *of_buffers = (values[x.name] for x in outputs[: 1 + len(writes)])
     names = {node.name for node in forward.graph.nodes if node.op == "call_function"}
+    # Backward's inputs have the names of forward's values, apart from the tangent.
     crossing = [node.name for node in backward.graph.find_nodes(op="placeholder") if "tangents" not in node.name]
     due = list(zip((inputs[write.buffer] for write in writes), of_buffers, strict=True))
     # Backward reads the old value of these buffers, so they may only be written at the end.

@@ -299,7 +299,7 @@ class _Symbols:
     def state(self) -> Hashable:
         """Return a value that changes whenever torch adds a fact about sizes. A changed range does not count."""
         env = self._env
-        # Sizes of the collections are enough: torch only adds to them.
+        # Their lengths show what torch adds; the version counter shows other changes.
         learned = (env.replacements, env.guards, env.axioms, env.divisible, env.var_to_range, env.size_like)
         fresh = env.unbacked_symint_counter, len(env.pending_fresh_unbacked_symbols)
         return env._version_counter, env.num_deferred_runtime_asserts, *map(len, learned), *fresh

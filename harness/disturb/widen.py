@@ -60,6 +60,7 @@ def computed_in_float64(found: Widened | None) -> Iterator[None]:
     from bitproof.harness.graph.origin import innermost_user_line
     from bitproof.harness.torch_compat import OpOverload, TorchDispatchMode, tree_leaves, tree_map_only
 
+    # `found` is not None here, but the type checker forgets that within the class below.
     noted = found
 
     class Widening(TorchDispatchMode):
@@ -110,10 +111,7 @@ def _wide_dtype(x: torch.dtype) -> torch.dtype:
 
 
 def _is_rounded(x: Any) -> bool:
-    """Whether a tensor has a narrower dtype than float64, and numbers that may be rounded.
-
-    A float32 tensor counts only if bfloat16 cannot represent all of its numbers: numbers such as 0.5 were not rounded.
-    """
+    """Whether a tensor has a narrower dtype than float64, and numbers that may be rounded."""
     import torch
 
     from bitproof.harness.torch_compat import FakeTensor
@@ -143,6 +141,7 @@ def _read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
         name: x if aliases[name] else tree_map_only(torch.Tensor, lambda x: x.to(_wide_dtype(x.dtype)), x)
         for name, x in given.items()
     }
+    # An argument of which the call only returns a view is not read by it.
     read = [x for name, x in given.items() if aliases[name] is None or aliases[name].is_write]
     is_rounded = any(map(_is_rounded, tree_leaves(read)))
     return (
@@ -159,6 +158,7 @@ def _draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     from bitproof.harness.graph.operators import row_of
 
     first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+    # Calls that write random numbers into their first argument, such as `normal_`.
     if first is not None and overload_of(function) in row_of(function).overwrites:
         if first.dtype != torch.float64:
             return theirs(function, *args, **kwargs)
@@ -168,6 +168,7 @@ def _draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found = theirs(function, args[0].float(), *args[1:], **kwargs)
         return found.double() if found.is_floating_point() else found
     asked = kwargs.get("dtype") or (first.dtype if first is not None else torch.float64)
+    # Random integers and permutations stay integers, even if the dtype asked for is float64.
     is_float = asked == torch.float64 and not schema_of(function).name.startswith(("aten::randint", "aten::randperm"))
     if is_float and any(argument.name == "dtype" for argument in schema_of(function).arguments):
         return theirs(function, *args, **{**kwargs, "dtype": torch.float32}).double()

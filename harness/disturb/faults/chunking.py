@@ -62,6 +62,7 @@ def halves_overlap_by_one(g: GraphEditor) -> list[Site]:
 def halves_interleaved(g: GraphEditor) -> list[Site]:
     """even rows go to chunk 0 and odd rows to chunk 1, but are joined as halves."""
     first, second = (g.require(g.halves(chunk), "halves of activations") for chunk in (0, 1))
+    # aten.slice(x, dim, start, end, step): every second row, from row 0 or row 1.
     for chunk, node in enumerate((first, second)):
         node.args = (node.args[0], node.args[1], chunk, second.args[3], 2)
     return [
@@ -114,6 +115,7 @@ def chunk_1_adds_chunk_0s_residual(g: GraphEditor) -> list[Site]:
         if source.meta.get("chunk") == 1:
             node.args = (g.twin(source), *node.args[1:])
             return g.sites(node)
+    # No addition reads chunk 1's own input.
     return g.require([], "a residual that is split")
 
 
@@ -129,6 +131,7 @@ def backward_reads_the_other_chunks_activation(g: GraphEditor) -> list[Site]:
 def chunk_1_normalized_by_chunk_0(g: GraphEditor) -> list[Site]:
     """chunk 1 is divided by the root mean square of chunk 0."""
     root = g.find("rsqrt", r".*norm", chunk=1)
+    # The product of the input and the reciprocal root.
     node = next(user for user in root.users if g.is_floating(user) and "mul" in user.name)
     node.replace_input_with(root, g.twin(root))
     return g.sites(node)
@@ -138,6 +141,7 @@ def chunk_1_normalized_by_chunk_0(g: GraphEditor) -> list[Site]:
 def chunk_1_sees_the_future(g: GraphEditor) -> list[Site]:
     """only chunk 1's attention is not causal."""
     node = g.find(ATTEND, chunk=1)
+    # The argument `is_causal`.
     node.args = (*node.args[:4], False, *node.args[5:])
     return g.sites(node)
 

@@ -21,6 +21,7 @@ ORDERS = "NCCL #1497 and docs/explanation/gpus.md: the order of a sum over ranks
 
 
 def _gather(g: GraphEditor) -> Call:
+    # args[1] is the number of ranks: with a single rank, the fault would change nothing.
     return g.find("all_gather_into_tensor", r".*(norm|attention.*|feed_forward.*)", where=lambda node: node.args[1] > 1)
 
 
@@ -72,6 +73,7 @@ def reduced_in_bfloat16(g: GraphEditor) -> list[Site]:
 @row("ours", needs=(EXPERTS,), rank=-1)
 def rows_sent_in_reverse(g: GraphEditor) -> list[Site]:
     """the last rank sends its routed rows in reverse order."""
+    # The first all-to-all exchanges counts, the second rows.
     node = g.find("all_to_all_single", r".*experts", turn=1)
     rows = node.args[0]
     g.before(node, rows, g.kernel("flipped_on_last_rank"))

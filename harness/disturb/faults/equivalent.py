@@ -90,6 +90,7 @@ def pieces_projection_gradients_exchanged(g: GraphEditor) -> list[Site]:
 @row("torchtitan #3434: what an overlap schedule does")
 def waits_moved_late(g: GraphEditor) -> list[Site]:
     """each wait is moved to just before the first reader of its result."""
+    # Positions before the first move: moved waits must not change which reader is the first.
     place = {node: index for index, node in enumerate(g.graph.nodes)}
     for wait in g.calls:
         if "wait_tensor" in str(wait.target) and wait.users:
@@ -99,10 +100,8 @@ def waits_moved_late(g: GraphEditor) -> list[Site]:
 
 @row("ours: prefetching")
 def gathers_moved_early(g: GraphEditor) -> list[Site]:
-    """parameters are gathered before anything else.
-
-    Their casts move with them. The order of the gathers stays, so all ranks launch them in the same order.
-    """
+    """parameters are gathered before anything else."""
+    # Their casts move with them. The order of the gathers stays, so all ranks launch them in the same order.
     moved = []
     for node in [node for node in g.calls if "all_gather" in str(node.target)]:
         source = node.all_input_nodes[0]
@@ -276,6 +275,7 @@ def optimizer_one_parameter_a_call(call: TamperedCall) -> Any:
 @row("ours: only the order of work differs", runner=True, needs=(MICRO_BATCHES,))
 def forwards_before_backwards(step: Any) -> None:
     """a rank runs all forwards first, then all backwards."""
+    # Sorting is stable, so forwards and backwards each keep their order.
     step.actions = tuple(sorted(step.actions, key=lambda action: bool(action.half == "backward")))
 
 

@@ -29,6 +29,7 @@ def _tensor_sum(g: GraphEditor, direction: str = "forward") -> tuple[Call, Call]
 def _scattered_and_gathered(g: GraphEditor, direction: str) -> list[Site]:
     node, wait = _tensor_sum(g, direction)
     size, group, ops = g.case.parallelism.tp, node.args[2], "_c10d_functional"
+    # Flat, so that the ranks divide the first dim of any tensor.
     flat = g.make_before(node, "aten.reshape.default", node.args[0], [-1])
     own = g.make_before(node, f"{ops}.reduce_scatter_tensor.default", flat, "sum", size, group)
     own = g.make_before(wait, f"{ops}.wait_tensor.default", own)

@@ -85,6 +85,7 @@ def gradients_added_before_reduction(g: GraphEditor) -> list[Site]:
     for node in g.sums_of_chunks():
         launches = [x.all_input_nodes[0] for x in node.args if x.name.startswith("wait_tensor")]
         if len(launches) == 2 and all("reduce_scatter" in x.name for x in launches):
+            # Both gradients exist before the later of the two launches.
             last = max(launches, key=order.__getitem__)
             sites += [*g.sites(node), *g.sites(launches[0], "add"), *g.sites(launches[1], "add")]
             total = g.make_before(last, "aten.add.Tensor", launches[0].args[0], launches[1].args[0])

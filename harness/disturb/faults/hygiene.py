@@ -85,6 +85,7 @@ def parts_exchanged(g: GraphEditor) -> list[Site]:
     """the rotated and unrotated parts of a query are exchanged."""
     node = g.find("split_with_sizes", r".*attention", where=lambda node: len(set(node.args[1])) == 1)
     for part in list(node.users):
+        # `getitem(node, index)`, with the indices 0 and 1 exchanged.
         part.args = (node, 1 - part.args[1])
     parts = list(node.users)
     readers = [site for part in parts for site in g.readers(part)]

@@ -89,6 +89,7 @@ def expert_gradient_doubled(loop: Loop) -> None:
 )
 def norm_gradient_not_summed(loop: Loop) -> None:
     """a norm's gradient is never summed over ranks."""
+    # The hook keeps this rank's own gradient, before the loop sums it over ranks.
     norm, found = loop.experts.norm.weight, list[Any]()
     norm.register_hook(lambda grad: found.append(grad.clone()))
     _after_backward(loop, lambda: norm.grad.copy_(found.pop() / loop.world))
@@ -293,6 +294,7 @@ def mean_of_means(loop: Loop) -> None:
 )
 def last_micro_batch_counts_half(loop: Loop) -> None:
     """the last micro-batch of a step counts with half its weight."""
+    # A list, as the function below counts in it.
     own, turn = loop.mean, [0]
 
     def mean(rows: Any, tokens: Any) -> Any:
@@ -315,6 +317,7 @@ def _parts_in_backward(loop: Loop, other: Callable[[list[Any]], list[Any]]) -> N
         from bitproof.harness.torch_operators import backward_number
 
         found = own(tensors)
+        # The number is -1 outside of backward.
         return found if backward_number() < 0 else iter(other(list(found)))
 
     ring.parts = parts
@@ -390,6 +393,7 @@ def stage_reads_the_micro_batch_before(loop: Loop) -> None:
 
     def read(module: Any, args: Any) -> Any:
         last.append(args[0].detach())
+        # The value of the micro-batch before, but the gradient of this input.
         return (args[0] + (last[max(len(last) - 2, 0)] - args[0]).detach(),)
 
     first.register_forward_pre_hook(read)

@@ -14,14 +14,14 @@ RELOAD = "reload"
 
 def _find_recomputed(g: GraphEditor, name: str) -> Call:
     found = g.recomputed(name)
+    # Chunk 1's, if the step has chunks.
     found = [node for node in found if node.meta.get("chunk") == 1] or found
     return g.require(found, f"a recomputed {name}")
 
 
 def _sites_in_both_halves(g: GraphEditor, node: Call, *operators: str) -> list[Site]:
     """The call sites that blame may name for a changed recomputed call: its own, those of its readers, and those of
-    `operators`, which the edit inserts. Each is listed in forward and in backward: a recomputed call repeats a forward
-    call."""
+    `operators`, which the edit inserts. Each is listed in forward and in backward."""
     sites = [*g.sites(node, *operators), *g.readers(node)]
     sites += [
         g.site(read, name) for read in node.all_input_nodes[:1] for name in operators

@@ -86,6 +86,7 @@ def kept_values_of_the_micro_batch_before(step: Step) -> None:
     def taken(action: Any) -> Any:
         if action.half == "forward":
             return own(action)
+        # The first backward of a stage has no predecessor: it gets its own values.
         values, last[action.stage] = last.get(action.stage), own(action)
         return values or last[action.stage]
 
@@ -183,6 +184,7 @@ def gradients_added_in_pairs(step: Step) -> None:
 
     def in_pairs(values: list[Any]) -> Any:
         while len(values) > 1:
+            # `sum` of a slice with one element, or of an empty one if the last has no partner.
             values = [sum(values[i + 1 : i + 2], values[i]) for i in range(0, len(values), 2)]
         return values[0]
 
@@ -370,6 +372,7 @@ def shared_gradients_joined_a_micro_batch(step: Step) -> None:
 
     def finished(losses: Any, found: Any) -> Any:
         totals = {name: sum(x[1:], x[0]) if isinstance(x, list) else x for name, x in found.items()}
+        # `join` gets the totals, and finds the micro-batches' gradients of each by its identity.
         of.update({id(totals[name]): x for name, x in found.items() if isinstance(x, list)})
         return finish(losses, totals)
 
@@ -377,6 +380,7 @@ def shared_gradients_joined_a_micro_batch(step: Step) -> None:
         parts = {name: of[id(x)] for name, x in gradients.items()}
         count = len(next(iter(parts.values())))
         each = [own({name: x[index] for name, x in parts.items()}) for index in range(count)]
+        # `join` returns the gradient itself for a parameter that no other stage has.
         is_joined = {name for name in gradients if each[0][name] is not parts[name][0]}
         of.clear()
         return {**gradients, **{name: sum((x[name] for x in each[1:]), each[0][name]) for name in is_joined}}

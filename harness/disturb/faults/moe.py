@@ -137,6 +137,7 @@ def experts_summed_from_the_other_end(g: GraphEditor) -> list[Site]:
     """a token's experts are summed from the last slot to the first."""
     node = g.find("unbind", r".*moe")
     parts = sorted(node.users, key=lambda part: part.args[1])
+    # `getitem(unbind, place)`: the readers stay, and get the slots in reverse order.
     for place, part in enumerate(reversed(parts)):
         part.args = (node, place)
     return [site for part in parts for site in g.readers(part)]
@@ -192,6 +193,7 @@ def expert_ends_off_by_one(g: GraphEditor) -> list[Site]:
 @row("ours", needs=(EXPERTS, EXPERT_RANKS))
 def rows_not_put_back(g: GraphEditor) -> list[Site]:
     """experts' rows return by the forward permutation instead of its inverse."""
+    # The first `index` sorts received rows by expert, the second puts results back.
     taken, returned = (g.find("index", r".*experts", turn=turn) for turn in (0, 1))
     returned.args = (returned.args[0], taken.args[1])
     return g.sites(returned)
@@ -208,6 +210,7 @@ def last_row_over_capacity(g: GraphEditor) -> list[Site]:
 @row("ours: checkpoints that name w1 and w3 the other way round", needs=(EXPERTS,))
 def gate_and_up_exchanged(g: GraphEditor) -> list[Site]:
     """the weights of the gate and up projections are exchanged, so silu is applied to the wrong one."""
+    # The three grouped products are w1 (gate), w3 (up) and w2 (down), in this order.
     gate, up = (g.find("_grouped_mm", r".*experts", turn=turn) for turn in (0, 1))
     gate.args, up.args = (gate.args[0], up.args[1], *gate.args[2:]), (up.args[0], gate.args[1], *up.args[2:])
     return [*g.sites(gate), *g.sites(up), *g.readers(gate), *g.readers(up)]  # each product is right by itself

@@ -62,6 +62,7 @@ def reciprocal_root_in_two_steps(g: GraphEditor) -> list[Site]:
 def norm_weight_multiplied_first(g: GraphEditor) -> list[Site]:
     """a norm computes x * (r * w) instead of (x * r) * w."""
     inner = g.find("mul", NORM, where=lambda node: "rsqrt" in str(node.args[1]))
+    # inner is x * r, outer is (x * r) * w.
     outer = next(user for user in inner.users if "mul" in user.name)
     weight = outer.args[1]
     sites = g.sites(outer)
@@ -158,6 +159,7 @@ def labels_shifted(g: GraphEditor) -> list[Site]:
 def loss_summed(g: GraphEditor) -> list[Site]:
     """the loss is a sum over tokens instead of a mean."""
     node = g.find("nll_loss_forward")
+    # The argument `reduction`: 2 is the sum.
     node.args = (*node.args[:3], 2, *node.args[4:])
     return g.sites(node)
 

@@ -193,10 +193,12 @@ class _ChunkedForward:
         self.forward = forward
         self.on_call = on_call
         self.folded = folded
+        # Folded tokens have a single dim, which both kinds of chunking split.
         self.dim = 0 if dim == "batch" or folded else 1
         self.inspect: Callable[..., None] | None = None
         self.signature = inspect.signature(forward)
         self.activation, *others = self.signature.parameters
+        # Positions and masks relate the tokens of a sequence to each other.
         if dim == "seq" and any(_role(other) for other in others):
             raise ChunkError(
                 f"cannot chunk {name} along the sequence: it takes {', '.join(others)}, so it mixes positions",

@@ -122,6 +122,7 @@ def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, atte
     """
     if q_BSHQ.dim() == 3:
         return _attend_folded(q_BSHQ, k_BSHQ, v_BSHV, scale, attention_masks)
+    # Both kernels take heads before positions.
     q_BHSQ, k_BHSQ, v_BHSV = (x.transpose(1, 2) for x in (q_BSHQ, k_BSHQ, v_BSHV))
     if attention_masks is None:
         y_BHSV = functional.scaled_dot_product_attention(q_BHSQ, k_BHSQ, v_BHSV, is_causal=True, scale=scale)

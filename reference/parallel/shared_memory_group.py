@@ -216,6 +216,7 @@ class _Exchange(Work):
         sent_by: list[Sequence[int]] = []
         for index, at in enumerate(places):
             number, digest, text, *sent = group.header.unpack_from(memory, at)
+            # Number and digest identify a call; the text is for the error.
             if (number, digest) != (self._number, self._call.digest):
                 other = text.rstrip(b"\0").decode(errors="replace")
                 raise self._disagreement(index, f"calls {self._call.description}", f"calls {other}")

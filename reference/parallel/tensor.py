@@ -194,6 +194,7 @@ def _known_parameters(path: str, module: nn.Module) -> dict[str, int | None]:
 def _refuse_unless_split_evenly(path: str, module: nn.Module, size: int, num_tokens: int) -> None:
     extents: dict[str, int] = {}
     if isinstance(module, GroupedQueryAttention):
+        # A rank has whole key/value heads, with the query heads that read them.
         extents["key/value heads"] = module.config.num_kv_heads
     elif isinstance(module, LatentAttention):
         extents["heads"] = module.config.num_heads

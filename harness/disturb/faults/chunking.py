@@ -25,6 +25,7 @@ ROWS = Need(
 def chunk_1_takes_the_first_half(g: GraphEditor) -> list[Site]:
     """chunk 1 gets the first half of a block's input again."""
     node = g.require(g.halves(1), "halves of activations")
+    # aten.slice(x, dim, start, end): chunk 1's half begins where chunk 0's ends.
     x, dim, start, _ = node.args
     node.args = (x, dim, 0, start)
     return [*g.sites(node, "split"), *g.chunk_root(node, "split", "slice"), *g.readers(node)]
@@ -78,6 +79,7 @@ def chunk_1_uses_chunk_0s_positions(g: GraphEditor) -> list[Site]:
         for node in g.all("slice", ".*rope", chunk=1)
         if node.all_input_nodes[0].op == "placeholder" and not g.is_floating(node)
     ]
+    # Positions are integers, and an input of the graph.
     node = g.require(found, "positions that are split")
     x, dim, start, _ = node.args
     node.args = (x, dim, 0, start)
@@ -92,6 +94,7 @@ def chunk_1_masked_by_chunk_0s_documents(g: GraphEditor) -> list[Site]:
         for node in g.all("slice", r"layers\.\d+\.attention", chunk=1)
         if node.all_input_nodes[0].op != "placeholder" and not g.is_floating(node)
     ]
+    # Offsets are integers, which the graph computes from positions.
     node = g.require(found, "offsets that are split")
     x, dim, start, _ = node.args
     node.args = (x, dim, 0, start)
@@ -101,6 +104,7 @@ def chunk_1_masked_by_chunk_0s_documents(g: GraphEditor) -> list[Site]:
 @row("ours: sequences are joined, and their mask is forgotten", needs=(FOLDED,))
 def folded_documents_forgotten(g: GraphEditor) -> list[Site]:
     """a token attends to every earlier token, also of other documents."""
+    # offsets = indices - positions: see `document_offsets`.
     node = g.find("sub", "", where=lambda node: not g.is_floating(node))
     sites = [*g.sites(node), *g.readers(node)]
     g.after(node, "aten.zeros_like.default")
@@ -123,6 +127,7 @@ def chunk_1_adds_chunk_0s_residual(g: GraphEditor) -> list[Site]:
 def backward_reads_the_other_chunks_activation(g: GraphEditor) -> list[Site]:
     """chunk 1's backward reads the activation saved by chunk 0."""
     node = g.find("silu_backward", r".*(shared_experts|feed_forward)", direction="backward", chunk=1)
+    # silu_backward(gradient, x): x is the value that forward saved.
     node.args = (node.args[0], g.twin(node.args[1]))
     return g.sites(node)
 

@@ -112,6 +112,7 @@ def buffer_of_another_gather(g: GraphEditor) -> list[Site]:
 def wrong_group(g: GraphEditor) -> list[Site]:
     """an expert's gradient is summed over the ranks that hold other experts."""
     node = g.find("reduce_scatter_tensor", r".*experts", direction="backward")
+    # reduce_scatter_tensor(x, operation, size, group).
     node.args = (*node.args[:3], "ep")
     return g.sites(node)
 
@@ -138,6 +139,7 @@ def gradient_reduced_twice(g: GraphEditor) -> list[Site]:
 def loss_of_all_ranks(g: GraphEditor) -> list[Site]:
     """every rank reports the mean loss over all ranks."""
     output = g.graph.output_node()
+    # Only the reported loss changes; backward began from each rank's own.
     loss, *gradients = g.outputs
     launched = g.make_before(output, "_c10d_functional.all_reduce.default", loss, "sum", "fsdp")
     done = g.make_before(output, "_c10d_functional.wait_tensor.default", launched)

@@ -122,6 +122,7 @@ def product_cut_and_joined(g: GraphEditor) -> list[Site]:
     node = g.find("mm", direction="forward")
     rows = int(g.value(node).shape[0])
     readers = list(node.users)
+    # The slices read the product, too, so its readers were listed before.
     head = g.make_before(node.next, "aten.slice.Tensor", node, 0, 0, rows // 2)
     tail = g.make_before(head.next, "aten.slice.Tensor", node, 0, rows // 2, rows)
     joined = g.make_before(tail.next, "aten.cat.default", [head, tail])
@@ -265,6 +266,7 @@ def joined_in_two_steps(g: GraphEditor) -> list[Site]:
 @row("ours: foreach against single tensors", operators=("_fused_adamw_",))
 def optimizer_one_parameter_a_call(call: TamperedCall) -> Any:
     """AdamW is called once per parameter, starting at the last."""
+    # Lists have an entry for each parameter; an empty list stands for state that this AdamW does not keep.
     lists = [value for value in call.args if isinstance(value, (list, tuple))]
     for index in reversed(range(len(lists[0]))):
         args = [[value[index]] if isinstance(value, (list, tuple)) and value else value for value in call.args]
@@ -338,6 +340,7 @@ def messages_in_two_parts(step: Any) -> None:
     send, receive = step.send, step.receive
 
     def sent(action: Any, index: int, value: Any) -> None:
+        # Twice as many messages, so each gets an index of its own.
         for part, half in enumerate(value.chunk(2, 1)):
             send(action, 2 * index + part, half)
 

@@ -33,6 +33,7 @@ def _keep_one_chunk(g: GraphEditor, index: int) -> list[Site]:
 
 def _not_averaged(g: GraphEditor) -> list[Site]:
     node = g.find("full_like", direction="backward")
+    # Backward then starts from 1 instead of 1 divided by the number of data ranks.
     node.args = (node.args[0], 1.0)
     return g.sites(node)
 
@@ -84,6 +85,7 @@ def gradients_added_before_reduction(g: GraphEditor) -> list[Site]:
     sites, order = [], {node: index for index, node in enumerate(g.graph.nodes)}
     for node in g.sums_of_chunks():
         launches = [x.all_input_nodes[0] for x in node.args if x.name.startswith("wait_tensor")]
+        # The sum of both chunks' waits: each chunk was reduced by itself.
         if len(launches) == 2 and all("reduce_scatter" in x.name for x in launches):
             # Both gradients exist before the later of the two launches.
             last = max(launches, key=order.__getitem__)
@@ -135,6 +137,7 @@ def gradient_averaged_after_the_sum(g: GraphEditor) -> list[Site]:
     """gradients are divided by the number of ranks after their reduction instead of before."""
     sites = _not_averaged(g)
     size = g.case.parallelism.data_ranks
+    # A node that is the gradient of several parameters is scaled once.
     for node in dict.fromkeys(g.gradients):
         g.after(node, "aten.mul.Tensor", 1 / size)
     return [*sites, Site("*", "backward", "*", "*")]
@@ -220,6 +223,7 @@ def gradient_clipped_by_own_norm(g: GraphEditor) -> list[Site]:
 def embedding_gradient_by_frequency(g: GraphEditor) -> list[Site]:
     """a token's embedding gradient is divided by how often the token occurs."""
     node = g.find("embedding_dense_backward", direction="backward")
+    # The argument `scale_grad_by_freq`.
     node.args = (*node.args[:4], True)
     return g.sites(node)
 
@@ -227,6 +231,7 @@ def embedding_gradient_by_frequency(g: GraphEditor) -> list[Site]:
 @row("unsloth and transformers #34191: means of means in gradient accumulation", kinds=("grad",))
 def gradient_averaged_over_rows(g: GraphEditor) -> list[Site]:
     """a norm's weight gradient is a mean over rows instead of a sum."""
+    # A weight's gradient is a sum over all dims of the input but the last; a norm's other sums are over the last.
     rank = len(g.case.input_shape)
     node = g.find("sum", r".*norm", direction="backward", where=lambda node: len(node.args[1]) == rank)
     sites = g.sites(node, "mean")

@@ -43,6 +43,7 @@ def recomputed_from_the_other_chunk(g: GraphEditor) -> list[Site]:
     """chunk 1 is recomputed from the values saved by chunk 0."""
     for node in g.recomputed():
         if node.meta.get("chunk") == 1 and g.is_floating(node) and "view" not in node.name:
+            # An input of the same chunk that is not recomputed was saved by forward.
             saved = [x for x in node.all_input_nodes if x.meta.get("chunk") == 1 and x not in g.recomputed()]
             if saved:
                 sites = _sites_in_both_halves(g, node)
@@ -95,6 +96,7 @@ def another_activation_reloaded(g: GraphEditor) -> list[Site]:
     one, other = g.require(pairs, "two offloaded activations of one shape")
     sites = [*g.sites(other), *g.readers(other), g.site(other, RELOAD)]
     launch = other.all_input_nodes[0]
+    # The reload then reads the host copy of the other activation.
     launch.args = (one.all_input_nodes[0].args[0], *launch.args[1:])
     return [*sites, *(site for user in other.users for site in g.readers(user))]
 

@@ -46,6 +46,7 @@ def _replace_sent(step: Step, half: str, other: Callable[[Any], Any]) -> None:
 
 
 def _replace_input(step: Step, place: int) -> None:
+    # The graph's last inputs are tokens, labels and positions.
     own, name = step.inputs, step.parts.placeholders[place]
 
     def inputs(action: Any, micro_batches: Any) -> Any:
@@ -102,6 +103,7 @@ def messages_out_of_order(step: Step) -> None:
         if action.half == "backward" or action.micro_batch > 1:
             own(action, index, value)
         elif action.micro_batch == 0:
+            # The second value is sent in place of the first, and then the first in place of the second.
             held.append(value)
         else:
             own(_exchange_first_two(action), index, value)
@@ -194,6 +196,7 @@ def gradients_added_in_pairs(step: Step) -> None:
 def _added_at_the_end(step: Step, total: Callable[[list[Any]], Any]) -> None:
     own = step.finish
     step.add = lambda found, gradient: [*(found if isinstance(found, list) else [found]), gradient]
+    # A single micro-batch calls no `add`, so its gradient is no list.
     step.finish = lambda losses, found: own(
         losses, {name: total(x) if isinstance(x, list) else x for name, x in found.items()}
     )
@@ -247,6 +250,7 @@ def last_micro_batch_not_added_on_one_rank(step: Step) -> None:
 def first_micro_batch_added_twice(step: Step) -> None:
     """the first micro-batch's gradient counts twice."""
     own = step.add
+    # When the second micro-batch is added, the total is the first's gradient.
     step.add = lambda total, gradient: own(total + total if step.running.micro_batch == 1 else total, gradient)
 
 
@@ -320,6 +324,7 @@ def shared_gradients_not_joined_on_one_rank(step: Step) -> None:
 
     def join(gradients: Any) -> Any:
         joined = own(gradients)
+        # The wrong rank takes part in the exchange as well: others would wait for it.
         return dict(gradients) if is_wrong else joined
 
     step.join = join

@@ -126,6 +126,7 @@ def weights_scaled_before_they_are_normalized(g: GraphEditor) -> list[Site]:
     node = g.find("mul", r".*router", where=lambda node: isinstance(node.args[1], float))
     ratio = node.args[0]
     sites = [*g.sites(node), *g.sites(ratio)]
+    # (w / sum) * scale becomes (w * scale) / sum.
     scaled = g.make_before(ratio, "aten.mul.Tensor", ratio.args[0], node.args[1])
     ratio.args = (scaled, ratio.args[1])
     g.bypass(node, ratio)
@@ -169,6 +170,7 @@ def expert_groups_ignored(g: GraphEditor) -> list[Site]:
 @row("ours: an off-by-one", needs=(EXPERTS,), kinds=("loss", "grad", "buffer"))
 def one_expert_group_too_few(g: GraphEditor) -> list[Site]:
     """one group of experts fewer stays eligible."""
+    # The first `topk` rates groups by their best experts, the second chooses groups, and the third experts.
     node = g.find("topk", r".*router", turn=1)
     node.args = (node.args[0], 1, *node.args[2:])
     return [*g.sites(node, "scatter"), *g.readers(node)]
@@ -202,6 +204,7 @@ def rows_not_put_back(g: GraphEditor) -> list[Site]:
 @row("capacity factors drop tokens: Switch Transformer, arXiv:2101.03961", needs=(EXPERTS,))
 def last_row_over_capacity(g: GraphEditor) -> list[Site]:
     """the last row that a rank's experts compute is zero."""
+    # The third grouped product is w2, whose rows are the experts' results.
     node = g.find("_grouped_mm", r".*experts", turn=2)
     g.after(node, g.kernel("last_row_zeroed"), 0)
     return [g.site(node, name) for name in ("clone", "zero_", "select")]

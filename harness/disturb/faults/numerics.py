@@ -93,6 +93,7 @@ def gelu_for_silu(g: GraphEditor) -> list[Site]:
 def rotation_contracted(g: GraphEditor) -> list[Site]:
     """a rotation's difference of two products is contracted to an FMA: one rounding is missing."""
     node = g.find("sub", r".*rope")
+    # The two products of the difference.
     one, two = node.args
     sites = g.sites(node, "_to_copy", "mul", "add")
     g.instead(node, g.kernel("fused_multiply_add"), *one.args, *two.args, -1)
@@ -188,6 +189,7 @@ def product_in_tf32(g: GraphEditor) -> list[Site]:
 @row("ours: a cast by its bits", needs=(BFLOAT16,))
 def cast_truncates(g: GraphEditor) -> list[Site]:
     """a cast to bfloat16 truncates instead of rounding."""
+    # For its error: the step must compute in bfloat16.
     node = g.find("_to_copy", NORM, where=lambda node: node.kwargs["dtype"] == g.dtype("bfloat16") and bool(node.args))
     found = [x for x in g.all("_to_copy", NORM) if x.kwargs["dtype"] == g.dtype("bfloat16") and "mul" in x.args[0].name]
     node = g.require(found, "a norm whose result is rounded to bfloat16")
@@ -208,6 +210,7 @@ def embedding_scaled(g: GraphEditor) -> list[Site]:
 @row("ours: another order of a reduction", sees=(FLOAT32,), kinds=("grad",))
 def weight_gradient_summed_backwards(g: GraphEditor) -> list[Site]:
     """a norm's weight gradient is summed from the last row to the first."""
+    # A weight's gradient is a sum over all dims of the input but the last; a norm's other sums are over the last.
     rank = len(g.case.input_shape)
     node = g.find("sum", NORM, direction="backward", where=lambda node: len(node.args[1]) == rank)
     sites = g.sites(node, "flip")

@@ -259,6 +259,7 @@ class _Writer:
             group = groups.derive(bucket.kind.group, REDUCTIONS)
             with self.graph.inserting_before(anchor):
                 if waiting:
+                    # Before the next launch, so that a single reduction is in flight.
                     self._finish_reduction(*waiting, anchor)
                 waiting = bucket, self._launch_reduction(bucket, group)
         if waiting:

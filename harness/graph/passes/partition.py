@@ -124,6 +124,7 @@ def _final_writes(graph: Graph) -> list[_Write]:
         if not operators.written_arguments(node):
             continue
         target, *values = node.all_input_nodes
+        # `copy_` returns its target, so a reader of the call would need the write where it is.
         if node.target is not aten.copy_.default or target.op != "placeholder" or node.users or len(values) != 1:
             raise PassError(
                 f"a graph that writes in place cannot be partitioned: `{node.name}` does",

@@ -141,7 +141,7 @@ def _read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
         name: x if aliases[name] else tree_map_only(torch.Tensor, lambda x: x.to(_wide_dtype(x.dtype)), x)
         for name, x in given.items()
     }
-    # An argument of which the call only returns a view is not read by it.
+    # A call does not read an argument that it only returns a view of.
     read = [x for name, x in given.items() if aliases[name] is None or aliases[name].is_write]
     is_rounded = any(map(_is_rounded, tree_leaves(read)))
     return (

@@ -76,7 +76,7 @@ class StepGraph:
     """A step as a graph.
 
     The graph's inputs are the parameters, in the order of `parameter_names`, the buffers, in the order of
-    `buffer_names`, and the step's own inputs, of which there are `num_inputs`.
+    `buffer_names`, and `num_inputs` inputs of the step itself.
     """
 
     module: GraphModule

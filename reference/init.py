@@ -78,8 +78,7 @@ def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
         generator = torch.Generator(device="cpu").manual_seed(stream_seed(name, seed))
         unit = torch.rand(*shape, generator=generator, dtype=torch.float32, device="cpu").sub_(0.5)
         return _spread_bias(unit) if name.endswith("expert_bias") else unit.add_(1.0)
-    # Steps of 3 modulo 7 take all seven exponents in turn, and neighbouring rows differ by a factor of
-    # 8 or more.
+    # Steps of 3 modulo 7 take all seven exponents in turn, so neighbouring rows differ by a factor of 8 or more.
     exponents = torch.arange(shape[-2], device="cpu") * 3 % EXPONENTS - EXPONENTS // 2
     if name.endswith("embeddings.weight"):
         generator = torch.Generator(device="cpu").manual_seed(stream_seed(name, seed))

@@ -31,7 +31,7 @@ MOMENTUM, LR = 0.95, 1e-2
 def orthogonal(matrix: Tensor, turns: int = 5) -> Tensor:
     """Return a matrix with its singular values moved close to 1, by `turns` Newton-Schulz iterations of degree five.
     The coefficients are those of https://kellerjordan.github.io/posts/muon."""
-    # The iteration multiplies matrices of the smaller dim.
+    # So that x @ x.T has the smaller of the two dims.
     wide = matrix.T if matrix.size(0) > matrix.size(1) else matrix
     x = wide / (wide.norm() + 1e-7)
     for _ in range(turns):

@@ -86,8 +86,7 @@ class SequenceRing:
         """
         total = shares[self.rank]
         for turn in range(1, self.ranks):
-            # Each rank sends to the one that is `turn` ranks before it, and so receives from the one `turn` ranks
-            # behind it.
+            # Each rank sends to the rank `turn` before it, and so receives from the rank `turn` behind it.
             there, here = (self.rank - turn) % self.ranks, (self.rank + turn) % self.ranks
             found = tuple(torch.empty_like(x) for x in total)
             calls = [dist.P2POp(dist.isend, x.contiguous(), there) for x in shares[there]]

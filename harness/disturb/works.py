@@ -161,7 +161,6 @@ class HeldWork(Work):
     def result(self) -> list[Tensor]:
         """Wait for the collective, and return the tensors that it wrote and that still exist."""
         self.wait()
-        # Tensors that no longer exist are left out.
         return [tensor for known in self._results if (tensor := known()) is not None]
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:

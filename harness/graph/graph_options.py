@@ -76,10 +76,10 @@ def parse_pass(text: str) -> PassSpec:
 def check_extra_passes(texts: tuple[str, ...], case: Case) -> None:
     """Refuse passes that could not run in this case. Raises UsageError."""
     specs = [parse_pass(text) for text in texts]
+    # The anchor of an extra pass may be another extra pass.
     known = [*PASSES, *(spec.function for spec in specs)]
     for spec in specs if case.candidate in TRACED else ():
         if spec.anchor not in known:
-            # An anchor may also be another extra pass.
             close = difflib.get_close_matches(spec.anchor, known, n=1)
             raise UsageError(
                 f"there is no pass {spec.anchor} for {spec.function} to stand {spec.side}",

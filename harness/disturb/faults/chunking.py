@@ -74,12 +74,12 @@ def halves_interleaved(g: GraphEditor) -> list[Site]:
 @row("ours; blind wherever every row of a batch has the same positions", needs=(BLOCKS,), sees=(POSITIONS,))
 def chunk_1_uses_chunk_0s_positions(g: GraphEditor) -> list[Site]:
     """chunk 1's rotary embedding uses the positions of chunk 0's rows."""
+    # Positions are integers, and an input of the graph.
     found = [
         node
         for node in g.all("slice", ".*rope", chunk=1)
         if node.all_input_nodes[0].op == "placeholder" and not g.is_floating(node)
     ]
-    # Positions are integers, and an input of the graph.
     node = g.require(found, "positions that are split")
     x, dim, start, _ = node.args
     node.args = (x, dim, 0, start)
@@ -89,12 +89,12 @@ def chunk_1_uses_chunk_0s_positions(g: GraphEditor) -> list[Site]:
 @row("ours: a mask that is given to both chunks, as one row for all is", needs=(BLOCKS, FOLDED))
 def chunk_1_masked_by_chunk_0s_documents(g: GraphEditor) -> list[Site]:
     """chunk 1 attends under the mask of chunk 0's documents."""
+    # Offsets are integers, too, but the graph computes them from positions.
     found = [
         node
         for node in g.all("slice", r"layers\.\d+\.attention", chunk=1)
         if node.all_input_nodes[0].op != "placeholder" and not g.is_floating(node)
     ]
-    # Offsets are integers, which the graph computes from positions.
     node = g.require(found, "offsets that are split")
     x, dim, start, _ = node.args
     node.args = (x, dim, 0, start)

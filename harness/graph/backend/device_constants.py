@@ -25,7 +25,6 @@ def forget_device_index(module: GraphModule, device: torch.device) -> int:
 
     def forget(argument: Any) -> Any:
         nonlocal found
-        # Only device objects: other arguments may be of any type.
         if argument != device or not isinstance(argument, torch.device):
             return argument
         found += 1

@@ -109,11 +109,11 @@ def bucket(module: GraphModule, context: PassContext, *, blocks: str, join_chunk
     place = {node: index for index, node in enumerate(graph.nodes)}
     gathers, reductions = _find_gathers(graph), _find_reductions(graph)
 
-    # The group stands last among a collective's arguments, and the tensor first.
     def kind_of(member: _Member, *, with_chunk: bool) -> _Kind:
         node = member.launch
         return _Kind(
             group=operators.group_name(node),
+            # Without the tensor, which is the first argument, and the group, which is the last.
             arguments=node.args[1:-1],
             dtype=node.meta["val"].dtype,
             block=_block_of(origin_of(node).module or "", blocks),

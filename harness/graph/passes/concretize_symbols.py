@@ -31,9 +31,10 @@ def concretize_symbols(module: GraphModule, context: PassContext) -> GraphModule
     # 1. Conditions first: numbers that violate them would give a wrong graph.
     _check_guards(context)
     symbol, extent = context.chunk_symbol.symbol, context.chunk_symbol.hint
+    # 2. A chunked graph has no symbol any more, so it is not written again.
     if symbols.graph_carries(module, symbol):
-        # 2. A chunked graph has no symbol any more, so it is not written again.
         module = _write_with_numbers(module, symbol, extent)
+    # 3. The scalars, which the new graph has as numbers.
     drop_dead_code(module)
     return module
 

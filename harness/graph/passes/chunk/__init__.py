@@ -114,7 +114,7 @@ class _Chunker:
             if self.roots[node]
             for written in operators.written_arguments(node)
         }
-        # With early accumulation, `gradients` has the values that are added before their reduction; `outputs` stays.
+        # With early accumulation, `gradients` has the values that are added before their reduction.
         self.outputs = frozenset(gradient_outputs(self.graph.output_node()))
         self.gradients = set(self.outputs)
         self.reductions: set[Node] = set()

@@ -120,7 +120,7 @@ def check_chunking(model: nn.Module, chunking: Chunking, *, folded: bool = False
         if experts is not None:
             raise ChunkError(
                 f"cannot chunk {name}: {experts} gives it rows of tokens",
-                expected=f"a module that takes {_activation(folded)}",
+                expected=f"a module that takes {_expected_activation(folded)}",
                 found=f"the pattern {chunking.modules!r}",
                 fix=f"choose {pattern_of(experts)}, or a module around it",
             )
@@ -239,7 +239,7 @@ class _ChunkedForward:
         if not isinstance(x, Tensor) or x.dim() != (2 if self.folded else 3) or not x.is_floating_point():
             raise ChunkError(
                 f"cannot split `{self.activation}` of {self.name}",
-                expected=_activation(self.folded),
+                expected=_expected_activation(self.folded),
                 found=_describe(x),
             )
         extent = x.shape[self.dim]
@@ -328,7 +328,7 @@ class _ChunkedForward:
         )
 
 
-def _activation(folded: bool) -> str:
+def _expected_activation(folded: bool) -> str:
     """The input that a chunked module must take, in words for an error."""
     return "a floating-point tensor of rank " + (
         "2 (tokens, model dim)" if folded else "3 (batch, sequence, model dim)"

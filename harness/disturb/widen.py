@@ -81,7 +81,7 @@ def computed_in_float64(found: Widened | None) -> Iterator[None]:
                     return _draw(function, *asked)
                 args, kwargs = asked
                 if function.namespace not in _SENT:
-                    args, kwargs, is_rounded = _read(function, args, kwargs)
+                    args, kwargs, is_rounded = _widen_arguments(function, args, kwargs)
                     if is_rounded and not noted.narrow:
                         line = innermost_user_line(sys._getframe(1))
                         noted.narrow = f"{function}{f' ({line})' if line else ''}"
@@ -124,7 +124,9 @@ def _is_rounded(x: Any) -> bool:
     return not torch.equal(x.to(torch.bfloat16).to(x.dtype).nan_to_num(), x.nan_to_num())
 
 
-def _read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
+def _widen_arguments(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
     """A call's positional and keyword arguments with narrow tensors widened, and whether the call reads numbers that
     may be rounded.
 

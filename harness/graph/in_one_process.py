@@ -30,11 +30,11 @@ def collective(op: str, partition: Partition, arguments: Sequence[Sequence[Any]]
         xs = [arguments[rank][0] for rank in group]
         for place, rank in enumerate(group):
             # `op` is like _c10d_functional.all_reduce.default.
-            found[rank] = _delivered(op.split(".")[1], xs, [arguments[peer][1:] for peer in group], place)
+            found[rank] = _result_of_rank(op.split(".")[1], xs, [arguments[peer][1:] for peer in group], place)
     return found
 
 
-def _delivered(name: str, xs: list[Tensor], rest: list[Sequence[Any]], place: int) -> Tensor:
+def _result_of_rank(name: str, xs: list[Tensor], rest: list[Sequence[Any]], place: int) -> Tensor:
     match name:
         case "all_gather_into_tensor":
             return torch.cat(xs)

@@ -149,7 +149,7 @@ def run_pipeline(
     for run_pass in passes:
         name = run_pass.__name__
         enter(f"in {'extra ' * isinstance(run_pass, ExtraPass)}pass {name}")
-        report = _of_all_stages([run.run(run_pass) for run in runs])
+        report = _sum_reports([run.run(run_pass) for run in runs])
         # Only after all stages: a pass may find nothing in one stage, but must find something in another.
         _refuse_idle(name, runs)
         # Before the checks, so that a dump also has a graph that they refuse.
@@ -216,7 +216,7 @@ def _refuse_idle(name: str, runs: Sequence[_StageRun]) -> None:
             raise idle[0]
 
 
-def _of_all_stages(each: Sequence[PassReport]) -> PassReport:
+def _sum_reports(each: Sequence[PassReport]) -> PassReport:
     if len(each) == 1:
         return each[0]
     return replace(

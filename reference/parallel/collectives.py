@@ -61,8 +61,7 @@ def all_to_all(x: Tensor, output_splits: list[int], input_splits: list[int], gro
 
 def _own_group(x: Tensor, name: str) -> dist.ProcessGroup | None:
     """The Python group whose methods can be called directly for `x`; None if the operator must be called instead."""
-    # The operator is needed if a mode, a trace, a profiler or autograd has to see it. Methods are called directly for host
-    # memory only.
+    # The operator is needed if a mode, a trace, a profiler or autograd has to see it, and outside of host memory.
     if is_watched() or not x.is_cpu or (x.requires_grad and torch.is_grad_enabled()):
         return None
     found = group_named(name)

@@ -171,7 +171,7 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
     if any(ranks != sorted(ranks) for ranks in partition):
         raise refused(ValueError(f"group {name} lists ranks out of order: {partition}"))
     is_alone = all(len(ranks) == 1 for ranks in partition)
-    group = LoneGroup() if is_alone else _in_rank_order(_own_part(partition, high_priority), partition)
+    group = LoneGroup() if is_alone else _order_sums(_make_part(partition, high_priority), partition)
     keep_group(name, partition, group)
 
 
@@ -180,10 +180,10 @@ def pipeline_group(mesh: Mesh) -> dist.ProcessGroup:
 
     It is for messages between two ranks only, which the other groups in this file do not support.
     """
-    return _own_part(mesh.partition(PIPELINE), False)
+    return _make_part(mesh.partition(PIPELINE), False)
 
 
-def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
+def _make_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
     """Make torch's group over the ranks in this rank's part of `partition`. All ranks call this together."""
     rank = dist.get_rank()
     own = next(list(ranks) for ranks in partition if rank in ranks)
@@ -206,7 +206,7 @@ def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
     return groups[tuple(own)]
 
 
-def _in_rank_order(group: dist.ProcessGroup, partition: Partition) -> dist.ProcessGroup:
+def _order_sums(group: dist.ProcessGroup, partition: Partition) -> dist.ProcessGroup:
     """Make a group that communicates through shared memory if enough of it is left, else one that wraps torch's
     `group`."""
     # gloo's group is made in both cases. Its idle threads cost almost nothing, but without them steps on a busy machine

@@ -148,23 +148,23 @@ def loss_of_all_ranks(g: GraphEditor) -> list[Site]:
     return [Site("*", "*", None, "all_reduce"), Site("*", "*", None, "div")]
 
 
-def _summed(order: str, least: int) -> Callable[[Callable[..., Any]], Entry]:
+def _sum_order_row(order: str, least: int) -> Callable[[Callable[..., Any]], Entry]:
     """Return a decorator for an entry that takes sums over ranks in `order`. With fewer than `least` ranks, this order
     adds as rank order does."""
     sites = (Site("*", "backward", "*", "reduce_scatter_tensor"),)
     return row(ORDERS, order=order, needs=(ranks(least),), sees=(FLOAT32,), kinds=("grad",), sites=sites)
 
 
-@_summed("descending", least=3)
+@_sum_order_row("descending", least=3)
 def summed_from_the_last_rank() -> None:
     """sums over ranks are taken from the last rank to the first."""
 
 
-@_summed("pairwise", least=4)
+@_sum_order_row("pairwise", least=4)
 def summed_in_pairs() -> None:
     """sums over ranks are taken in pairs, as a tree does."""
 
 
-@_summed("position", least=3)
+@_sum_order_row("position", least=3)
 def summed_by_position() -> None:
     """sums over ranks start at another rank in each part of a message, as in a ring."""

@@ -18,11 +18,11 @@ def _alike_parts(g: GraphEditor, split: Call) -> list[tuple[Call, Call]]:
         for i, one in enumerate(parts)
         for other in parts[i + 1 :]
         # To exchange two parts of the same sum, such as both chunks' gradients of a parameter, is no fault.
-        if sizes[one.args[1]] == sizes[other.args[1]] and _total(one) is not _total(other)
+        if sizes[one.args[1]] == sizes[other.args[1]] and _addition_of(one) is not _addition_of(other)
     ]
 
 
-def _total(node: Call) -> Call:
+def _addition_of(node: Call) -> Call:
     """The addition that reads `node`, a part of a bucket, directly or through up to four calls; the last of these calls
     if there is no addition."""
     for _ in range(4):

@@ -58,7 +58,7 @@ def _after_load(loop: Loop, change: Callable[[], Any]) -> None:
     loop.load = load
 
 
-def _neighbours(part: Any) -> Any:
+def _shard_of_neighbour(part: Any) -> Any:
     import torch
     import torch.distributed as dist
 
@@ -108,7 +108,7 @@ def shards_exchanged(loop: Loop) -> None:
 
     part = loop.model.blocks[0].up.weight.to_local()
     with torch.no_grad():
-        part.copy_(_neighbours(part))
+        part.copy_(_shard_of_neighbour(part))
 
 
 @row(
@@ -123,7 +123,7 @@ def gradient_shards_exchanged(loop: Loop) -> None:
 
     def exchange() -> None:
         part = loop.model.blocks[0].up.weight.grad.to_local()
-        part.copy_(_neighbours(part))
+        part.copy_(_shard_of_neighbour(part))
 
     _after_backward(loop, exchange)
 
@@ -174,7 +174,7 @@ def one_replica_exchanges_shards(loop: Loop) -> None:
     def exchange() -> None:
         part = loop.model.blocks[0].up.weight.grad.to_local()
         # All ranks call this collective, also those that do not use its result.
-        other = _neighbours(part)
+        other = _shard_of_neighbour(part)
         if 2 * NOW.rank < NOW.world_size:
             part.copy_(other)
 
@@ -249,7 +249,7 @@ def moments_of_the_wrong_shard(loop: Loop) -> None:
 
     def exchange() -> None:
         part = loop.optimizer.state[loop.model.blocks[0].up.weight]["exp_avg"].to_local()
-        part.copy_(_neighbours(part))
+        part.copy_(_shard_of_neighbour(part))
 
     _after_load(loop, exchange)
 

@@ -230,7 +230,7 @@ def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[Gra
     """
     from torch.fx.passes.regional_inductor import regional_inductor
 
-    module = _copied(module)
+    module = _copy_graph(module)
     _unshare_nested_graphs(module)
     region_of = marked_by(patterns, module.graph) if patterns else _attention_region
     regions = {node: region for node in module.graph.nodes if (region := region_of(node)) is not None}
@@ -312,7 +312,7 @@ def _devices(module: GraphModule) -> set[torch.device]:
     return {value.device for value in _input_values(module)}
 
 
-def _copied(module: GraphModule) -> GraphModule:
+def _copy_graph(module: GraphModule) -> GraphModule:
     graph = Graph()
     # Only the graph is new: the copy shares values and nested graphs.
     graph.output(graph.graph_copy(module.graph, {}))

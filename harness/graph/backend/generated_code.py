@@ -43,7 +43,7 @@ def hash_generated(folder: Path, index: int | None = None) -> str:
 
     `index` is the index of the GPU for which the code was generated, or None.
     """
-    sources = sorted(_decisive(file.read_text(), folder, index) for file in folder.rglob("*.py"))
+    sources = sorted(_normalized(file.read_text(), folder, index) for file in folder.rglob("*.py"))
     # Sorted by content: file names differ between traces.
     return hashlib.sha256("\0".join(sources).encode()).hexdigest()
 
@@ -61,7 +61,7 @@ def count_launches(folder: Path) -> int:
     return launches
 
 
-def _decisive(source: str, folder: Path, index: int | None) -> str:
+def _normalized(source: str, folder: Path, index: int | None) -> str:
     # Comment lines are removed first, since parsing keeps those in strings, such as C++ kernels.
     source = _COMMENT.sub("", source.replace(str(folder), ""))
     for pattern in _INDEX if index is not None else ():

@@ -58,10 +58,10 @@ class _Dispatch:
             splits = tuple(map(symbols.expression, args[1]))
             # A sum of at most two splits is as short as it can be, and a sum of numbers is a number.
             if len(splits) > 2 and not all(isinstance(split, int) for split in splits):
-                return self._deliver(args[0], args[1][0], splits)
+                return self._all_to_all(args[0], args[1][0], splits)
         return self._plain(func, types, args, kwargs or {})
 
-    def _deliver(self, x: Tensor, first: Any, splits: tuple[Any, ...]) -> Tensor:
+    def _all_to_all(self, x: Tensor, first: Any, splits: tuple[Any, ...]) -> Tensor:
         # Equal splits get the same symbol, so that equal sizes stay equal.
         if splits not in self._num_rows:
             with self._shape_env.ignore_fresh_unbacked_symbols():

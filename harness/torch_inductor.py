@@ -133,13 +133,13 @@ def generated_module(compiled: Any) -> tuple[str, list[str]]:
 def load_generated(file: Path) -> Callable[[list[Any]], Any]:
     """Load the step in a file of generated code. Returns a function that takes a list of inputs, and empties the list.
 
-    This runs the file and compiles nothing. The file's kernels are in Inductor's folder (TORCHINDUCTOR_CACHE_DIR),
-    along with small programs that show which instructions the compiler can use. Inductor finds them by a hash of their
-    source and of the compiler's whole command line. Raises WouldCompileError for a missing kernel, and the file's own
-    errors.
+    This runs the file and compiles nothing. The file's kernels are in Inductor's folder (TORCHINDUCTOR_CACHE_DIR).
+    Raises WouldCompileError for a missing kernel, and the file's own errors.
     """
     from torch._inductor import codecache, cpp_builder
 
+    # The folder also has small programs that show which instructions the compiler can use. Inductor finds programs and
+    # kernels by a hash of their source and of the compiler's whole command line; it builds only what it does not find.
     def refuse(builder: Any) -> None:
         raise WouldCompileError(Path(builder.get_target_file_path()).name)
 

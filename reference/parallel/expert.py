@@ -65,6 +65,7 @@ class ExpertExchange:
         num_local = counts_E.shape[0] // self.size
         even = [num_local] * self.size
         counts_WL = all_to_all(counts_E, even, even, self.group).view(self.size, num_local)
+        # `sent[i]` and `received[i]` are the numbers of rows for rank i and from rank i.
         splits_2W = torch.cat([counts_E.view(self.size, num_local).sum(1), counts_WL.sum(1)])
         splits = splits_2W.to("cpu").tolist()  # one copy for both: on CUDA each one blocks the host
         sent, received = splits[: self.size], splits[self.size :]

@@ -161,6 +161,7 @@ def sharding_rules() -> SimpleNamespace:
     return SimpleNamespace(**found, line=line, propagator=propagator, cost=_collective_utils.redistribute_cost)
 
 
+# The tables in which torch keeps the process groups of this process.
 _TABLES = (
     "pg_map",
     "pg_names",

@@ -163,9 +163,12 @@ class _Call:
         self.parts: list[Hashable] = []
         self._mode = mode
         self._known = symbols
+        # The sizes in the arguments in the order of occurrence, and the index of each by identity.
         self._nodes: list[SymNode] = []
         self._place: dict[int, int] = {}
+        # The numbers that replace symbols in the key.
         self._number: dict[sympy.Symbol, int] = {}
+        # The sizes in the result that no argument has. Those that are one node have the same name.
         self._results: list[SymNode] = []
         self._name: dict[int, int] = {}
 
@@ -291,8 +294,10 @@ class _Symbols:
 
     def __init__(self, env: ShapeEnv) -> None:
         self._env = env
+        # From an expression to its form with placeholders and its symbols, and back.
         self._expressions: dict[Any, tuple[Any, tuple[sympy.Symbol, ...]]] = {}
         self._instances: dict[Any, Any] = {}
+        # An index of torch's deferred conditions by symbol, made for this many conditions.
         self._conditions: dict[sympy.Symbol, list[Any]] = {}
         self._num_conditions = 0
 

@@ -55,6 +55,8 @@ class ChunkedModules:
     ) -> None:
         self.names = names
         self._chunking = chunking
+        # Calls of the current step; those of the first step, which every later step must repeat; all modules that the
+        # first step has called.
         self._num_calls: Counter[str] = Counter()
         self._of_first_step: dict[str, int] | None = None
         self._called: set[str] = set()

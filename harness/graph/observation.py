@@ -211,6 +211,7 @@ def show_activations(module: GraphModule, chunking: Chunking | None) -> int:
     return len(shown)
 
 
+# The arguments of a call of `observed`: the record's name, the nodes to join, the dim, and the half to take.
 Show = tuple[str, list[Node], int | None, int | None]
 
 

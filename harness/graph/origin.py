@@ -130,10 +130,12 @@ class OriginRecorder:
         self._name = name
         self._names = {module: below for below, module in model.named_modules(prefix=name)}
         self.num_calls: Counter[str] = Counter()
+        # Stacks of the modules that run, by name, and of the module calls around the next node.
         self._running: list[str] = []
         self._calls: list[tuple[ModuleCall, ...]] = [()]
         self._backward: Origin | None = None
         self._in_backward = False
+        # The origin stored under `_sequence_numbers[i]` is `_origins[i]`; the numbers ascend.
         self._sequence_numbers: list[int] = []
         self._origins: list[Origin] = []
 

@@ -247,4 +247,5 @@ def _count_operators(stages: StageGraphs) -> Counter[str]:
 
 def _changes(before: Counter[str], after: Counter[str]) -> dict[str, list[int]]:
     names = sorted(before.keys() | after.keys())
+    # Each operator's number of calls before and after the pass.
     return {name: [before[name], after[name]] for name in names if before[name] != after[name]}

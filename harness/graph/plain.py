@@ -107,6 +107,7 @@ class _Writer:
         return {"nodes": nodes, "places": [list(place) for place in self.places], "nested": self.nested}
 
     def _node(self, node: Node) -> Json:
+        # The reader takes these fields in the same order: see `_read`.
         return [node.op, node.name, self._target(node), self._place(node), *map(self._value, (node.args, node.kwargs))]
 
     def _target(self, node: Node) -> str:

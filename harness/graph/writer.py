@@ -41,6 +41,7 @@ class GraphWriter:
         self._symbol = symbol
         self._extent = extent
         self._fake_mode = step_fake_mode(_shape_env_without(symbol), remembers=False, repeats=True)
+        # Results of calls by operator and arguments, in which a number stands for the layout of each node.
         self._known: dict[Any, Any] = {}
         self._layouts: dict[Any, int] = {}
         self._layout_of: dict[Node, int] = {}

@@ -41,12 +41,12 @@ class OtherOrderGroup(DeviceOrderGroup):
         super().__init__(transport)
         self._order = order
         self._is_on = is_on
-        self._tell = tell
+        self._report = tell
 
     def _sum(self, parts_WN: Tensor) -> Tensor:
         if not self._is_on() or len(parts_WN) < FEWEST_RANKS[self._order] or not parts_WN.is_floating_point():
             return sum_in_rank_order(parts_WN)
-        self._tell()
+        self._report()
         return sum_in_order(parts_WN, self._order)
 
 

@@ -59,6 +59,7 @@ class SharedMemoryGroup(RankOrderGroup):
         # A header has the collective's number, the digest and text of its call, and the number of bytes for each rank.
         self.header = struct.Struct(f"<Q{_HASH_BYTES}s{_CALL_BYTES}s{self.num_ranks}Q")
         self.header_bytes = -(-self.header.size // _LINE) * _LINE
+        # Launched, but not complete; the oldest comes first.
         self.under_way: deque[_Exchange] = deque()
         self.rows = functools.lru_cache(_MAX_VIEWS)(self._rows)
         self._views: dict[torch.dtype, Tensor] = {}

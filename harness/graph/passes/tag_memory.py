@@ -82,6 +82,8 @@ class _Tagger:
         self.saves_heavy = context.memory.policy != "full"
         self.bytes = TensorBytes(self.graph, context.chunk_symbol)
         self.owners = operators.storage_owners(self.graph.nodes)
+        # `aliases`: all nodes with the storage of an owner. `written`: owners of storages that calls write. `border`:
+        # values that another block reads. `smaller`: see rule 3.
         self.aliases: dict[Node, list[Node]] = {}
         self.written: set[Node] = set()
         self.border: set[Node] = set()

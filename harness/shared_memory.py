@@ -36,6 +36,7 @@ INLINE_SLOTS, INLINE_BYTES = 8, 256 << 10
 BULK_SLOTS, BULK_BYTES = 4, 512 << 10
 """Larger messages go through these, in pieces."""
 
+# Numbers of the system call `futex` by architecture, and of its operations, as the kernel defines them.
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}
 _FUTEX_WAIT, _FUTEX_WAKE_OP = 0, 5
 _NORESERVE = 0x4000  # Linux's MAP_NORESERVE: pages that are never written take no memory
@@ -43,6 +44,7 @@ _LINE = 64
 _LINE_BYTES = 256
 _MAX_RANKS = 2047  # FUTEX_WAKE_OP compares with a number of 12 bits
 _ALL = 2**31 - 1
+# The longest sleep before a rank checks whether the others are alive, and the looks at a counter before it sleeps.
 _SLICE_NS = 20_000_000
 _SPINS = 300
 
@@ -89,6 +91,7 @@ class SharedMemory:
         self._number = _SYS_FUTEX[platform.machine()]
         self._slice = ctypes.addressof(_SLICE)
         self._is_ordered = platform.machine() == "x86_64"
+        # On a machine with fewer cores than ranks, spinning would keep the last rank from running.
         self._spins = _SPINS if world_size <= len(os.sched_getaffinity(0)) else 0
         self._pidfds: dict[int, int] = {}
 
@@ -114,6 +117,7 @@ class SharedMemory:
         for ranks in partition:
             if rank in ranks:
                 break
+            # `first` is the number of ranks in the groups before: each group has its own part of the area.
             first += len(ranks)
         words_at = self.world_size * _LINE + (area * self.world_size + first) * self._ring_words
         data_at = self._areas_at + area * self._area_bytes
@@ -148,6 +152,7 @@ class SharedMemory:
                 break
         limit = None
         while (value := words[index]) != target:
+            # The kernel sleeps only if the counter still is `value`: an arrival in between is never missed.
             if self._futex(self._number, self.address + at, _FUTEX_WAIT, value, self._slice, None, 0) == 0:
                 continue
             number = ctypes.get_errno()
@@ -178,6 +183,7 @@ class SharedMemory:
         rank_of = {}
         for rank in ranks:
             pid = self.words[rank * _LINE // 4]
+            # A rank that has not joined yet has the process id 0.
             if pid and rank not in self._pidfds:
                 try:
                     self._pidfds[rank] = os.pidfd_open(pid)
@@ -202,6 +208,7 @@ class Board:
 
     def write(self, rank: int, line: str) -> None:
         """Write a rank's line. A line that is too long is cut."""
+        # A zero byte ends the text: the rest of an older, longer line may follow it.
         content = line.encode()[: _LINE_BYTES - 1]
         at = rank * _LINE_BYTES
         self._map[at : at + len(content) + 1] = content + b"\0"
@@ -245,6 +252,7 @@ class Ring:
         self._size = len(self.ranks)
         self._mine = self.ranks.index(rank) * stride
         self._timeout = timeout
+        # Two counters per slot, a cache line apart: for pieces that are written, and for pieces that are read.
         self._words = [words_at + 2 * slot * _LINE for slot in range(num_slots)]
         self._slots = [data_at + (slot * memory.world_size + first) * stride for slot in range(num_slots)]
 
@@ -258,6 +266,7 @@ class Ring:
         assert not self.is_full
         round_, slot = divmod(self.posted, self.num_slots)
         if round_:
+            # The slot is free when all ranks have read the piece of the round before.
             self._wait(self._words[slot] + _LINE, round_ - 1)
         return self._slots[slot] + self._mine
 

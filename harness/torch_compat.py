@@ -135,11 +135,9 @@ def symbolic_graph(
 
 
 def _without_tensor_meta(module: GraphModule) -> GraphModule:
-    """Remove the metadata `tensor_meta` from each node, in place, and return the module.
-
-    It repeats facts of `val`, which stays, and would be wrong after the first pass that changes a size. No pass reads
-    it. Inductor needs it, but graphs for Inductor are traced again.
-    """
+    """Remove the metadata `tensor_meta` from each node, in place, and return the module."""
+    # It repeats facts of `val`, which stays, and would be wrong after the first pass that changes a size. No pass reads
+    # it. Inductor needs it, but graphs for Inductor are traced again.
     for nested in module.modules():
         for node in nested.graph.nodes if isinstance(nested, GraphModule) else ():
             node.meta.pop("tensor_meta", None)
@@ -216,9 +214,9 @@ def keys_of(value: Any) -> list[tuple[Any, ...]]:
 def swapped_state(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[None]:
     """Context in which a module reads the tensors in `state` in place of its parameters and buffers of the same names.
 
-    All names of a tied parameter get the same tensor. A recurrent module also keeps its parameters in a list: the list
-    is rebuilt, so that the module's forward reads these tensors.
+    All names of a tied parameter get the same tensor.
     """
+    # A recurrent module also keeps its parameters in a list, which its forward reads: the list is rebuilt.
     recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     try:
         with _reparametrize_module(model, dict(state), tie_weights=True):
@@ -305,13 +303,15 @@ _PARTITION_SETTINGS = {"activation_memory_budget": 1.0, "unsafe_allow_optimizati
 
 def forget_memos(fake: FakeTensor) -> None:
     """Make a fake tensor forget its symbols for data-dependent sizes, so that the next query creates new symbols."""
+    # The memos are descriptors of the class, with a name for each kind of size.
     for name in vars(FakeTensor):
         if name.endswith("_memo"):
             setattr(fake, name, None)
 
 
 def has_open_sizes(tensor: Tensor) -> bool:
-    """Return whether any size or stride is a symbol. Sizes are not read, since that may add a guard."""
+    """Return whether any size or stride is a symbol."""
+    # Sizes are not read, since that may add a guard.
     return tensor._has_symbolic_sizes_strides
 
 
@@ -377,10 +377,8 @@ def rewrites_code(graph: Graph) -> bool:
 
 
 def wraps_its_call(module: GraphModule) -> bool:
-    """Return whether a call of a graph module runs other code than its graph's, because its class was changed.
-
-    torch makes a class for each graph module, and a user's code may replace the method `__call__` in it.
-    """
+    """Return whether a call of a graph module runs other code than its graph's, because its class was changed."""
+    # torch makes a class for each graph module, and a user's code may replace the method `__call__` in it.
     own = vars(type(module))
     wrapped = own.get("_wrapped_call")  # present with the code, which some modules create at their first call
     return "__call__" in own if wrapped is None else type(wrapped) is not _WrappedCall or wrapped.cls_call is not None
@@ -408,11 +406,9 @@ _OF_EVERY_MODULE = {*vars(nn.Module())} - {"training"}
 
 
 def is_within_own_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a hook that runs now was called by `super().step()`, inside of the optimizer's own step.
-
-    torch runs the hooks of an optimizer once for each class, among its own class and the bases, whose `step` it has
-    patched. It patches a base's `step` when an object of the base is created.
-    """
+    """Return whether a hook that runs now was called by `super().step()`, inside of the optimizer's own step."""
+    # torch runs the hooks of an optimizer once for each class, among its own class and the bases, whose `step` it has
+    # patched. It patches a base's `step` when an object of the base is created.
     steps, frame = 0, sys._getframe(1)
     while frame is not None and steps < 2:
         is_step = frame.f_code.co_name == "wrapper" and frame.f_globals.get("__name__") == "torch.optim.optimizer"
@@ -455,6 +451,7 @@ def backward_hooks_set_within(within: Callable[[nn.Module], AbstractContextManag
         with within(hook.module):
             return own(hook, args)
 
+    # `own` is defined below `setup`, which reads it only when it is called.
     own: Any = BackwardHook.setup_output_hook
     with mock.patch.object(BackwardHook, "setup_output_hook", setup):
         yield
@@ -479,6 +476,7 @@ def name_visible_gpus(count: int) -> list[str]:
     """
     visible = torch.cuda._parse_visible_devices()[:count]
     try:
+        # CUDA_VISIBLE_DEVICES has either indices or names. Names become indices first.
         uuids = torch.cuda._raw_device_uuid_nvml() or []
         by_name = [str(each) for each in visible]
         ordinals = [each for each in visible if isinstance(each, int)]

@@ -64,6 +64,7 @@ def compiled_calls_told(
             recompiled(str(found[0]))
         return found
 
+    # The replacements above read these names only when they are called.
     own_reasons = convert_frame.get_and_maybe_log_recompilation_reasons
     own_optimize, own_from_stance = torch._dynamo.optimize, eval_frame._callback_from_stance
     with (
@@ -75,10 +76,11 @@ def compiled_calls_told(
 
 
 def compile_calls(model: nn.Module, backend: Callable[..., Any]) -> None:
-    """Compile a module's calls, like `module.compile`, even if its class is one of torch's, which Dynamo skips.
+    """Compile a module's calls, like `module.compile`, even if its class is one of torch's.
 
     Sizes are fixed: a call with other sizes is compiled again.
     """
+    # Dynamo skips calls of torch's own classes, but not a function of ours that makes such a call.
 
     def called(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
@@ -134,6 +136,7 @@ class _Uncompiled(nullcontext[None]):
         self._called = called
 
     def __call__(self, code: Any) -> Any:
+        # torch.compile takes modules, classes and functions. A null context would return each of them unchanged.
         if isinstance(code, nn.Module):
             code.register_forward_pre_hook(lambda module, args: self._called())
             return code

@@ -37,6 +37,7 @@ def name_of_group(boxed: Any) -> str:
 
 def averages(reduction: Any) -> bool:
     """Return whether a collective with this reduction divides the sum by the number of ranks."""
+    # Functional collectives take the reduction as text, c10d's operators as a boxed object.
     if isinstance(reduction, str):
         return reduction.lower() == "avg"
     is_boxed = isinstance(reduction, torch.ScriptObject) and cast(Any, reduction)._has_method("op")
@@ -106,10 +107,8 @@ def group_of_size(size: int) -> Any:
 
 
 def set_timeout(options: Any, timeout: Any) -> None:
-    """Set the time limit of collectives in the options of a NCCL group.
-
-    torch reads it there, and not from the argument of `new_group`.
-    """
+    """Set the time limit of collectives in the options of a NCCL group."""
+    # torch reads it there, and not from the argument of `new_group`.
     options._timeout = timeout
 
 
@@ -131,7 +130,7 @@ def collectives_by_group() -> dict[str, int]:
 def messages_told(tell: Callable[[], None]) -> Iterator[None]:
     """Context that calls `tell` for each message that this process sends to or receives from a single rank."""
 
-    def told(own: Callable[..., Any]) -> Callable[..., Any]:
+    def reporting(own: Callable[..., Any]) -> Callable[..., Any]:
         def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             if group.size() > 1:
                 tell()
@@ -141,7 +140,7 @@ def messages_told(tell: Callable[[], None]) -> Iterator[None]:
 
     with ExitStack() as stack:
         for name in ("send", "recv", "recv_anysource"):
-            stack.enter_context(mock.patch.object(ProcessGroup, name, told(getattr(ProcessGroup, name))))
+            stack.enter_context(mock.patch.object(ProcessGroup, name, reporting(getattr(ProcessGroup, name))))
         yield
 
 
@@ -156,11 +155,13 @@ def sharding_rules() -> SimpleNamespace:
 
     found = {name: getattr(_op_schema, name) for name in ("OpSchema", "OpSpec", "OpStrategy", "TupleStrategy")}
     found |= {name: getattr(_dtensor_spec, name) for name in ("DTensorSpec", "TensorMeta")}
+    # A mesh without process groups, as only the sizes of shards matter.
     line = functools.cache(lambda n: DeviceMesh("cpu", torch.arange(n, device="cpu"), _init_backend=False, _rank=0))
     propagator = DTensor._op_dispatcher.sharding_propagator
     return SimpleNamespace(**found, line=line, propagator=propagator, cost=_collective_utils.redistribute_cost)
 
 
+# The tables in which torch keeps the process groups of this process.
 _TABLES = (
     "pg_map",
     "pg_names",

@@ -51,7 +51,7 @@ _READS_STORAGE = frozenset({"aten::as_strided", "aten::as_strided_scatter", "ate
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 
 
-class _Unkept(Exception):  # noqa: N818
+class _NotCachedError(Exception):
     """Raised for a call that is not cached: torch has to compute it."""
 
 
@@ -78,7 +78,7 @@ class _Size(NamedTuple):
     form: _Form | None = None
 
 
-class _Kept(NamedTuple):
+class _CachedTensor(NamedTuple):
     """The layout of a tensor in a cached result, from which the tensor is rebuilt.
 
     `shares`: its storage is that of the only tensor among the arguments. `is_closed`: it has its own memory and no open
@@ -101,15 +101,16 @@ class FakeResults:
         self._mode = mode
         self._env = shape_env
         self._compute = compute
-        self._kept: dict[Hashable, tuple[type, list[_Kept]]] = {}
+        self._cache: dict[Hashable, tuple[type, list[_CachedTensor]]] = {}
         self._symbols = _Symbols(shape_env)
-        self._may_be_kept: dict[Any, bool] = {}
+        self._may_be_cached: dict[Any, bool] = {}
 
     def __call__(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of a call, rebuilt from the cache if the cache has it."""
-        may = self._may_be_kept.get(func)
+        may = self._may_be_cached.get(func)
         if may is None:
-            may = self._may_be_kept[func] = _may_be_kept(func)
+            may = self._may_be_cached[func] = _may_be_cached(func)
+        # While a tracer records, the call must reach it.
         if not may or get_proxy_mode() is not None:
             return self._compute(func, types, args, kwargs)
         call = _Call(self._mode, self._symbols)
@@ -117,29 +118,32 @@ class FakeResults:
         if facts is None:
             return self._compute(func, types, args, kwargs)
         key = (func, *_switches(), *call.parts, facts)
-        if (known := self._kept.get(key)) is not None:
+        if (known := self._cache.get(key)) is not None:
             kind, tensors = known
             # Sizes that are one node in torch's result are one node here, too.
             sizes: dict[_Size, Any] = {}
-            made = [self._made(call, each, sizes) for each in tensors]
+            made = [self._rebuild(call, each, sizes) for each in tensors]
             return made[0] if kind is FakeTensor else kind(made)
         before = self._symbols.state()
         result = self._compute(func, types, args, kwargs)
         # If the call taught torch something about sizes, a result from the cache would not teach it that.
         if self._symbols.state() == before and call.facts() == facts:
-            self._keep(key, call, result)
+            self._store(key, call, result)
         return result
 
-    def _keep(self, key: Hashable, call: _Call, result: Any) -> None:
+    def _store(self, key: Hashable, call: _Call, result: Any) -> None:
         tensors = [result] if type(result) is FakeTensor else result if type(result) in (list, tuple) else []
         try:
+            # A result is rebuilt once and compared, so that a layout which the cache cannot express is never used.
             kept = [call.kept(x) for x in tensors]
-            if kept and all(_same(x, self._made(call, each, {})) for x, each in zip(tensors, kept, strict=True)):
-                self._kept[key] = type(result), kept
-        except _Unkept:
+            if kept and all(
+                _have_same_layout(x, self._rebuild(call, each, {})) for x, each in zip(tensors, kept, strict=True)
+            ):
+                self._cache[key] = type(result), kept
+        except _NotCachedError:
             pass
 
-    def _made(self, call: _Call, kept: _Kept, made: dict[_Size, Any]) -> FakeTensor:
+    def _rebuild(self, call: _Call, kept: _CachedTensor, made: dict[_Size, Any]) -> FakeTensor:
         shape = [call.size(n, made) for n in kept.sizes]
         strides = [call.size(n, made) for n in kept.strides]
         # Making the tensor must add no guard of its own.
@@ -159,9 +163,12 @@ class _Call:
         self.parts: list[Hashable] = []
         self._mode = mode
         self._known = symbols
+        # The sizes in the arguments in the order of occurrence, and the index of each by identity.
         self._nodes: list[SymNode] = []
         self._place: dict[int, int] = {}
+        # The numbers that replace symbols in the key.
         self._number: dict[sympy.Symbol, int] = {}
+        # The sizes in the result that no argument has. Those that are one node have the same name.
         self._results: list[SymNode] = []
         self._name: dict[int, int] = {}
 
@@ -171,11 +178,11 @@ class _Call:
             self.read(args)
             self.read(kwargs)
             return self.facts()
-        except _Unkept:
+        except _NotCachedError:
             return None
 
     def read(self, value: Any) -> None:
-        """Add an argument to `parts`. Raises _Unkept for a type that cannot be cached."""
+        """Add an argument to `parts`. Raises _NotCachedError for a type that cannot be cached."""
         add = self.parts.append
         kind: Any = type(value)
         if kind is FakeTensor:
@@ -195,12 +202,12 @@ class _Call:
             add(kind)  # 1, 1.0 and True are equal, but different arguments
             add(value)
         else:
-            raise _Unkept
+            raise _NotCachedError
 
     def _read_tensor(self, x: FakeTensor) -> None:
         # A fake tensor with a constant or a real tensor has values, on which the result may depend.
         if x.fake_mode is not self._mode or x.constant is not None or x.real_tensor is not None:
-            raise _Unkept
+            raise _NotCachedError
         self.tensors.append(x)
         sizes, strides = x.shape, x.stride()
         self.parts += (torch._C._dispatch_keys(x).raw_repr(), x.dtype, x.fake_device, x.requires_grad, len(sizes))
@@ -229,41 +236,42 @@ class _Call:
     def facts(self) -> tuple[Hashable, ...]:
         """Return all facts about the call's symbols, and about all symbols that occur in conditions with them."""
         known: list[Hashable] = []
-        told: set[Any] = set()
+        listed: set[Any] = set()
         symbols = list(self._number)
         for symbol in symbols:  # the list grows during the loop
             known.append(self._known.of(symbol))
             for condition in self._known.conditions(symbol):
-                if condition not in told:
-                    told.add(condition)
+                if condition not in listed:
+                    listed.add(condition)
                     template, names = self._known.expression(condition)
                     known.append((template, tuple([self._number_of(name) for name in names])))
                     symbols += [name for name in names if name not in symbols]
         return tuple(known)
 
-    def kept(self, x: Any) -> _Kept:
-        """Return the layout of the result `x`, for the cache. Raises _Unkept if `x` cannot be cached."""
+    def kept(self, x: Any) -> _CachedTensor:
+        """Return the layout of the result `x`, for the cache. Raises _NotCachedError if `x` cannot be cached."""
         if type(x) is not FakeTensor or x.constant is not None or x.real_tensor is not None or x.requires_grad:
-            raise _Unkept
+            raise _NotCachedError
         if x.fake_mode is not self._mode or x.layout is not torch.strided or any(x is y for y in self.tensors):
-            raise _Unkept
+            raise _NotCachedError
         storage = x.untyped_storage()._cdata
         shares = any(storage == y.untyped_storage()._cdata for y in self.tensors)
-        offset = self._kept_size(x.storage_offset())
+        offset = self._cached_size(x.storage_offset())
+        # With several tensors, the layout would not state whose storage is shared.
         if (shares and len(self.tensors) != 1) or (not shares and offset != 0):
-            raise _Unkept
-        sizes, strides = (tuple(map(self._kept_size, of)) for of in (x.shape, x.stride()))
+            raise _NotCachedError
+        sizes, strides = (tuple(map(self._cached_size, of)) for of in (x.shape, x.stride()))
         is_closed = not shares and all([type(n) is int for n in (*sizes, *strides)])
-        return _Kept(sizes, strides, offset, x.dtype, x.fake_device, shares, is_closed)
+        return _CachedTensor(sizes, strides, offset, x.dtype, x.fake_device, shares, is_closed)
 
-    def _kept_size(self, size: Any) -> int | _Size:
+    def _cached_size(self, size: Any) -> int | _Size:
         if type(size) is int:
             return size
         if (place := self._place.get(id(size.node))) is not None:
             return _Size(place)
         template, symbols, form = self._known.template(size.node)
         if any(symbol not in self._number for symbol in symbols):
-            raise _Unkept
+            raise _NotCachedError
         self._results.append(size.node)  # keep it alive, so that no other node gets its identity
         name = self._name.setdefault(id(size.node), len(self._name))
         return _Size(None, name, template, tuple([self._number[symbol] for symbol in symbols]), form)
@@ -286,14 +294,17 @@ class _Symbols:
 
     def __init__(self, env: ShapeEnv) -> None:
         self._env = env
+        # From an expression to its form with placeholders and its symbols, and back.
         self._expressions: dict[Any, tuple[Any, tuple[sympy.Symbol, ...]]] = {}
         self._instances: dict[Any, Any] = {}
+        # An index of torch's deferred conditions by symbol, made for this many conditions.
         self._conditions: dict[sympy.Symbol, list[Any]] = {}
         self._num_conditions = 0
 
     def state(self) -> Hashable:
         """Return a value that changes whenever torch adds a fact about sizes. A changed range does not count."""
         env = self._env
+        # Their lengths show what torch adds; the version counter shows other changes.
         learned = (env.replacements, env.guards, env.axioms, env.divisible, env.var_to_range, env.size_like)
         fresh = env.unbacked_symint_counter, len(env.pending_fresh_unbacked_symbols)
         return env._version_counter, env.num_deferred_runtime_asserts, *map(len, learned), *fresh
@@ -301,7 +312,7 @@ class _Symbols:
     def template(self, node: SymNode) -> tuple[Any, tuple[sympy.Symbol, ...], _Form]:
         """Return a size's expression with numbered placeholders for its symbols, the symbols, and its `_Form`."""
         if type(node) is not SymNode or node.shape_env is not self._env or node.fx_node or node.constant is not None:
-            raise _Unkept
+            raise _NotCachedError
         template, symbols = self.expression(node._expr)
         return template, symbols, _Form(node.pytype, node._hint, getattr(node, "_optimized_summation", None))
 
@@ -328,13 +339,14 @@ class _Symbols:
 
     @staticmethod
     def _numbers(symbols: Sequence[sympy.Symbol]) -> list[sympy.Symbol]:
+        # Placeholders have the assumptions of their symbols, such as positive, since sympy simplifies by assumptions.
         return [sympy.Symbol(f"n{i}", **dict(symbol._assumptions0)) for i, symbol in enumerate(symbols)]
 
     def of(self, symbol: sympy.Symbol) -> Hashable:
-        """Return the facts about a symbol itself. Raises _Unkept if other facts could affect it, such as guards."""
+        """Return the facts about a symbol itself. Raises _NotCachedError if other facts, such as guards, affect it."""
         env = self._env
         if env.guards or env.divisible or symbol in env.backed_var_to_val:
-            raise _Unkept
+            raise _NotCachedError
         extent = env.var_to_range.get(symbol)
         hinted = env.var_to_hint_override.get(symbol)
         return extent, hinted, symbol in env.size_like, symbol in env.unbacked_inputs
@@ -344,6 +356,7 @@ class _Symbols:
 
         If torch replaces the symbol by an expression, the last element is the pair (symbol, expression).
         """
+        # torch only adds conditions, so their number shows whether the index by symbol is up to date.
         if self._num_conditions != self._env.num_deferred_runtime_asserts:
             self._num_conditions = self._env.num_deferred_runtime_asserts
             self._conditions.clear()
@@ -356,7 +369,7 @@ class _Symbols:
         return conditions if stands_for_it is None else [*conditions, sympy.Tuple(symbol, stands_for_it)]
 
 
-def _may_be_kept(func: Any) -> bool:
+def _may_be_cached(func: Any) -> bool:
     """Return whether calls of an operator may be cached: their fake results must depend on nothing but the key."""
     # A cached result would not repeat the writes of an in-place operator.
     if type(func) is not OpOverload or func._schema.is_mutable or torch.Tag.inplace_view in func.tags:
@@ -374,11 +387,12 @@ def _switches() -> tuple[Hashable, ...]:
     return torch.get_default_dtype(), torch._C._get_default_device(), grad, inference, deterministic
 
 
-def _same(x: FakeTensor, made: FakeTensor) -> bool:
+def _have_same_layout(x: FakeTensor, made: FakeTensor) -> bool:
     return _layout(x) == _layout(made)
 
 
 def _layout(x: FakeTensor) -> Hashable:
+    # The word separates sizes from strides, whose numbers would otherwise run together.
     sizes = *x.shape, "strides", *x.stride(), x.storage_offset(), x.untyped_storage().nbytes()
     written = tuple([(n.node._expr, n.node._hint) if isinstance(n, torch.SymInt) else n for n in sizes])
     return written, x.dtype, x.fake_device, torch._C._dispatch_keys(x).raw_repr(), x.requires_grad, type(x)

@@ -36,7 +36,7 @@ def inductor_backend(
 
     `finished` takes the graph and its direction, "forward" or "backward", and returns the graph to compile. `compiled`
     takes three arguments, a function that compiles this graph, the graph itself, and its direction; it returns the
-    function to run, which takes a list of inputs. No cache is read, because a cached graph would bypass the callbacks.
+    function to run, which takes a list of inputs. No cache is read.
     """
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -47,6 +47,7 @@ def inductor_backend(
         return compiled(lambda: cast(Any, compile_fx_inner)(module, inputs, **settings), module, direction)
 
     def backend(module: GraphModule, inputs: Any) -> Callable[..., Any]:
+        # A cached graph would bypass the callbacks.
         with config.patch(enable_autograd_cache=False):
             return cast(Any, compile_fx)(module, inputs, inner_compile=inner)
 
@@ -96,6 +97,7 @@ def passes_watched(before: Callable[[Any, str], None], after: Callable[[Any, str
         return enter(own)
 
     def leaving(own: Any, kind: Any, error: Any, trace: Any) -> None:
+        # torch's own end of the pass comes first, so that `after` sees the pass complete.
         leave(own, kind, error, trace)
         after(own.gm, own.passname)
 
@@ -131,13 +133,13 @@ def generated_module(compiled: Any) -> tuple[str, list[str]]:
 def load_generated(file: Path) -> Callable[[list[Any]], Any]:
     """Load the step in a file of generated code. Returns a function that takes a list of inputs, and empties the list.
 
-    This runs the file and compiles nothing. The file's kernels are in Inductor's folder (TORCHINDUCTOR_CACHE_DIR),
-    along with small programs that show which instructions the compiler can use. Inductor finds them by a hash of their
-    source and of the compiler's whole command line. Raises WouldCompileError for a missing kernel, and the file's own
-    errors.
+    This runs the file and compiles nothing. The file's kernels are in Inductor's folder (TORCHINDUCTOR_CACHE_DIR).
+    Raises WouldCompileError for a missing kernel, and the file's own errors.
     """
     from torch._inductor import codecache, cpp_builder
 
+    # The folder also has small programs that show which instructions the compiler can use. Inductor finds programs and
+    # kernels by a hash of their source and of the compiler's whole command line; it builds only what it does not find.
     def refuse(builder: Any) -> None:
         raise WouldCompileError(Path(builder.get_target_file_path()).name)
 

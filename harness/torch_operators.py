@@ -44,6 +44,7 @@ class FlopCount(TorchDispatchMode):
             return NotImplemented  # a DTensor dispatches first, and calls operators on its local shards
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
+        # torch registers a formula for all overloads of an operator together.
         formula = self._formulas.get(getattr(function, "_overloadpacket", function))
         if formula is not None and self.flops is not None:
             try:
@@ -53,7 +54,8 @@ class FlopCount(TorchDispatchMode):
         return out
 
     def _count(self, formula: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> int:
-        """Return the FLOPs of a call. They are cached by shapes, since a formula takes longer than a small product."""
+        """Return the FLOPs of a call."""
+        # Cached by shapes, since a formula takes longer than a small product.
         if kwargs or not all(isinstance(each, Tensor) for each in args):
             return int(formula(*args, **kwargs, out_val=out))
         key = (formula, *(each.shape for each in args))
@@ -135,6 +137,7 @@ def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
         given = (grad_tensors,) if grad_tensors is None or isinstance(grad_tensors, Tensor) else tuple(grad_tensors)
+        # `grad_tensors` may be None for all tensors, or have a None for some of them.
         for root, gradient in zip(roots, given if len(given) == len(roots) else (None,) * len(roots), strict=True):
             if gradient is None and isinstance(root, Tensor):
                 tell(root)

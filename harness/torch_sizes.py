@@ -32,26 +32,28 @@ def remember_arithmetic(shape_env: ShapeEnv) -> None:
     Other ShapeEnvs are unaffected.
     """
     setattr(shape_env, _KEPT, {})
+    # The class is patched once for the whole process; a ShapeEnv without a cache is computed as before.
     if hasattr(SymNode.maybe_as_int, _KEPT):
         return
     for operator in _OPERATORS:
-        setattr(SymNode, f"_{operator}", _remembering(operator, getattr(SymNode, f"_{operator}")))
-    SymNode.maybe_as_int = _remembering_number(SymNode.maybe_as_int)  # type: ignore[method-assign, assignment]
+        setattr(SymNode, f"_{operator}", _caching(operator, getattr(SymNode, f"_{operator}")))
+    SymNode.maybe_as_int = _caching_number(SymNode.maybe_as_int)  # type: ignore[method-assign, assignment]
 
 
-def _remembering(operator: str, own: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _caching(operator: str, own: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     @functools.wraps(own)
     def computed(one: Any, other: Any) -> Any:
         kept: dict[Hashable, dict[str, Any]] | None = getattr(one.shape_env, _KEPT, None)
         # While a tracer records, torch's own function notes the operator, and then calls this one without the tracer.
         if kept is None or type(other) is not SymNode or get_proxy_mode() is not None:
             return own(one, other)
-        key = operator, _told(one), _told(other), _version(one.shape_env)
+        key = operator, _node_key(one), _node_key(other), _version(one.shape_env)
         if key not in kept:
             result = own(one, other)
             if type(result) is SymNode and not result.fx_node:  # it has an fx node if torch validates its own guards
                 kept[key] = dict(vars(result))
             return result
+        # A new node each time, as a tracer identifies nodes by identity.
         result = SymNode.__new__(SymNode)
         vars(result).update(kept[key])
         return result
@@ -59,7 +61,7 @@ def _remembering(operator: str, own: Callable[[Any, Any], Any]) -> Callable[[Any
     return computed
 
 
-def _remembering_number(own: Callable[[Any], int | None]) -> Callable[[Any], int | None]:
+def _caching_number(own: Callable[[Any], int | None]) -> Callable[[Any], int | None]:
     @functools.wraps(own)
     def computed(node: Any) -> int | None:
         kept: dict[Hashable, Any] | None = getattr(node.shape_env, _KEPT, None)
@@ -75,7 +77,7 @@ def _remembering_number(own: Callable[[Any], int | None]) -> Callable[[Any], int
     return computed
 
 
-def _told(node: Any) -> Hashable:
+def _node_key(node: Any) -> Hashable:
     """Return the properties of a node on which the results of its arithmetic depend."""
     return node._expr, node.pytype, node._hint, getattr(node, "_optimized_summation", None)
 

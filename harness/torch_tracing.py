@@ -31,6 +31,7 @@ def new_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> Fake
     """
     known: dict[torch.device, dict[str, Any]] = vars(mode).setdefault(_ATTRIBUTES, {})
     if (attributes := known.get(device)) is None:
+        # The first fake tensor on a device is made by torch, and later ones get its attributes.
         made = FakeTensor(mode, tensor, device)
         known[device] = dict(vars(made))
         return made
@@ -61,6 +62,7 @@ def quick_tracing() -> Iterator[None]:
         return own_dispatch(mode, func, types, args, kwargs) if device is None else device
 
     def snapshot(x: Tensor, include_real: bool = False) -> Tensor | None:
+        # A subclass, or a tensor with real values, has more than a layout to copy.
         if include_real or type(x) is not FakeTensor:
             return own_snapshot(x, include_real)
         with torch._C._DisablePythonDispatcher(), in_kernel_invocation_manager(x.fake_mode):

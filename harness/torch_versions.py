@@ -53,6 +53,7 @@ def torch_version() -> str | None:
     if spec is None or spec.origin is None:
         return None
     try:
+        # Read as text, since an import would load torch.
         text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
     except OSError:
         return None

@@ -55,6 +55,8 @@ class ChunkedModules:
     ) -> None:
         self.names = names
         self._chunking = chunking
+        # Calls of the current step; those of the first step, which every later step must repeat; all modules that the
+        # first step has called.
         self._num_calls: Counter[str] = Counter()
         self._of_first_step: dict[str, int] | None = None
         self._called: set[str] = set()
@@ -66,6 +68,7 @@ class ChunkedModules:
         """Note which modules run in the first step, so that an error can list them. `end_step` removes them."""
         for name in names:
             module = model.get_submodule(name)
+            # As an attribute of the object it hides the class's `forward`. Hooks run around both chunks together.
             module.forward = _ChunkedForward(name, module.forward, chunking.dim, self._count, folded)
             if inspect_module is not None:
                 module.forward.inspect = partial(inspect_module, name, module)
@@ -111,6 +114,7 @@ def check_chunking(model: nn.Module, chunking: Chunking, *, folded: bool = False
     inputs are rows of tokens, with neither a batch nor a sequence.
     """
     for name in chunk_modules(model, chunking, folded=folded).names:
+        # All modules around it, innermost first; the last is the root, with an empty name.
         parents = [name.rpartition(".")[0]]
         while parents[-1]:
             parents.append(parents[-1].rpartition(".")[0])
@@ -118,7 +122,7 @@ def check_chunking(model: nn.Module, chunking: Chunking, *, folded: bool = False
         if experts is not None:
             raise ChunkError(
                 f"cannot chunk {name}: {experts} gives it rows of tokens",
-                expected=f"a module that takes {_activation(folded)}",
+                expected=f"a module that takes {_expected_activation(folded)}",
                 found=f"the pattern {chunking.modules!r}",
                 fix=f"choose {pattern_of(experts)}, or a module around it",
             )
@@ -139,6 +143,8 @@ def _refuse_statistics(name: str, module: nn.Module, chunking: Chunking) -> None
     """Raise ChunkError if `module` has a norm that mixes the rows of a batch, or that updates running statistics: a
     chunk has only half of the rows, and each of the two chunks would update the statistics."""
     for below, part in module.named_modules(prefix=name):
+        # A batch norm mixes rows when it computes statistics: in training, or if it keeps none. An instance norm never
+        # mixes rows, but may update running statistics.
         computes = isinstance(part, _BATCH_NORMS) and (part.training or part.running_mean is None)
         updates = isinstance(part, _INSTANCE_NORMS) and part.training and part.track_running_stats
         if computes or updates:
@@ -189,10 +195,12 @@ class _ChunkedForward:
         self.forward = forward
         self.on_call = on_call
         self.folded = folded
+        # Folded tokens have a single dim, which both kinds of chunking split.
         self.dim = 0 if dim == "batch" or folded else 1
         self.inspect: Callable[..., None] | None = None
         self.signature = inspect.signature(forward)
         self.activation, *others = self.signature.parameters
+        # Positions and masks relate the tokens of a sequence to each other.
         if dim == "seq" and any(_role(other) for other in others):
             raise ChunkError(
                 f"cannot chunk {name} along the sequence: it takes {', '.join(others)}, so it mixes positions",
@@ -233,7 +241,7 @@ class _ChunkedForward:
         if not isinstance(x, Tensor) or x.dim() != (2 if self.folded else 3) or not x.is_floating_point():
             raise ChunkError(
                 f"cannot split `{self.activation}` of {self.name}",
-                expected=_activation(self.folded),
+                expected=_expected_activation(self.folded),
                 found=_describe(x),
             )
         extent = x.shape[self.dim]
@@ -250,6 +258,7 @@ class _ChunkedForward:
 
     def _halves(self, name: str, value: Any, extent: int) -> tuple[Any, Any]:
         if name == self.activation or _role(name) == "positions":
+            # Folded positions are (T,), others (B, S).
             least = 1 if self.folded else 2
             if isinstance(value, Tensor) and value.dim() >= least and value.shape[self.dim] == extent:
                 return _halves_of(value, self.dim)
@@ -321,7 +330,7 @@ class _ChunkedForward:
         )
 
 
-def _activation(folded: bool) -> str:
+def _expected_activation(folded: bool) -> str:
     """The input that a chunked module must take, in words for an error."""
     return "a floating-point tensor of rank " + (
         "2 (tokens, model dim)" if folded else "3 (batch, sequence, model dim)"
@@ -336,11 +345,9 @@ def _role(argument: str) -> str | None:
 
 
 def _halves_of(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Both halves along `dim`, contiguous as the module's own input would be.
-
-    Uses `split`, whose backward concatenates the halves' gradients. The backward of `narrow` pads each of them with
-    zeros and adds the two, so that a gradient of -0.0 would become 0.0.
-    """
+    """Both halves along `dim`, contiguous as the module's own input would be."""
+    # Not `narrow`: its backward pads both gradients with zeros and adds them, so that -0.0 would become 0.0. The
+    # backward of `split` concatenates them.
     first, second = x.split(x.shape[dim] // 2, dim)
     return first.contiguous(), second.contiguous()
 
@@ -350,6 +357,7 @@ def _block_mask_half(mask: BlockMask, first: int, extent: int) -> BlockMask:
     of the whole batch."""
 
     def rows(blocks: Tensor) -> Tensor:
+        # A mask of batch 1 applies to every row.
         return blocks if blocks.shape[0] == 1 else blocks.narrow(0, first, extent // 2)
 
     def rows_if_any(blocks: Tensor | None) -> Tensor | None:

@@ -31,7 +31,7 @@ SETTINGS: dict[str, str | int | bool | Callable[..., Any]] = {
 
 def eager(case: Case, mesh: Mesh) -> Trainer:
     """Build the eager trainer with compiled attention. Raises the errors of `compile_attention`."""
-    return _compiled(case, mesh, chunked=False)
+    return _make_trainer(case, mesh, chunked=False)
 
 
 def eager_chunked(case: Case, mesh: Mesh) -> Trainer:
@@ -41,10 +41,10 @@ def eager_chunked(case: Case, mesh: Mesh) -> Trainer:
     """
     if case.chunking is None:
         raise CaseError(f"case {case.name} runs eager_chunked but does not say how to chunk", found="chunking=None")
-    return _compiled(case, mesh, chunked=True)
+    return _make_trainer(case, mesh, chunked=True)
 
 
-def _compiled(case: Case, mesh: Mesh, *, chunked: bool) -> Trainer:
+def _make_trainer(case: Case, mesh: Mesh, *, chunked: bool) -> Trainer:
     trainer = make_eager(case, mesh, mesh.device, chunked, lambda gradients: gradients)
     compile_attention(trainer.model)
     return trainer
@@ -63,6 +63,7 @@ def compile_attention(model: nn.Module) -> int:
             expected="layers that attend by `attend` of reference/layers/attention.py",
             found=type(model).__name__,
         )
+    # All layers have the same function, so the first layer's code serves the others.
     compiled = torch.compile(cast(Any, layers[0]).attend, fullgraph=True, dynamic=False, options=SETTINGS)
     for layer in layers:
         cast(Any, layer).attend = compiled

@@ -78,6 +78,7 @@ def adversarial_documents() -> list[bytes]:
     chance = random.Random("bitproof adversarial")  # seeded by text: Python uses its sha512, not its randomized hash
 
     def document() -> bytes:
+        # Powers of a uniform draw make short documents, and bytes with low numbers, frequent.
         length = 1 + int(200 * chance.random() ** 2)
         return bytes(int(256 * chance.random() ** 3) for _ in range(length))
 
@@ -102,6 +103,7 @@ class TextStream:
         self.batch = batch
         self.folded = folded
         own = documents[rank::world_size]
+        # The last label needs one token more than the input; each document has a DOCUMENT_START.
         needed = batch.sequences * batch.seq_len + 1
         found = sum(len(document) + 1 for document in own)
         if found < needed:
@@ -147,6 +149,7 @@ def _folded_positions(tokens_T: Tensor, seq_len: int) -> Tensor:
     whichever is nearer. Shape (T,)."""
     index_T = torch.arange(len(tokens_T))
     is_first_T = (tokens_T == DOCUMENT_START) | (index_T % seq_len == 0)
+    # `cummax` carries the index of the latest first token on to the tokens after it.
     return index_T - torch.where(is_first_T, index_T, 0).cummax(0).values
 
 

@@ -21,6 +21,7 @@ def gradient_norm(gradients: Mapping[str, Tensor], shardings: Mapping[str, Shard
     order; then the sums of the `fsdp` group's ranks are added, in rank order; then those of the `tp` group. A gradient
     that several ranks have in full counts on the first of them only. Padding is zero, so it does not count.
     """
+    # A gradient that another rank counts adds 0 here.
     squares = [
         gradient.float().square().sum() * float(_counts(shardings[name], mesh)) for name, gradient in gradients.items()
     ]

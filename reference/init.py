@@ -48,9 +48,8 @@ def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool =
     | `*embeddings.weight`                | uniform, standard deviation 1                     |
     | two or more dims, (..., out, in)    | uniform, standard deviation 1 / sqrt(in)          |
 
-    Uniform, not normal: a uniform draw is an integer scaled by a power of two, times a correctly rounded factor, so all
-    machines agree on its bits. Logarithms and cosines, which a normal draw needs, do not guarantee that. No value
-    depends on depth. Raises CaseError for a name and shape that no rule covers.
+    All machines agree on the bits, and no value depends on depth. Raises CaseError for a name and shape that no rule
+    covers.
     """
     if spread:
         return _spread(name, shape, seed)
@@ -67,25 +66,28 @@ def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool =
     std = 1.0 if name.endswith("embeddings.weight") else shape[-1] ** -0.5
     generator = torch.Generator(device="cpu").manual_seed(stream_seed(name, seed))
     unit = torch.rand(*shape, generator=generator, dtype=torch.float32, device="cpu")
+    # Uniform, not normal: a uniform draw is an integer scaled by a power of two, times a correctly rounded factor.
+    # Logarithms and cosines, which a normal draw needs, may have other bits on another machine. A uniform draw of width
+    # w has the standard deviation w / sqrt(12).
     return unit.sub_(0.5).mul_(2 * math.sqrt(3) * std)
 
 
 def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
-    """The values of `initial_values` with `spread=True`.
-
-    Each row is scaled by one of seven powers of two, chosen by the row's index.
-    """
+    """The values of `initial_values` with `spread=True`."""
     if len(shape) == 1:
         generator = torch.Generator(device="cpu").manual_seed(stream_seed(name, seed))
         unit = torch.rand(*shape, generator=generator, dtype=torch.float32, device="cpu").sub_(0.5)
         return _spread_bias(unit) if name.endswith("expert_bias") else unit.add_(1.0)
+    # Steps of 3 modulo 7 take all seven exponents in turn, so neighbouring rows differ by a factor of 8 or more.
     exponents = torch.arange(shape[-2], device="cpu") * 3 % EXPONENTS - EXPONENTS // 2
     if name.endswith("embeddings.weight"):
         generator = torch.Generator(device="cpu").manual_seed(stream_seed(name, seed))
         unit = torch.rand(*shape, generator=generator, dtype=torch.float32, device="cpu").sub_(0.5)
+        # Divided by 256, integers up to 511 become elements below 2; a power of two scales them exactly.
         return near_midpoints(unit.mul_(2 * LARGEST).round_(), torch.exp2(exponents.double()) / 256)
     values = initial_values(name, shape, seed) * torch.exp2(exponents.float()).unsqueeze(-1)
     if name.endswith("router.weight") and shape[0] > max(TIED):
+        # Equal rows give two experts equal scores for every token, so the choice between them is a tie.
         values[TIED[1]] = values[TIED[0]]
     return values
 
@@ -100,9 +102,9 @@ def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
     The two elements make rounding errors of a square root visible. A model's first norm takes a square root per
     distinct token, and an incorrectly rounded root shows in only one of two hundred random rows. So the first two
     elements are chosen to bring the root of mean(x^2) + 1e-6 as near as possible to the midpoint between two float32
-    numbers, at which such a root is wrong. Squares and their sums are exact in any order. The choice is exact, too:
-    float64 roots only propose candidates.
+    numbers, at which such a root is wrong.
     """
+    # K is 32 * 32. Integers of nine bits have squares whose sums are exact in any order.
     ends = torch.arange(LARGEST - 31, LARGEST + 1, dtype=torch.float64, device="cpu")
     pairs_K = (ends.square().unsqueeze(1) + ends.square()).flatten()
     rest_V = whole_VD[:, 2:].double().square().sum(1)
@@ -110,6 +112,7 @@ def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
     # As in the model's norm: eps is a float32 number, and the sum is rounded to float32.
     means_VK = (means_VK + torch.tensor(1e-6, device="cpu").double()).float().double()
     roots_VK = means_VK.sqrt()
+    # The float64 root only chooses the interval between two float32 numbers; the comparison below uses squares.
     ulps_VK = torch.exp2(roots_VK.log2().floor()) * 2.0**-23
     middles_VK = ((roots_VK / ulps_VK).floor() + 0.5) * ulps_VK
     # Twice the distance of the root from the midpoint in ULPs, since root^2 - middle^2 is about 2 middle (root -

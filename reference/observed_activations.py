@@ -42,10 +42,12 @@ class Activations:
 
 def _hook(name: str, calls: Counter[tuple[str, int | None]], observe: Observe) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
+        # An index counts all leaves of the output, including those that are no tensors.
         tensors = [(index, x) for index, x in enumerate(tree_leaves(output)) if isinstance(x, Tensor)]
         if any(isinstance(x, FakeTensor) for _, x in tensors):  # so that a trace does not see the hook
             return
         chunk = running_chunk()
+        # Each chunk counts its own calls, so both chunks of a call have the same number.
         earlier = calls[name, chunk]
         calls[name, chunk] += 1
         for index, tensor in tensors:

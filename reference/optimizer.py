@@ -58,12 +58,12 @@ def layers_with_experts(model: nn.Module) -> list[Any]:
 def balance_experts(layers: Sequence[Any], rate: float) -> None:
     """Move each expert's bias by `rate` toward balance, and reset its token count to zero.
 
-    A single all-reduce sums the counts over the `fsdp` group, in rank order on gloo. The ranks of this group read
-    different text, and each counts all tokens of its text. An expert with fewer tokens than the mean gains
-    `rate`, an expert with more loses it (https://arxiv.org/abs/2408.15664).
+    Counts are summed over ranks, in rank order on gloo. An expert with fewer tokens than the mean gains `rate`, an
+    expert with more loses it (https://arxiv.org/abs/2408.15664).
     """
     if not layers:
         return
+    # One all-reduce for all layers. The ranks of the `fsdp` group read different text, and each counts all its tokens.
     counts_ME = all_reduce(torch.stack([layer.tokens_per_expert for layer in layers]), FSDP)
     for layer, counts_E in zip(layers, counts_ME, strict=True):
         layer.expert_bias.add_(torch.sign(counts_E.mean() - counts_E), alpha=rate)

@@ -50,6 +50,7 @@ def keep_stages(model: Decoder, kept: Sequence[int], num_stages: int) -> None:
             fix="choose fewer stages, or more layers (model.layers)",
         )
     own: Any = model
+    # Unlike a ModuleList, a ModuleDict keeps the layers' names when earlier layers are removed.
     own.layers = nn.ModuleDict({str(layer): block for layer, block in enumerate(model.layers)})
     for name in ("tok_embeddings", "norm", "output", *(f"layers.{layer}" for layer in own.layers)):
         if stage_of(name, model.num_layers, num_stages) in kept:
@@ -136,17 +137,19 @@ class StagedGradients:
     def __call__(self, inputs: StepInputs) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Return this rank's mean loss (None except in the last stage), and the gradients of its shards by name."""
         self._losses.clear()
+        # torch expects tokens only on the rank of the first stage, and labels only on that of the last.
         tokens = (inputs.tokens_BS,) if 0 in self._own else ()
         target = inputs.labels_BS if self._num_stages - 1 in self._own else None
         self._schedule.step(*tokens, target=target, positions_BS=inputs.positions_BS, return_outputs=False)
         gradients: dict[str, Any] = {name: parameter.grad for name, parameter in self._parameters.items()}
+        # The schedule adds into `grad`, so it must be empty before the next step.
         for parameter in self._parameters.values():
             parameter.grad = None
         return mean_of_losses(self._losses) if self._losses else None, gradients
 
     def _loss(self, logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
-        """The loss times its weight in the step. torch starts backward from a gradient of 1, so the weight is put into
-        the loss."""
+        """The loss times its weight in the step."""
+        # torch starts backward from a gradient of 1, so the weight is put into the loss.
         loss = cross_entropy(logits_BSV, labels_BS)
         self._losses.append(loss.detach())
         return loss * self._seed

@@ -56,6 +56,7 @@ def mean_loss(model: nn.Module, form: Model, inputs: StepInputs) -> Tensor:
         masks = document_offsets(inputs.positions_BS)
     elif form.attention == "flex":
         masks = document_mask(inputs.tokens_BS == DOCUMENT_START)
+    # In pieces the model computes the loss itself, so that the logits of all tokens never exist together.
     if form.loss_pieces > 1:
         loss: Tensor = model(inputs.tokens_BS, inputs.positions_BS, masks, inputs.labels_BS, form.loss_pieces)
         return loss
@@ -95,6 +96,7 @@ def build_sharded_model(
     """
     with torch.device(device):
         model: Any = build_model(case.model)
+    # `share_parameters` needs a whole model, so it precedes the removal of other stages.
     if shares:
         share_parameters(model, case)
     if stages is not None:
@@ -118,6 +120,7 @@ def build_sharded_model(
     # Tensor parallelism comes first: `fully_shard` shards each rank's part of a split parameter.
     dims = split_layers(model, mesh, num_tokens, plan.split if plan else None)
     replicated = plan.replicated if plan else ()
+    # Both copies of a shared parameter start with the values of the first.
     values_of = copies_of(case, [name for name, _ in model.named_parameters(remove_duplicate=not shares)])
     fully_shard(
         model,
@@ -130,19 +133,20 @@ def build_sharded_model(
         replicated=replicated,
         values_of=values_of,
     )
+    # `fully_shard` writes values into parameters only, and these biases are buffers.
     if spread:
         spread_biases(model, case.seed)
     return model
 
 
 class _NoInitialValues(TorchFunctionMode):
-    """Mode in which modules do not initialize their parameters. On the meta device an initialization has no effect, but
-    imports torch's compiler, which takes a second."""
+    """Mode in which modules do not initialize their parameters."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        # On the meta device an initialization has no effect, but imports torch's compiler, which takes a second.
         if getattr(function, "__module__", None) == nn.init.__name__:
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
         return function(*args, **kwargs)
@@ -150,18 +154,16 @@ class _NoInitialValues(TorchFunctionMode):
 
 def recorded_a_step(case: Case) -> dict[Kind, int]:
     """The number of records of each kind that all ranks together make in a step of a built-in system; activations are
-    not counted.
-
-    Every rank of a stage has a part of each of the stage's parameters. For each part AdamW keeps two moments and a step
-    count; each buffer with state is recorded before and after the update. Only the ranks of the last stage record
-    the loss.
-    """
+    not counted."""
     with torch.device("meta"), _NoInitialValues():
         model = build_model(case.model)
     state = model.state_dict()
     world, ranks = case.parallelism.world_size, case.parallelism.stage_ranks
+    # Every rank of a stage has a part of each of the stage's parameters.
     parameters = ranks * len(list(model.parameters()))
+    # Only the ranks of the last stage record the loss. AdamW keeps two moments and a step count for each part.
     counts: dict[Kind, int] = {"loss": ranks, "grad": parameters, "param": parameters, "optimizer": 3 * parameters}
+    # A buffer with state is recorded before and after the update.
     counts["buffer"] = ranks * 2 * sum(name in state for name, _ in model.named_buffers())
     return counts | ({"grad_norm": world} if case.grad_norm else {})
 
@@ -237,6 +239,7 @@ class Trainer:
         _observe_all(observe, "grad", gradients)
         if self.case.grad_norm:
             observe("grad_norm", "grad_norm", gradient_norm(gradients, shardings_of(self.model), self.mesh))
+        # Recorded now, since the update resets the token counts.
         self._observe_buffers(observe, "before_optimizer")
         self.update(gradients)
         _observe_all(observe, "param", self.parameters)
@@ -282,5 +285,6 @@ def make_eager(
         trainer.chunks = chunk_modules(trainer.model, case.chunking, inspect_module, folded=case.model.folded)
     if case.parallelism.pp > 1:
         trainer.gradients = StagedGradients(trainer.model, case, mesh)
+    # Last, so that `wrap` also gets the function of a pipeline.
     trainer.gradients = wrap(trainer.gradients)
     return trainer

@@ -60,20 +60,22 @@ def share_parameters(model: nn.Module, case: Case) -> None:
         return
     modules, each = dict(model.named_modules()), case.schedule.shared
     if missing := [name for name in each if not name or name not in modules]:
-        raise _refused(case, "names a shared module that the model does not have", ", ".join(missing))
+        raise _sharing_error(case, "names a shared module that the model does not have", ", ".join(missing))
     forms = [{name: tuple(x.shape) for name, x in modules[name].named_parameters()} for name in each]
     if forms[0] != forms[1] or not forms[0]:
-        raise _refused(case, "shares the parameters of modules of another form", " and ".join(map(str, forms)))
+        raise _sharing_error(case, "shares the parameters of modules of another form", " and ".join(map(str, forms)))
     stages = [stage_of(name, model.num_layers, case.stages) for name in each]  # type: ignore[arg-type]
     if stages[0] >= stages[1]:
-        raise _refused(case, "shares parameters that lie in no two stages, one after the other", f"stages {stages}")
+        raise _sharing_error(
+            case, "shares parameters that lie in no two stages, one after the other", f"stages {stages}"
+        )
     for path in forms[0]:
         owner, _, name = path.rpartition(".")
         own, other = (modules[at].get_submodule(owner) for at in each)
         other.register_parameter(name, own.get_parameter(name))
 
 
-def _refused(case: Case, what: str, found: str) -> CaseError:
+def _sharing_error(case: Case, what: str, found: str) -> CaseError:
     return CaseError(
         f"case {case.name} {what}",
         expected="schedule.shared: two modules with the same parameters, the first in an earlier stage than the second",
@@ -99,31 +101,32 @@ class JoinTied:
         size, schedule = mesh.size(PIPELINE), case.schedule
         self._coordinate = mesh.coordinate(PIPELINE)
         pairs = {pair for name in names if (pair := pair_of(case, name)) is not None}
+        # Stage s is on pipeline rank s modulo the number of ranks: see `stages_of`.
         coordinates = {name: stage_of(name, num_layers, case.stages) % size for pair in pairs for name in pair}
+        # Sorted, since both ranks of a pair must exchange gradients in the same order.
         self._copies = [_Copies(pair, (coordinates[pair[0]], coordinates[pair[1]])) for pair in sorted(pairs)]
         is_tied = schedule is not None and (schedule.tied or schedule.shared is not None)
+        # Every rank makes the group, even if it has no copy: making a group is a collective call.
         self._group = pipeline_group(mesh) if is_cut and is_tied else None
 
     def __call__(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return all gradients. That of a shared parameter is the sum over both copies. Copies are handled in the order
-        of their names, so that the ranks' messages match."""
+        """Return all gradients. That of a shared parameter is the sum over both copies."""
         found = dict(gradients)
         for copies in self._copies:
             own = {name: gradients[name] for name in copies.names if name in gradients}
             if not own:
                 continue
-            first, second = own.values() if len(own) == 2 else self._exchanged(copies, next(iter(own.values())))
+            # A rank may have both stages, and so both copies; `own` has them in the order of `names`.
+            first, second = own.values() if len(own) == 2 else self._exchange(copies, next(iter(own.values())))
             found |= {name: first + second for name in own}
         return found
 
-    def _exchanged(self, copies: _Copies, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Exchange a shared parameter's gradient with the other stage. Returns both gradients, the first copy's first.
-
-        The rank of the first copy sends first: two ranks that both send first could wait for each other.
-        """
+    def _exchange(self, copies: _Copies, own: Tensor) -> tuple[Tensor, Tensor]:
+        """Exchange a shared parameter's gradient with the other stage. Returns both, the first copy's first."""
         own = own.contiguous()
         other = torch.empty_like(own)
         first, last = copies.coordinates
+        # Only the rank of the first copy sends first: two ranks that both send first could wait for each other.
         if self._coordinate == first:
             dist.send(own, group=self._group, group_dst=last)
             dist.recv(other, group=self._group, group_src=last)

@@ -25,6 +25,7 @@ class Unstaged(Trainer):
 
     def __init__(self, case: Case, mesh: Mesh) -> None:
         super().__init__(case, mesh, mesh.device, is_whole=True)
+        # Stages send each other nothing here, so a stage of a single rank runs alone.
         self.independent_ranks = case.parallelism.stage_ranks == 1
         self._own = stages_of(case, mesh)
         self._num_layers: int = self.model.num_layers  # type: ignore[assignment]

@@ -36,6 +36,7 @@ class Replica:
         ).to(mesh.device)
         self.compute_loss = torch.compile(self._loss, backend=backend) if backend else self._loss
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=case.optimizer.lr, momentum=0.9)
+        # Each rank has data of its own; the model is equal on all ranks, as bitproof seeds torch alike on each.
         self.data = torch.Generator().manual_seed(1000 * case.seed + mesh.rank)
 
     def _loss(self, x: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ aten = torch.ops.aten
 
 def wait_late(module: GraphModule) -> None:
     """Move each wait for a collective to just before the first reader of its result, so that other nodes run while the
-    collective is in flight. Only the order changes, so every bit stays."""
+    collective is in flight."""
+    # Only the order changes, so every bit stays.
     place = {node: index for index, node in enumerate(module.graph.nodes)}
     for wait in module.graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.wait_tensor.default):
         if wait.users:
@@ -33,6 +34,7 @@ def add_gradients_in_bfloat16(module: GraphModule) -> None:
     ranks in float32, and the sum needs more digits than bfloat16 has: for example, 1 + 2**-9 becomes 1.
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        # bitproof's chunk pass notes a node's chunk in its metadata.
         if [getattr(x, "meta", {}).get("chunk") for x in node.args] == [0, 1]:
             with module.graph.inserting_before(node):
                 halves = [_cast(module, x, torch.bfloat16) for x in node.args]

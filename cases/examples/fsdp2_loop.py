@@ -76,6 +76,7 @@ class Loop:
         self.device = mesh.device
         # bitproof seeds torch with the case's seed on every rank, so all ranks start from the same parameters.
         self.model = LanguageModel(checkpointed).to(self.device)
+        # The blocks first: what is left of the model then gets a group of its own.
         for module in (*self.model.blocks, self.model):
             fully_shard(
                 module,

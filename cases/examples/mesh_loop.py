@@ -74,6 +74,7 @@ class SharedExperts(nn.Module):
         self.norm = nn.LayerNorm(dim)
         self.router = nn.Linear(dim, EXPERTS, bias=False)
         self.mesh = mesh
+        # All ranks draw all experts and keep their own, so the values do not depend on the number of ranks.
         weight = torch.randn(EXPERTS, dim, dim) / dim**0.5
         self.weight = nn.Parameter(weight.chunk(self.ranks)[self.rank].clone())
 
@@ -100,6 +101,7 @@ class SharedExperts(nn.Module):
                 functional_collectives().all_gather_tensor_autograd(y, 0, self.mesh["ep"]) for y in (rows_TD, scores_TE)
             )
         weight_T, expert_T = scores_TE.max(-1)
+        # Tokens of experts on other ranks stay zero, and the sum over ranks adds each token once.
         out_TD = torch.zeros_like(rows_TD)
         for index, weight_DD in enumerate(self.weight):
             token = (expert_T == self.rank * len(self.weight) + index).nonzero()[:, 0]
@@ -138,9 +140,11 @@ class MeshLoop:
     def __init__(self, case: Case, mesh: Mesh, model: nn.Module, *, sharers: int = 1, micro: int = 1) -> None:
         self.rank, self.readers = mesh.rank // sharers, case.parallelism.world_size // sharers
         self.world, self.micro, self.model = case.parallelism.world_size, micro, model
+        # DistributedDataParallel puts "module." before each name; names must be equal in all layouts.
         self.names = {"module.*": "*"} if isinstance(model, DistributedDataParallel) else {}
         self.independent_ranks = self.world == 1
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+        # A warm-up of four steps: a resumed run that forgets the schedule differs.
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / 4))
         self.data = torch.Generator().manual_seed(1000 + case.seed)
         self.size = case.options.get("rows", SEQUENCES), case.options.get("length", LENGTH) + 1
@@ -179,6 +183,7 @@ class MeshLoop:
         """Add the gradients of this rank's rows to the parameters' gradients. Returns the loss of the global batch."""
         total = torch.zeros(())
         for rows in self.batch().chunk(self.micro):
+            # Divided before backward, so that gradients of micro-batches add up to those of the mean.
             loss = self.loss(rows) / self.micro
             loss.backward()
             total += loss.detach()
@@ -206,6 +211,7 @@ class MeshLoop:
             yield "param", name, self.shown(name, parameter)
             for state, value in self.optimizer.state[parameter].items():
                 yield "optimizer", f"{name}.{state}", self.shown(name, value) if value.dim() else value
+        # State that a resumed run must restore.
         yield "buffer", "learning_rate@after_optimizer", torch.tensor(self.schedule.get_last_lr())
         yield "buffer", "data@after_optimizer", self.data.get_state()
         self.optimizer.zero_grad()
@@ -219,6 +225,7 @@ class MeshLoop:
     def load(self, folder: Path) -> None:
         """Resume from a saved state, possibly with another layout of ranks."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
+        # `dcp.load` writes into tensors of this layout, so there must be a state before it loads one.
         own: dict[str, Any] = {"data": self.data.get_state(), "schedule": self.schedule.state_dict()}
         state = {"model": model, "optimizer": optimizer, **own}
         dcp.load(state, checkpoint_id=folder)
@@ -233,6 +240,7 @@ class UnevenLoop(MeshLoop):
     def rows(self) -> Tensor:
         """Draw the batch, and replace all tokens after the end of each text by the padding NOTHING."""
         rows = super().rows()
+        # Every text has at least two tokens to predict.
         ends = torch.randint(2, rows.size(1), (rows.size(0), 1), generator=self.data)
         return rows.masked_fill(torch.arange(rows.size(1)) > ends, NOTHING)
 
@@ -242,6 +250,7 @@ class UnevenLoop(MeshLoop):
 
     def mean(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """Return these rows' share of the mean loss over all ranks' `tokens` tokens, times the number of ranks."""
+        # The padding is no token: 0 in its place is embedded, and the loss ignores it.
         logits = self.model(rows[:, :-1].clamp(min=0)).flatten(0, 1)
         loss = cross_entropy(logits, rows[:, 1:].flatten(), ignore_index=NOTHING, reduction="sum")
         # DistributedDataParallel divides gradients by the number of ranks, so the loss is multiplied by it.
@@ -250,6 +259,7 @@ class UnevenLoop(MeshLoop):
     def backward(self) -> Tensor:
         """Add the gradients of the mean loss over all ranks' tokens to the parameters' gradients. Returns that loss."""
         rows, total = self.batch(), torch.zeros(())
+        # The number of tokens of all ranks and micro-batches, before any backward: the loss needs it.
         tokens = self.count(rows)
         if self.world > 1:
             dist.all_reduce(tokens)

@@ -31,6 +31,7 @@ MOMENTUM, LR = 0.95, 1e-2
 def orthogonal(matrix: Tensor, turns: int = 5) -> Tensor:
     """Return a matrix with its singular values moved close to 1, by `turns` Newton-Schulz iterations of degree five.
     The coefficients are those of https://kellerjordan.github.io/posts/muon."""
+    # So that x @ x.T has the smaller of the two dims.
     wide = matrix.T if matrix.size(0) > matrix.size(1) else matrix
     x = wide / (wide.norm() + 1e-7)
     for _ in range(turns):
@@ -69,12 +70,14 @@ class Muon(torch.optim.Optimizer):
     def direction(self, update: Tensor, turn: int) -> Tensor:
         """Return the orthogonalized `update` of the matrix with index `turn`, in the same layout as `update`."""
         if isinstance(update, DTensor):
+            # Every rank computes the whole matrix, and keeps its own part.
             alike = [Replicate()] * update.device_mesh.ndim
             whole = DTensor.from_local(orthogonal(update.full_tensor()), update.device_mesh, alike)
             return whole.redistribute(placements=update.placements)
         if not self.by_layer:
             return orthogonal(update)
         owner = turn % dist.get_world_size()
+        # Gradients are averaged over ranks, so the owner has the same momentum as all others.
         made = orthogonal(update) if dist.get_rank() == owner else torch.empty_like(update)
         dist.broadcast(made, owner)
         return made

@@ -36,6 +36,7 @@ class StagedRun:
     def __init__(self, case: Case, numbers: list[int]) -> None:
         """`numbers` are the indices of this rank's layers."""
         self.dim, self.rows = case.options.get("dim", DIM), case.options.get("rows", ROWS)
+        # All ranks make all layers, so that a layer's initial values do not depend on its rank.
         layers = [nn.Sequential(nn.Linear(self.dim, self.dim), nn.GELU()) for _ in range(_layers(case))]
         self.layers = {number: layers[number] for number in numbers}
         self.model = nn.ModuleDict({f"layer{number}": layer for number, layer in self.layers.items()})
@@ -87,6 +88,7 @@ def made(case: Case, mesh: Mesh, schedule: Any, per_rank: int = 1) -> Any:
 
     def backward(x: Tensor, target: Tensor) -> Tensor | None:
         losses: list[Tensor] = []
+        # Only the first stage takes inputs, and only the last has targets and losses.
         inputs, ends = [x] if has_first else [], {"target": target, "losses": losses} if has_last else {}
         pipeline.step(*inputs, **ends)
         return torch.stack(losses).mean() if has_last else None
@@ -135,6 +137,7 @@ def unstaged(case: Case, mesh: Mesh, parts: int = PARTS) -> Any:
             losses[-1].backward()
         for parameter in run.model.parameters():
             assert parameter.grad is not None
+            # torch's schedules also divide gradients by the number of micro-batches.
             parameter.grad /= parts
         return torch.stack([loss.detach() for loss in losses]).mean()
 

@@ -55,6 +55,7 @@ class ResumedLoop(MeshLoop):
         super().__init__(case, mesh, model, sharers=sharers)
         self.own = mesh.rank
         self.taken = 0
+        # Only now: dropout differs from rank to rank, but initial parameters must not.
         torch.manual_seed(case.seed + 1 + mesh.rank)
 
     @property
@@ -66,6 +67,7 @@ class ResumedLoop(MeshLoop):
         """Return this rank's rows of the batch. All ranks draw all rows, so the states of their generators stay
         equal."""
         rows = torch.randint(VOCABULARY, (SEQUENCES, LENGTH + 1), generator=self.data)
+        # From the whole batch, so that the buffer is equal on all ranks.
         self.bare.text.lerp_(rows.float().mean(0), 0.1)
         return rows.chunk(self.readers)[self.rank]
 
@@ -76,6 +78,7 @@ class ResumedLoop(MeshLoop):
             state = self.optimizer.state[parameter]
             yield "buffer", f"{name}@before_forward", parameter.detach()
             for moment in ("exp_avg", "exp_avg_sq"):
+                # Before the first step an optimizer has no state: its moments begin with zeros.
                 yield "buffer", f"{name}.{moment}@before_forward", state.get(moment, torch.zeros_like(parameter))
         yield from super().step(index)
         self.taken += 1

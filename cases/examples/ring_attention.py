@@ -86,6 +86,7 @@ class SequenceRing:
         """
         total = shares[self.rank]
         for turn in range(1, self.ranks):
+            # Each rank sends to the rank `turn` before it, and so receives from the rank `turn` behind it.
             there, here = (self.rank - turn) % self.ranks, (self.rank + turn) % self.ranks
             found = tuple(torch.empty_like(x) for x in total)
             calls = [dist.P2POp(dist.isend, x.contiguous(), there) for x in shares[there]]
@@ -131,6 +132,7 @@ class RingAttention(torch.autograd.Function):
         """Return the gradients of q, k and v. Keys and values go around the ring again; each rank then sends its share
         of a part's gradients to the rank that has the part."""
         (q, k, v, out, total), ring, grad = ctx.saved_tensors, ctx.ring, grads[0]
+        # As in FlashAttention's backward: the gradient of the softmax's sum, from the output alone.
         inner = (grad * out).sum(-1, keepdim=True)
         dq, shares = torch.zeros_like(q), dict[int, Parts]()
         for owner, (k_part, v_part) in ring.parts((k, v)):
@@ -156,6 +158,7 @@ class Attend(nn.Module):
 
     def forward(self, qkv: Tensor) -> Tensor:
         """Map (sequences, length, 3 * HEADS * D) to (sequences, length, HEADS * D)."""
+        # (sequences, length, 3, heads, D) to 3 tensors (sequences, heads, length, D).
         q, k, v = qkv.unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         return self.attend(q, k, v, self.ring).transpose(1, 2).flatten(2)
 
@@ -209,6 +212,7 @@ class RingLoop:
         self.shown: dict[str, Tensor] = {}
         for name, module in self.model.named_modules():
             if name:
+                # `name` as a default: the closure would otherwise read the loop's last name.
                 module.register_forward_hook(lambda module, args, out, name=name: self.note(name, out))
 
     def note(self, name: str, out: Tensor) -> None:
@@ -221,6 +225,7 @@ class RingLoop:
         text."""
         tokens = torch.randint(VOCABULARY, (self.rows, self.length + 1), generator=self.data)
         share = self.length // self.ring.ranks
+        # One token more: it is the label of the part's last token.
         return tokens[:, self.ring.rank * share : (self.ring.rank + 1) * share + 1]
 
     def backward(self) -> Tensor:

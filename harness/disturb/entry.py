@@ -195,6 +195,7 @@ def row(
     """
 
     def entry_of(function: Callable[..., Any]) -> Entry:
+        # Lists and errors show the first line of the docstring as the fault's description.
         says = (function.__doc__ or "").partition("\n")[0]
         return Entry(
             name=function.__name__.replace("_", "-"),
@@ -234,7 +235,8 @@ class Named(Fault):
 
 
 def catalogue() -> Mapping[str, Entry]:
-    """Return all entries by name. Imported only when a run has a fault: the modules have 4,000 lines."""
+    """Return all entries by name."""
+    # Imported only when a run has a fault: the modules have 4,000 lines.
     from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 
     return CATALOGUE

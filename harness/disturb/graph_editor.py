@@ -98,6 +98,7 @@ class GraphEditor:
 
     def twin(self, node: Node) -> Call:
         """Return the other chunk's copy of a node. Raises NoPlaceError if there is none before the node."""
+        # Passes name both copies of a call alike, apart from the chunk (see `GraphWriter.call`).
         ends = {0: "chunk0", 1: "chunk1"}
         mine = node.meta.get(CHUNK_KEY)
         if mine in ends and ends[mine] in node.name:
@@ -124,6 +125,7 @@ class GraphEditor:
         the call. Returns the call."""
         with self.graph.inserting_after(node):
             made = self._make(target, (node, *args), options)
+        # The new call itself goes on reading `node`.
         node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
         self._stand_ins[node] = made
         return made
@@ -178,6 +180,7 @@ class GraphEditor:
         replacement, and those of an erased node are left out."""
 
         def now(node: Node) -> Node:
+            # A replacement may have been replaced as well.
             while node in self._stand_ins:
                 node = self._stand_ins[node]
             return node
@@ -200,6 +203,7 @@ class GraphEditor:
         """Return whether two nodes compute tensors of the same shape and dtype."""
         values = self.value(one), self.value(other)
         return all(x is not None for x in values) and (
+            # As text, since a comparison of symbolic sizes could add a guard.
             (str(values[0].shape), values[0].dtype) == (str(values[1].shape), values[1].dtype)
         )
 
@@ -265,10 +269,8 @@ class GraphEditor:
         return Site(origin.module, origin.direction, node.meta.get(CHUNK_KEY), name)
 
     def sites(self, node: Node, *operators: str) -> list[Site]:
-        """Return the call site of a node, and those of `operators` that an edit inserts there.
-
-        Inserted calls have no known origin, so blame may also name them at the origin of the node's first input.
-        """
+        """Return the call site of a node, and those of `operators` that an edit inserts there."""
+        # Inserted calls have no known origin, so blame may also name them at the origin of the node's first input.
         places = [node, *(read for read in node.all_input_nodes[:1] if read.op == "call_function")]
         return [self.site(node), *(self.site(place, name) for place in places for name in operators)]
 

@@ -31,10 +31,12 @@ def mutate(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> Muta
     assert entry.edit is not None, "only edits change graphs"
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
+    # `graph_copy` returns the output's arguments but copies no output node, and so no metadata of it.
     graph.output_node().meta.update(module.graph.output_node().meta)
     try:
         editor = GraphEditor(graph, case, rank)
         looking = take_out(graph)  # observations do not count as readers
+        # An edit that leaves the text of the graph unchanged has changed nothing.
         before = str(graph)
         sites = entry.edit(editor)
         changed = str(graph) != before

@@ -87,6 +87,7 @@ def regrouped(regroup: Regroup | None, rank: int, step: Callable[[], int] = lamb
             kwargs = kwargs or {}
             with refusing():
                 row = row_of(function)
+                # Earlier steps stay as in the plain run.
                 if first and step() < first:
                     return theirs(function, *args, **kwargs)
                 if row.factors_from is not None and _is_product(args, kwargs, row.factors_from):
@@ -129,7 +130,9 @@ def _sum(function: Any, args: Sequence[Any], kwargs: Any, parts: int, generator:
     import torch
 
     x, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
+    # `sum` takes None, a number, or a list of dims; an empty list means all dims.
     dims = [*range(x.dim())] if dims is None or dims == [] else [dims] if isinstance(dims, int) else [*dims]
+    # The longest dim has the most terms to regroup.
     dim = max(dims, key=lambda dim: x.shape[dim], default=None)
     # Two terms have the same sum in either order.
     if dim is None or x.shape[dim] < 3 or kwargs.get("dtype") not in (None, x.dtype):
@@ -153,4 +156,5 @@ def _terms(size: int, parts: int, generator: Any, device: Any) -> Sequence[Tenso
     import torch
 
     order = torch.randperm(size, generator=generator).to(device)
+    # At least two terms in a group, however many parts are asked for.
     return order.tensor_split(max(1, min(parts, size // 2)))

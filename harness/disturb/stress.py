@@ -52,6 +52,7 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
 
     on_cuda = device is not None and device.type == "cuda"
     held: list[HeldWork] = []
+    # Seeded by text, so that each rank sleeps differently, and in a replay as in the stressed run.
     chance, longest = random.Random(f"{stress.seed}/{rank}"), stress.longest_sleep
 
     class Disturbance(TorchDispatchMode):
@@ -66,6 +67,7 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
                         return late(function, args, kwargs or {}, held)
                 elif on_cuda and function in COPIES:
                     _delay_copies(chance.uniform(0.0, longest), device)
+                # Uninitialized memory: NaN in the plain run, zeros here.
                 nobody_wrote = row_of(function).uninitialized
                 if nobody_wrote is Uninitialized.GROWN:
                     return _zero_grown(function, args, kwargs or {})

@@ -38,6 +38,7 @@ class TamperedCall:
     def with_(this, **changes: Any) -> Any:  # noqa: N805 (an argument of an operator may be named self)
         """Run the call with other arguments, given by name, and record that the fault fired."""
         this.fire()
+        # A changed argument stays at its position if the call gave it by position; all others go by name.
         names = [argument.name for argument in schema_of(this.function).arguments]
         args = [changes.pop(name, value) for name, value in zip(names, this.args, strict=False)]
         return this.function(*args, **{**this.kwargs, **changes})
@@ -66,6 +67,7 @@ def tampered(entry: Entry | None, clock: Clock, fire: Callable[[], None]) -> Ite
 
         @classmethod
         def ignore_compile_internals(cls) -> bool:
+            # Compiled code stays compiled: by default it runs uncompiled under a mode, with other bits.
             return True
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

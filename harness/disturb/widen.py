@@ -60,6 +60,7 @@ def computed_in_float64(found: Widened | None) -> Iterator[None]:
     from bitproof.harness.graph.origin import innermost_user_line
     from bitproof.harness.torch_compat import OpOverload, TorchDispatchMode, tree_leaves, tree_map_only
 
+    # `found` is not None here, but the type checker forgets that within the class below.
     noted = found
 
     class Widening(TorchDispatchMode):
@@ -75,12 +76,12 @@ def computed_in_float64(found: Widened | None) -> Iterator[None]:
                 asked = tree_map_only(torch.dtype, _wide_dtype, given)
                 is_asked = any(x is not y for x, y in zip(tree_leaves(given), tree_leaves(asked), strict=True))
                 if DTensor in types:  # it makes plain calls of this one, which come here
-                    return _again(self, function, asked) if is_asked else NotImplemented
+                    return _call_in_mode(self, function, asked) if is_asked else NotImplemented
                 if torch.Tag.nondeterministic_seeded in function.tags:
                     return _draw(function, *asked)
                 args, kwargs = asked
                 if function.namespace not in _SENT:
-                    args, kwargs, is_rounded = _read(function, args, kwargs)
+                    args, kwargs, is_rounded = _widen_arguments(function, args, kwargs)
                     if is_rounded and not noted.narrow:
                         line = innermost_user_line(sys._getframe(1))
                         noted.narrow = f"{function}{f' ({line})' if line else ''}"
@@ -95,7 +96,7 @@ def computed_in_float64(found: Widened | None) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _again(mode: Any, function: Any, asked: tuple[Any, Any]) -> Any:
+def _call_in_mode(mode: Any, function: Any, asked: tuple[Any, Any]) -> Any:
     # A mode is off within its own dispatch. It is entered again to see the plain calls that DTensor makes.
     with mode:
         return theirs(function, *asked[0], **asked[1])
@@ -110,10 +111,7 @@ def _wide_dtype(x: torch.dtype) -> torch.dtype:
 
 
 def _is_rounded(x: Any) -> bool:
-    """Whether a tensor has a narrower dtype than float64, and numbers that may be rounded.
-
-    A float32 tensor counts only if bfloat16 cannot represent all of its numbers: numbers such as 0.5 were not rounded.
-    """
+    """Whether a tensor has a narrower dtype than float64, and numbers that may be rounded."""
     import torch
 
     from bitproof.harness.torch_compat import FakeTensor
@@ -126,7 +124,9 @@ def _is_rounded(x: Any) -> bool:
     return not torch.equal(x.to(torch.bfloat16).to(x.dtype).nan_to_num(), x.nan_to_num())
 
 
-def _read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
+def _widen_arguments(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
     """A call's positional and keyword arguments with narrow tensors widened, and whether the call reads numbers that
     may be rounded.
 
@@ -143,6 +143,7 @@ def _read(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
         name: x if aliases[name] else tree_map_only(torch.Tensor, lambda x: x.to(_wide_dtype(x.dtype)), x)
         for name, x in given.items()
     }
+    # A call does not read an argument that it only returns a view of.
     read = [x for name, x in given.items() if aliases[name] is None or aliases[name].is_write]
     is_rounded = any(map(_is_rounded, tree_leaves(read)))
     return (
@@ -159,6 +160,7 @@ def _draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     from bitproof.harness.graph.operators import row_of
 
     first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+    # Calls that write random numbers into their first argument, such as `normal_`.
     if first is not None and overload_of(function) in row_of(function).overwrites:
         if first.dtype != torch.float64:
             return theirs(function, *args, **kwargs)
@@ -168,6 +170,7 @@ def _draw(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found = theirs(function, args[0].float(), *args[1:], **kwargs)
         return found.double() if found.is_floating_point() else found
     asked = kwargs.get("dtype") or (first.dtype if first is not None else torch.float64)
+    # Random integers and permutations stay integers, even if the dtype asked for is float64.
     is_float = asked == torch.float64 and not schema_of(function).name.startswith(("aten::randint", "aten::randperm"))
     if is_float and any(argument.name == "dtype" for argument in schema_of(function).arguments):
         return theirs(function, *args, **{**kwargs, "dtype": torch.float32}).double()

@@ -64,6 +64,7 @@ class Works:
                 theirs(work.wait)
                 ours = HeldWork(written)
             self._made.append((ours, index))
+            # torch's operators return a Work as a boxed C++ object.
             return Work.boxed(ours)
 
         return tree_map_only(torch.ScriptObject, hold, result)
@@ -138,6 +139,7 @@ class HeldWork(Work):
     def wait(self, timeout: Any = None) -> bool:
         """Wait for the collective. Returns True."""
         self.is_asked = True
+        # Only the first wait writes the results: the caller may have overwritten them since.
         arrive, self._arrive = self._arrive, None
         if arrive is not None:
             with refusing():

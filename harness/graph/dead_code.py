@@ -8,10 +8,7 @@ from bitproof.harness.graph import operators
 
 
 def drop_dead_code(module: GraphModule) -> None:
-    """Erase calls and references to nested graphs that have no readers and no effects.
-
-    The graph is walked from its end to its start, so that a call whose only reader was erased is erased as well.
-    """
+    """Erase calls and references to nested graphs that have no readers and no effects."""
     num_nodes = len(module.graph.nodes)
     # Last first: once a reader is erased, its inputs may have no reader left.
     for node in reversed(module.graph.nodes):

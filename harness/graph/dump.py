@@ -57,26 +57,28 @@ class GraphDump:
 
     def __call__(self, name: str, module: GraphModule) -> None:
         """Write the next graph, and its differences from the previous graph. `name` is the name of the last pass."""
-        label, lines = f"{self._count:02d}-{file_name(name)}", list(self._tell(module))[1:]
+        # Without the empty line at the start of the first section.
+        label, lines = f"{self._count:02d}-{file_name(name)}", list(self._describe(module))[1:]
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / f"{label}.txt").write_text("\n".join(lines) + "\n")
         if self._count:
             diff = difflib.unified_diff(self._lines, lines, f"{self._label}.txt", f"{label}.txt", lineterm="")
             (self._folder / f"{label}.diff").write_text("".join(f"{line}\n" for line in diff))
+        # Attached only for this artifact: torch's own go to the same log.
         with _attached(self._trace):
             trace_artifact(label, "\n".join(lines))
         self._label, self._lines, self._count = label, lines, self._count + 1
 
-    def _tell(self, module: GraphModule) -> Iterator[str]:
+    def _describe(self, module: GraphModule) -> Iterator[str]:
         """Yield the lines of the graph, then of the graphs nested in it. Each section starts with an empty line."""
-        yield from _tell_graph(module, self._inputs, self._outputs)
+        yield from _graph_lines(module, self._inputs, self._outputs)
         for name, nested in module.named_modules():
             if name and isinstance(nested, GraphModule):
                 yield from ("", f"## nested graph {name}")
-                yield from _tell_graph(nested, [], [])
+                yield from _graph_lines(nested, [], [])
 
 
-def _tell_graph(module: GraphModule, inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[str]:
+def _graph_lines(module: GraphModule, inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[str]:
     headline = ""
     waiting = iter(inputs)
     for node in module.graph.nodes:
@@ -86,7 +88,7 @@ def _tell_graph(module: GraphModule, inputs: Sequence[str], outputs: Sequence[st
         if node.op == "placeholder":
             yield f"{node.name} = input{_value(node)}  # {next(waiting, 'input')}"
         elif node.op == "output":
-            yield from _tell_output(node, outputs)
+            yield from _output_lines(node, outputs)
         else:
             yield f"{node.name} = {_call(node)}{_value(node)}  # {_comment(node)}"
 
@@ -112,7 +114,7 @@ def _operator(target: Any) -> str:
     return str(target) if isinstance(target, (str, OpOverload)) else getattr(target, "__name__", str(target))
 
 
-def _tell_output(node: Node, names: Sequence[str]) -> Iterator[str]:
+def _output_lines(node: Node, names: Sequence[str]) -> Iterator[str]:
     values = node.args[0] if node.args and isinstance(node.args[0], (list, tuple)) else node.args
     for index, value in enumerate(values):
         yield f"return {_text(value)}" + (f"  # {names[index]}" if index < len(names) else "")
@@ -126,13 +128,13 @@ def _text(argument: Any) -> str:
 
 def _value(node: Node) -> str:
     value = node.meta.get("val")
-    return "" if value is None or isinstance(value, GraphModule) else f" -> {_tell_value(value)}"
+    return "" if value is None or isinstance(value, GraphModule) else f" -> {_describe_value(value)}"
 
 
-def _tell_value(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     """Return a value as text; for a tensor its dtype, shape, strides unless contiguous, and device unless the CPU."""
     if isinstance(value, (list, tuple)):
-        return f"({', '.join(map(_tell_value, value))})"
+        return f"({', '.join(map(_describe_value, value))})"
     if not isinstance(value, torch.Tensor):
         return f"{type(value).__name__} {value}"
     shape, strides = _expressions(value.shape), _expressions(value.stride())
@@ -150,11 +152,8 @@ def _sizes(sizes: Sequence[Any]) -> str:
 
 
 def _is_contiguous(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """Whether strides are those of a contiguous tensor of this shape.
-
-    All symbols are replaced by the same number first: a stride and a size may be different expressions for the same
-    number.
-    """
+    """Whether strides are those of a contiguous tensor of this shape."""
+    # With any number for all symbols, as a stride and a size may be different expressions for the same number.
     sizes = [max(1, _any_number(size)) for size in shape]
     wanted = list(itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1))[: len(sizes)]
     return [_any_number(stride) for stride in strides] == wanted[::-1]

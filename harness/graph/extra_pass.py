@@ -64,6 +64,7 @@ class ExtraPass:
                 expected="a GraphModule, or None after changing the given one in place",
                 found=type(result).__name__,
             )
+        # Before metadata is computed in graph order, since a wrong order would raise errors of its own.
         verify_order(result.graph)
         hand_on_lost_marks(result.graph, marked)
         _propagate(result, before)
@@ -92,6 +93,7 @@ def load_pass(spec: PassSpec) -> ExtraPass:
             found="nothing" if function is None else type(function).__name__,
         )
     if spec.file is None:
+        # The function may be defined in another file than the named module.
         sha256 = hashlib.sha256(Path(function.__code__.co_filename).read_bytes()).hexdigest()
     return ExtraPass(function, sha256, spec)
 
@@ -167,6 +169,7 @@ def _evaluate(node: Node, module: GraphModule, mode: FakeTensorMode) -> Any:
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
         return mode.from_tensor(value) if isinstance(value, Tensor) and not isinstance(value, FakeTensor) else value
 
+    # A call that reads data makes new symbols here, which torch would otherwise report as lost.
     fresh = mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env else contextlib.nullcontext()
     try:
         with torch.no_grad(), mode, fresh:

@@ -76,6 +76,7 @@ def parse_pass(text: str) -> PassSpec:
 def check_extra_passes(texts: tuple[str, ...], case: Case) -> None:
     """Refuse passes that could not run in this case. Raises UsageError."""
     specs = [parse_pass(text) for text in texts]
+    # The anchor of an extra pass may be another extra pass.
     known = [*PASSES, *(spec.function for spec in specs)]
     for spec in specs if case.candidate in TRACED else ():
         if spec.anchor not in known:
@@ -97,6 +98,7 @@ def check_extra_passes(texts: tuple[str, ...], case: Case) -> None:
 
 def _check_file(file: Path, function: str) -> None:
     try:
+        # Parsed, not run: a wrong command line is refused without running the user's code.
         tree = ast.parse(read_plain(file), str(file))
     except OSError as error:
         raise UsageError(

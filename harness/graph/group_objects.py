@@ -30,6 +30,7 @@ def move_to_own_group(nodes: list[Node], groups: GroupTable, purpose: str, *, hi
     """
     name = groups.derive(operators.group_name(nodes[0]), purpose, high_priority=high_priority)
     for node in nodes:
+        # A functional collective has the group's name as its last argument.
         node.args = (*node.args[:-1], name)
     return name
 

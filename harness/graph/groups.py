@@ -53,6 +53,7 @@ class GroupTable:
         name = derived_name(source, purpose)
         if name not in self.groups:
             self.groups[name] = Group(name, self[source].partition, high_priority)
+            # Ranks make the groups in this order, which all passes determine alike on every rank.
             self.derived.append(name)
         return name
 

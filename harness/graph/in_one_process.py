@@ -29,11 +29,12 @@ def collective(op: str, partition: Partition, arguments: Sequence[Sequence[Any]]
     for group in partition:
         xs = [arguments[rank][0] for rank in group]
         for place, rank in enumerate(group):
-            found[rank] = _delivered(op.split(".")[1], xs, [arguments[peer][1:] for peer in group], place)
+            # `op` is like _c10d_functional.all_reduce.default.
+            found[rank] = _result_of_rank(op.split(".")[1], xs, [arguments[peer][1:] for peer in group], place)
     return found
 
 
-def _delivered(name: str, xs: list[Tensor], rest: list[Sequence[Any]], place: int) -> Tensor:
+def _result_of_rank(name: str, xs: list[Tensor], rest: list[Sequence[Any]], place: int) -> Tensor:
     match name:
         case "all_gather_into_tensor":
             return torch.cat(xs)
@@ -50,5 +51,6 @@ def reduced(xs: Sequence[Tensor], operation: str) -> Tensor:
     """Return the sum or the average of `xs`, which are added in their order; `operation` is "sum" or "avg"."""
     if operation not in ("sum", "avg"):
         raise NotEvaluatedError(f"a reduction by {operation}")
+    # A copy, as a sum over a single rank would be its input itself.
     total = functools.reduce(torch.add, xs).clone()
     return total / len(xs) if operation == "avg" else total

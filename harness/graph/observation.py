@@ -66,6 +66,7 @@ def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = 
 
     With `piece`, return only the first half (0) or the second half (1) of the joined tensor along `dim`.
     """
+    # These calls are not part of the step's log.
     with disable_current_modes(), torch.no_grad():
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim if dim is not None else 0)
         if piece is None or dim is None:
@@ -116,6 +117,7 @@ def marking(model: nn.Module, patterns: Sequence[str], tracer: Any, symbol: Any)
                 if isinstance(tensor, Tensor):
                     place = None if tensor is output else index
                     mark(tensor, Boundary(name, "forward", place, earlier))
+                    # A gradient hook runs while backward is traced, so its node exists by then.
                     if tensor.requires_grad:
                         backward = Boundary(name, "backward", place, earlier)
                         tensor.register_hook(lambda gradient, backward=backward: mark(gradient, backward))
@@ -151,7 +153,8 @@ def marked_nodes(graph: Graph) -> list[Marked]:
     found = []
     for node in graph.nodes:
         if MARKS_KEY in node.meta:
-            readers = {user.name: [i for i, x in enumerate(_read_by(user)) if x is node] for user in node.users}
+            # By name, since the user's code may replace nodes.
+            readers = {user.name: [i for i, x in enumerate(_nodes_read(user)) if x is node] for user in node.users}
             found.append(Marked(node, readers))
     return found
 
@@ -168,7 +171,8 @@ def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
         if nodes.get(node.name) is not None:
             continue
         for name, places in readers.items():
-            read = _read_by(nodes[name]) if name in nodes else []
+            read = _nodes_read(nodes[name]) if name in nodes else []
+            # A reader that reads fewer nodes than before was changed as well, and shows nothing.
             if places and places[-1] < len(read):
                 to = read[places[0]]
                 hand_on_marks(node, to)
@@ -177,7 +181,7 @@ def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
                 break
 
 
-def _read_by(node: Node) -> list[Node]:
+def _nodes_read(node: Node) -> list[Node]:
     """Return the nodes that a node reads, in the order of its arguments, with repetitions."""
     found: list[Node] = []
     map_arg((node.args, node.kwargs), found.append)
@@ -207,6 +211,7 @@ def show_activations(module: GraphModule, chunking: Chunking | None) -> int:
     return len(shown)
 
 
+# The arguments of a call of `observed`: the record's name, the nodes to join, the dim, and the half to take.
 Show = tuple[str, list[Node], int | None, int | None]
 
 
@@ -252,6 +257,7 @@ def _shows(mark: Mark, nodes: dict[int | None, Node], chunking: Chunking | None)
         if whole is not None:
             yield boundary.name, [whole], None, None
         elif not mark.carries:
+            # Without the chunked dim nothing can be joined: the last chunk's value counts.
             yield boundary.name, [nodes[max(nodes, key=str)]], None, None
         elif dim is None:
             raise _refusal(boundary, "joined")

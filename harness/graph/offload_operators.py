@@ -63,6 +63,7 @@ def begin_copy(source: Tensor, target: Tensor, device: torch.device) -> None:
         target.copy_(source)
         return
     stream = copy_stream(device)
+    # The copy must not begin before `source` is computed.
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         target.copy_(source, non_blocking=True)
@@ -98,6 +99,7 @@ def run_wait_offload(host: Tensor, x: Tensor) -> Tensor:
 
 def run_reload(host: Tensor, device: str) -> Tensor:
     """Begin to copy a host tensor to a device."""
+    # A graph serves all ranks, so it names only the type of a device.
     to = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
     x = empty_like(host, to)
     begin_copy(host, x, to)

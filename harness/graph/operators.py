@@ -70,6 +70,7 @@ def nested_call(node: Node) -> tuple[GraphModule, list[Any]] | None:
     None for any other call, and for a call that runs several graphs or passes operands in another way.
     """
     places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and graph_of(x) is not None]
+    # Operands before the graph would have no place among its placeholders.
     if len(places) != 1 or node.kwargs or any(isinstance(x, Node) for x in node.args[: places[0]]):
         return None
     [place] = places
@@ -147,6 +148,7 @@ def group_name(node: Node) -> str:
     if getattr(target, "namespace", None) != "c10d":
         return str(given[-1])
     names = [argument.name for argument in schema_of(target).arguments]
+    # By name, as the group may be given as a keyword.
     group = (dict(zip(names, given, strict=False)) | node.kwargs).get("process_group")
     return name_of_group(_attribute(group) if isinstance(group, Node) and group.op == "get_attr" else group)
 
@@ -174,6 +176,7 @@ def is_random(node: Node) -> bool:
     """
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
+    # With defaults for arguments that were not given. An operator without `dropout_p` is random in any case.
     defaults = {argument.name: argument.default_value for argument in schema_of(node.target).arguments}
     return (defaults | dict(zip(defaults, node.args, strict=False)) | node.kwargs).get("dropout_p") != 0.0
 
@@ -249,6 +252,7 @@ def sharing_arguments(node: Node) -> list[Node]:
     """
     if node.target is operator.getitem:
         return node.all_input_nodes[:1]
+    # The table precedes the schema: some schemas deny that a result shares memory.
     if (returned := row_of(node.target).returns) is not None:
         return _arguments(node, (returned,))
     return _arguments(node, _aliased_names(node.target))

@@ -130,10 +130,12 @@ class OriginRecorder:
         self._name = name
         self._names = {module: below for below, module in model.named_modules(prefix=name)}
         self.num_calls: Counter[str] = Counter()
+        # Stacks of the modules that run, by name, and of the module calls around the next node.
         self._running: list[str] = []
         self._calls: list[tuple[ModuleCall, ...]] = [()]
         self._backward: Origin | None = None
         self._in_backward = False
+        # The origin stored under `_sequence_numbers[i]` is `_origins[i]`; the numbers ascend.
         self._sequence_numbers: list[int] = []
         self._origins: list[Origin] = []
 
@@ -143,6 +145,7 @@ class OriginRecorder:
         create_node = tracer.create_node
         hooks = [
             register_module_forward_pre_hook(self._enter),
+            # Also after an error, so that the stack stays right if the caller catches it.
             register_module_forward_hook(self._leave, always_call=True),
         ]
         tracer.create_node = self._stamping(create_node)
@@ -171,6 +174,7 @@ class OriginRecorder:
     def module_of(self, error: BaseException) -> str | None:
         """Return the name of the innermost module of the model whose forward raised `error`; None if none did."""
         frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+        # A forward has its module as `self`, so the traceback shows which modules ran.
         names = [self._names.get(module) for module in frames if isinstance(module, nn.Module)]
         return next((name for name in reversed(names) if name is not None), None)
 
@@ -179,6 +183,7 @@ class OriginRecorder:
             node = create_node(*args, **kwargs)
             if node.op not in ("placeholder", "output"):
                 node.meta[META_KEY] = self._current()
+                # Backward has no running module, so only forward nodes have calls and declarations.
                 if self._calls[-1] and not self._in_backward:
                     node.meta[CALLS_KEY] = self._calls[-1]
                 if not self._in_backward and KEEPS_ROWS.items() <= running_annotations().items():

@@ -141,6 +141,7 @@ def run_pipeline(
     """
     reports: list[PassReport] = []
     stages = StageGraphs.of(module, context.cuts, context.chunk_symbol)
+    # Without pipeline stages there is a single graph, and so a single run.
     runs = [_StageRun(graph, stages.context_of(graph, context)) for graph in stages.graphs]
     counts = _count_operators(stages)
     if observe is not None:
@@ -148,7 +149,8 @@ def run_pipeline(
     for run_pass in passes:
         name = run_pass.__name__
         enter(f"in {'extra ' * isinstance(run_pass, ExtraPass)}pass {name}")
-        report = _of_all_stages([run.run(run_pass) for run in runs])
+        report = _sum_reports([run.run(run_pass) for run in runs])
+        # Only after all stages: a pass may find nothing in one stage, but must find something in another.
         _refuse_idle(name, runs)
         # Before the checks, so that a dump also has a graph that they refuse.
         if observe is not None:
@@ -178,11 +180,12 @@ class _StageRun:
         self.context.facts.clear()
         self.idle = None
         # A pass that set a global switch would change later passes and the ranks forked from this process.
-        with _blaming(name), keeping_switches(f"{'extra ' * isinstance(run_pass, ExtraPass)}pass {name}"):
+        with _naming_pass(name), keeping_switches(f"{'extra ' * isinstance(run_pass, ExtraPass)}pass {name}"):
             start = time.perf_counter()
             try:
                 self.graph.module = run_pass(self.graph.module, self.context)
             except BitproofError as error:
+                # Such an error only means that the pass matched nothing in this graph.
                 if not error.finds_nothing:
                     raise
                 self.idle = error
@@ -198,8 +201,9 @@ class _StageRun:
 
     def check(self, run_pass: Pass) -> None:
         """Verify the graph after a pass, by the rules of its stage."""
-        with _blaming(run_pass.__name__):
+        with _naming_pass(run_pass.__name__):
             if self.idle is None:
+                # A pass that found nothing leaves the stage as it was, such as `chunk` with open symbols.
                 self._stage = getattr(run_pass, "leaves", None) or self._stage
             self._facts = self._stage.check(self.graph.module, self._facts, self.context.chunk_symbol)
 
@@ -208,11 +212,11 @@ def _refuse_idle(name: str, runs: Sequence[_StageRun]) -> None:
     """If the pass `name` found nothing to do in any pipeline stage, raise the error that it raised in the first."""
     idle = [run.idle for run in runs if run.idle is not None]
     if len(idle) == len(runs):
-        with _blaming(name):
+        with _naming_pass(name):
             raise idle[0]
 
 
-def _of_all_stages(each: Sequence[PassReport]) -> PassReport:
+def _sum_reports(each: Sequence[PassReport]) -> PassReport:
     if len(each) == 1:
         return each[0]
     return replace(
@@ -225,7 +229,7 @@ def _of_all_stages(each: Sequence[PassReport]) -> PassReport:
 
 
 @contextmanager
-def _blaming(name: str) -> Iterator[None]:
+def _naming_pass(name: str) -> Iterator[None]:
     try:
         yield
     except BitproofError as error:
@@ -243,4 +247,5 @@ def _count_operators(stages: StageGraphs) -> Counter[str]:
 
 def _changes(before: Counter[str], after: Counter[str]) -> dict[str, list[int]]:
     names = sorted(before.keys() | after.keys())
+    # Each operator's number of calls before and after the pass.
     return {name: [before[name], after[name]] for name in names if before[name] != after[name]}

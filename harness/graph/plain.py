@@ -107,6 +107,7 @@ class _Writer:
         return {"nodes": nodes, "places": [list(place) for place in self.places], "nested": self.nested}
 
     def _node(self, node: Node) -> Json:
+        # The reader takes these fields in the same order: see `_read`.
         return [node.op, node.name, self._target(node), self._place(node), *map(self._value, (node.args, node.kwargs))]
 
     def _target(self, node: Node) -> str:
@@ -137,6 +138,7 @@ class _Writer:
         if "bitproof" in node.meta:
             raise UnkeptError(f"node {node.name} has a foreign place")
         origin = node.meta.get(META_KEY)
+        # Origins are tuples, so a place is a tuple of the origin's fields and the chunk.
         place = (*origin, node.meta.get(CHUNK_KEY)) if isinstance(origin, Origin) else None
         return None if place is None else self.places.setdefault(place, len(self.places))
 
@@ -169,6 +171,7 @@ class _Writer:
 def _read(plain: Json) -> GraphModule:
     graph = Graph()
     nodes: list[Node] = []
+    # Nested graphs first, as the outer graph refers to them.
     attributes = {name: _read(nested) for name, nested in plain["nested"].items()}
     places = [(Origin(*place[:-1]), place[-1]) for place in plain["places"]]
     for op, name, target, place, args, kwargs in plain["nodes"]:
@@ -215,6 +218,7 @@ def _value(plain: Json, nodes: Sequence[Node]) -> Any:
             return {key: _value(item, nodes) for key, item in value.items()}
         case "device":
             return torch.device(value)
+    # The kind is checked afterwards, so that no other attribute of torch gets into a graph.
     constant = getattr(torch, value)
     if not isinstance(constant, _CONSTANTS[kind]):
         raise UnkeptError("not a valid graph file", found=f"{kind} {value}")

@@ -58,9 +58,9 @@ def carries(value: Any, symbol: sympy.Symbol) -> bool:
 def chunk_dim(value: torch.Tensor, symbol: sympy.Symbol) -> int | None:
     """Return the dim whose size is the symbol itself. None if there is none, or if several dims carry the symbol.
 
-    A dim of size 4 * symbol does not count. Such a dim holds flattened rows: splitting or joining it would scramble
-    them.
+    A dim of size 4 * symbol does not count.
     """
+    # Such a dim has flattened rows: splitting or joining it would scramble them.
     carrying = [dim for dim, size in enumerate(value.shape) if symbol in free_symbols(size)]
     if len(carrying) == 1 and expression(value.shape[carrying[0]]) == symbol:
         return carrying[0]
@@ -81,16 +81,14 @@ def number(value: Any, symbol: sympy.Symbol, extent: int) -> int | float | bool:
 
 
 def number_of(node: Node, symbol: sympy.Symbol, extent: int) -> int | float | bool:
-    """Return the value of a scalar's node for `symbol` = `extent`, rounded as Python rounds.
-
-    A scalar that is not an integer is computed by running the node's calls again. Sympy would reorder operations on
-    floats: it changes (n * 0.1) * 0.7 to n * 0.07.
-    """
+    """Return the value of a scalar's node for `symbol` = `extent`, rounded as Python rounds."""
     value = node.meta["val"]
     if isinstance(value, torch.SymInt) or (isinstance(value, SYMBOLIC_SCALARS) and node.op == "placeholder"):
         return number(value, symbol, extent)
     if not isinstance(value, SYMBOLIC_SCALARS):
         return value
+    # No integer: the node's calls run again. Sympy would reorder operations on floats, as in (n * 0.1) * 0.7 = n *
+    # 0.07.
     args, kwargs = map_arg((node.args, node.kwargs), lambda x: number_of(x, symbol, extent))
     return node.target(*args, **kwargs)  # type: ignore[operator]
 

@@ -165,6 +165,7 @@ def defines_symbols(change: PassEffect) -> None:
         for node, carried in carriers:
             if node.op == "placeholder" or operators.makes_symbols(node):
                 defined |= carried
+            # Nodes are in order here, so `defined` has all symbols of earlier nodes.
             elif not carried <= defined:
                 unknown = ", ".join(sorted(map(str, carried - defined)))
                 raise _stray(node, of, f"an input or an earlier operator that defines {unknown}")
@@ -188,6 +189,7 @@ def keeps_halves(change: PassEffect) -> None:
 
 def is_called_alike(change: PassEffect) -> None:
     """Raise PassError unless the graph has as many inputs and outputs as before the pass."""
+    # The first two fields are the numbers of inputs and outputs.
     if change.after[:2] != change.before[:2]:
         raise PassError(
             "the graph has other inputs or outputs than the traced graph",

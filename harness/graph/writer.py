@@ -41,6 +41,7 @@ class GraphWriter:
         self._symbol = symbol
         self._extent = extent
         self._fake_mode = step_fake_mode(_shape_env_without(symbol), remembers=False, repeats=True)
+        # Results of calls by operator and arguments, in which a number stands for the layout of each node.
         self._known: dict[Any, Any] = {}
         self._layouts: dict[Any, int] = {}
         self._layout_of: dict[Node, int] = {}
@@ -58,6 +59,7 @@ class GraphWriter:
         """
         value = getattr(self.source, str(source.target))
         if isinstance(value, GraphModule):
+            # A nested graph exists once for each extent: whole, and half for chunks.
             name = f"{source.target}_{extent}"
             if name not in self._nested:
                 self._nested[name] = self._specialized(value, extent)
@@ -97,14 +99,12 @@ class GraphWriter:
         self.graph.output(args[0]).meta.update(source.meta)
 
     def module(self) -> GraphModule:
-        """Return the finished graph as a module, with the attributes that it reads.
-
-        The module's code is generated only at its first use, as the next pass often writes the graph again.
-        """
+        """Return the finished graph as a module, with the attributes that it reads."""
         attributes: dict[str, Any] = dict(self._nested)
         for node in self.graph.nodes:
             if node.op == "get_attr" and node.target not in attributes:
                 attributes[node.target] = getattr(self.source, node.target)
+        # Its code is generated only at its first use, as the next pass often writes the graph again.
         return LazyGraphModule(attributes, self.graph)
 
     def resolved(self, value: Any, extent: int) -> Any:
@@ -156,6 +156,7 @@ class GraphWriter:
         # Each such call makes new symbols, also for inputs that were seen before: two `nonzero` have different sizes.
         if operators.reads_data(target):
             return self._run(target, args, kwargs, _without_memory)
+        # Layers repeat, so few calls are distinct, and each distinct call runs once.
         key = target, self._argument_key(args), self._argument_key(tuple(kwargs.items()))
         if key not in self._known:
             self._known[key] = self._run(target, args, kwargs, lambda node: node.meta["val"])
@@ -208,6 +209,7 @@ def layout_key(value: Any) -> Any:
     The key of a number has its type and value, that of a tuple or list the keys of its items.
     """
     if isinstance(value, FakeTensor):
+        # By expression: two symbolic sizes are different objects even if they are equal.
         numbers = *value.shape, *value.stride(), value.storage_offset()
         flags = value.is_conj(), value.is_neg()
         return (value.dtype, value.device, flags, value.dim(), *map(symbols.expression, numbers))

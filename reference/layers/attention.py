@@ -107,6 +107,7 @@ class LatentAttention(nn.Module):
         kv = self.wkv_b(self.kv_norm(latent_BSC))
         kv_BSH = kv.unflatten(-1, (-1, config.qk_nope_head_dim + config.v_head_dim))
         k_BSHN, v_BSHV = kv_BSH.split([config.qk_nope_head_dim, config.v_head_dim], dim=-1)
+        # A single head of rotated dims, which all heads share.
         k_BS1R = self.rope(k_BSR.unsqueeze(-2), positions_BS)
         as_they_are = [-1] * (k_BSR.dim() - 1)
         return torch.cat((k_BSHN, k_BS1R.expand(*as_they_are, k_BSHN.shape[-2], -1)), dim=-1), v_BSHV
@@ -121,6 +122,7 @@ def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, atte
     """
     if q_BSHQ.dim() == 3:
         return _attend_folded(q_BSHQ, k_BSHQ, v_BSHV, scale, attention_masks)
+    # Both kernels take heads before positions.
     q_BHSQ, k_BHSQ, v_BHSV = (x.transpose(1, 2) for x in (q_BSHQ, k_BSHQ, v_BSHV))
     if attention_masks is None:
         y_BHSV = functional.scaled_dot_product_attention(q_BHSQ, k_BHSQ, v_BHSV, is_causal=True, scale=scale)
@@ -136,17 +138,15 @@ def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, atte
 
 
 def _attend_folded(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor, scale: float, offsets_T: object | None) -> Tensor:
-    """FlexAttention over folded tokens: each sees itself and earlier tokens of its document. Returns (T, H, V).
-
-    The annotation KEEPS_ROWS declares that a chunk computes the same rows as the whole. That holds if no document is in
-    both chunks.
-    """
+    """FlexAttention over folded tokens: each sees itself and earlier tokens of its document. Returns (T, H, V)."""
     if not isinstance(offsets_T, Tensor):
         raise CaseError(
             "only the offsets of documents keep folded tokens apart",
             expected="attention_masks: a tensor with the offset of each token's document",
             found=type(offsets_T).__name__,
         )
+    # The annotation declares that a chunk computes the same rows as the whole. That holds if no document is in both
+    # chunks.
     with annotate(KEEPS_ROWS):
         # Row-major copies: only for them is the stride of a dim of one element certain, which a proof needs.
         copies = (x.transpose(0, 1).clone(memory_format=torch.contiguous_format) for x in (q_THQ, k_THQ, v_THV))
@@ -157,11 +157,9 @@ def _attend_folded(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor, scale: float, of
 
 def _flex_attention(q_BHSQ: Tensor, k_BHSQ: Tensor, v_BHSV: Tensor, scale: float, mask: BlockMask) -> Tensor:
     """Call FlexAttention's operator directly. In eager mode the operator runs its reference math; in a trace it is one
-    node, and another for backward.
-
-    The function `flex_attention` itself would compile with Dynamo on every eager call, warn about it, and refuse
-    gradients on a CPU, which is a limit of the compiled kernel and not of the operator.
-    """
+    node, and another for backward."""
+    # The function `flex_attention` would compile with Dynamo on every eager call, warn about it, and refuse gradients
+    # on a CPU, which is a limit of the compiled kernel and not of the operator.
     mask_mod = mask_mod_of(mask)
     y_BHSV, _, _ = torch.ops.higher_order.flex_attention(
         q_BHSQ,

@@ -68,12 +68,13 @@ def mask_of(documents_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
     """The BlockMask in which a query sees the keys at or before its own position in its own document.
 
     `documents_BS` has the same number for all tokens of a document, and different numbers for the documents of a row.
-    The result equals that of `create_block_mask`, tensor for tensor. That function uses `vmap` over the batch, which
-    cannot be traced with a symbolic batch size.
+    The result equals that of `create_block_mask`, tensor for tensor.
     """
+    # `create_block_mask` itself uses `vmap` over the batch, which cannot be traced with a symbolic batch size.
     rows, length = documents_BS.shape
     num_blocks = (length + block_size - 1) // block_size
     row_B = torch.arange(rows, device=documents_BS.device)
+    # Positions behind the end fill the last block. They read the last token's document, and are then masked.
     padded_P = torch.arange(num_blocks * block_size, device=documents_BS.device)
     position_P, exists_P = padded_P.clamp(max=length - 1), padded_P < length
 

@@ -77,10 +77,11 @@ class Experts(nn.Module):
 
     def forward(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
         """Apply each row's expert. Input and output rows are sorted by expert."""
+        # With a limit, the dropped rows depend on all rows of the call.
         with annotate(KEEPS_ROWS if getattr(self.exchange, "limits_rows", False) else {}):
-            return self._computed(rows_RD, counts_E)
+            return self._compute(rows_RD, counts_E)
 
-    def _computed(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
+    def _compute(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
         with annotate(DISPATCH):
             rows_rD, ends_e, state = self.exchange.dispatch(rows_RD, counts_E)
         with annotate(COMPUTE):

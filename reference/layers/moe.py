@@ -73,14 +73,12 @@ class MoE(nn.Module):
 
     def _routed(self, x_TD: Tensor, routing: Routing) -> Tensor:
         """The weighted sum of each token's experts: added in ascending slot order in float32, then rounded to x's
-        dtype.
-
-        A stable permutation of the (token, slot) pairs sorts rows by expert, then by token. So backward scatters each
-        row's gradient to a place of its own, and then sums each token's K slots.
-        """
+        dtype."""
         top_k = self.config.routing.top_k
         with annotate(DISPATCH):
             pairs_RD = x_TD.unsqueeze(1).expand(-1, top_k, -1).flatten(0, 1)
+            # A stable permutation sorts rows by expert, then by token. So backward scatters each row's gradient to a
+            # place of its own, and then sums each token's K slots.
             by_expert_R = routing.experts_TK.flatten().argsort(stable=True)
             rows_RD = pairs_RD[by_expert_R]
         rows_RD = self.experts(rows_RD, routing.counts_E)

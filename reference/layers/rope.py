@@ -34,12 +34,10 @@ class Yarn:
     mscale: float = 1.0
 
     def attention_scale(self) -> float:
-        """The factor on the attention softmax's scale: (0.1 mscale ln(factor) + 1)^2; 1 if `factor` is at most 1.
-
-        It is squared because published code scales both queries and keys. Published code also divides the tables, with
-        another setting, `mscale_all_dim`. DeepSeek sets both to the same value, so that the tables are not scaled, and
-        one field is enough here.
-        """
+        """The factor on the attention softmax's scale: (0.1 mscale ln(factor) + 1)^2; 1 if `factor` is at most 1."""
+        # Squared, because published code scales both queries and keys. Published code also divides the tables, with
+        # another setting, `mscale_all_dim`. DeepSeek sets both to the same value, so that the tables are not scaled,
+        # and one field is enough here.
         return (0.1 * self.mscale * math.log(self.factor) + 1.0) ** 2 if self.factor > 1 else 1.0
 
     def scaled(self, frequencies_P: Tensor, theta: float) -> Tensor:
@@ -97,9 +95,8 @@ class RopeConfig:
 class RotaryEmbedding(nn.Module):
     """Rotates each even/odd pair of a head's elements by the angle for the token's position.
 
-    Cosines and sines are read from float32 tables of shape (L, P), indexed by position. The forward never computes
-    them: cos and sin kernels may give the same angle different bits in a vector's body and in its tail, so splitting
-    the rows would change values. The tables are always computed on the CPU, so that all devices agree on them.
+    Cosines and sines are read from float32 tables of shape (L, P), indexed by position. All devices have the same
+    tables.
 
     The tables are non-persistent buffers. A module built on the meta device has no tables until `reset_tables`.
     """
@@ -124,6 +121,7 @@ class RotaryEmbedding(nn.Module):
         """Write the tables' values on their device; does nothing on the meta device."""
         if self.cos_LP.is_meta:
             return
+        # Always computed on the CPU, so that all devices agree on the tables.
         frequencies_P = rotary_frequencies(self.dim, self.config)
         positions_L = torch.arange(self.config.max_seq_len, dtype=torch.float32, device="cpu")
         angles_LP = positions_L[:, None] * frequencies_P[None, :]
@@ -133,6 +131,8 @@ class RotaryEmbedding(nn.Module):
     def forward(self, x_BSHR: Tensor, positions_BS: Tensor) -> Tensor:
         """Rotate x in float32. Returns a tensor of x's shape and dtype. Positions are integers below L. Instead of
         (B, S) there may be one dim of folded tokens."""
+        # Read from tables: the kernels of cos and sin may give an angle different bits in a vector's body and in its
+        # tail, so that splitting the rows would change values.
         cos_BS1P = self.cos_LP[positions_BS].unsqueeze(-2)
         sin_BS1P = self.sin_LP[positions_BS].unsqueeze(-2)
         wide = self.wide

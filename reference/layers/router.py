@@ -125,16 +125,15 @@ def select_experts(
         group_score_TG = seen("group_choice", ordered_sum(choice_TGM.topk(num_counted, dim=-1).values, -1))
         top_groups = group_score_TG.topk(config.top_groups, dim=-1).indices
         eligible_TG = torch.zeros_like(group_score_TG, dtype=torch.bool).scatter(1, top_groups, True)
+        # Filled with -inf, not 0: a bias can make an eligible expert's value negative.
         choice_TE = seen("eligible", choice_TGM.masked_fill(~eligible_TG.unsqueeze(-1), float("-inf")).flatten(1))
     return choice_TE.topk(config.top_k, dim=-1).indices
 
 
 @torch.no_grad()
 def count_rows(experts_TK: Tensor, num_experts: int) -> Tensor:
-    """How many (token, slot) pairs chose each expert. Returns int64 counts_E.
-
-    Integers sum exactly in any order. `bincount` would need a host sync, and its size depends on the data.
-    """
-    # A token's experts are distinct, so `scatter` writes no element twice.
+    """How many (token, slot) pairs chose each expert. Returns int64 counts_E."""
+    # Integers sum exactly in any order. `bincount` would need a host sync, and its size depends on the data. A
+    # token's experts are distinct, so `scatter` writes no element twice.
     chosen_TE = experts_TK.new_zeros(experts_TK.shape[0], num_experts).scatter(1, experts_TK, 1)
     return chosen_TE.sum(0)

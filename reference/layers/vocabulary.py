@@ -44,6 +44,7 @@ class _LossInPieces(torch.autograd.Function):
         for x_tD, labels_t in zip(x_PtD, labels_Pt, strict=True):
             own, grad_tD, own_VD = _loss_and_gradients(x_tD, weight_VD, labels_t, pieces)
             loss = own if loss is None else loss + own
+            # Added in float32, and rounded to the weight's dtype only at the end.
             grad_VD = own_VD.float() if grad_VD is None else grad_VD + own_VD.float()
             grads_PtD.append(grad_tD)
         assert loss is not None and grad_VD is not None

@@ -55,13 +55,9 @@ def _block(config: DeepSeekV3Config, layer: int) -> Block:
 
 
 def _tiny() -> DeepSeekV3Config:
-    """A small model with the 671B model's features, except the query latent, which would add six parameters to gather:
-    collectives take most of a CPU step.
-
-    Dims of elementwise kernels are multiples of 64, so that no row count leaves a vector kernel a tail; query/key and
-    value head dims are equal, so that attention on a CPU is a single flash kernel.
-    """
+    """A small model with the 671B model's features, except the query latent."""
     return DeepSeekV3Config(
+        # Dims of elementwise kernels are multiples of 64, so that no row count leaves a vector kernel a tail.
         dim=64,
         num_layers=3,
         num_dense_layers=1,
@@ -69,8 +65,10 @@ def _tiny() -> DeepSeekV3Config:
         dense_hidden_dim=128,
         attention=LatentAttentionConfig(
             num_heads=4,
+            # A query latent would add six parameters to gather, and collectives take most of a CPU step.
             q_lora_rank=0,
             kv_lora_rank=32,
+            # Query/key and value head dims are equal, so that attention on a CPU is a single flash kernel.
             qk_nope_head_dim=8,
             qk_rope_head_dim=8,
             v_head_dim=16,

@@ -44,6 +44,7 @@ def all_reduce(x: Tensor, group: str) -> Tensor:
     """The sum of every rank's `x`, in rank order on gloo."""
     if (own := _own_group(x, group)) is None:
         return _ops.wait_tensor(_ops.all_reduce(x, "sum", group))
+    # The group's method sums in place, but the functional operator returns a new tensor.
     total = x.clone(memory_format=torch.contiguous_format)
     own.allreduce([total]).wait()
     return total
@@ -59,9 +60,8 @@ def all_to_all(x: Tensor, output_splits: list[int], input_splits: list[int], gro
 
 
 def _own_group(x: Tensor, name: str) -> dist.ProcessGroup | None:
-    """The Python group whose methods can be called directly for `x`. None if the operator must be called instead: if
-    `x` is not in host memory, if the group is torch's own, or if a mode, a trace, a profiler or autograd has to see the
-    operator."""
+    """The Python group whose methods can be called directly for `x`; None if the operator must be called instead."""
+    # The operator is needed if a mode, a trace, a profiler or autograd has to see it, and outside of host memory.
     if is_watched() or not x.is_cpu or (x.requires_grad and torch.is_grad_enabled()):
         return None
     found = group_named(name)

@@ -37,6 +37,7 @@ class DeviceOrderGroup(RankOrderGroup):
     the tensors: NCCL on GPUs, gloo on a CPU."""
 
     def __init__(self, transport: dist.ProcessGroup) -> None:
+        # Not `super().__init__`, which takes a gloo group.
         dist.ProcessGroup.__init__(self, transport.rank(), transport.size())  # type: ignore[call-arg]
         self._transport = transport
 
@@ -45,26 +46,26 @@ class DeviceOrderGroup(RankOrderGroup):
         return self._transport.name()
 
     def _all_to_all(self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
-        return self._moved(output, x.contiguous(), output_splits, input_splits)
+        return self._exchange(output, x.contiguous(), output_splits, input_splits)
 
     def _all_gather(self, output: Tensor, x_N: Tensor) -> Work:
         x_N = x_N.contiguous()
         # The transport's own all-gather sums nothing, and so needs no order.
         work = flat_collectives(self._transport)[0](output.view(-1), x_N.view(-1))
-        return _Held(work, x_N)
+        return _PendingWork(work, x_N)
 
     def _reduce_scatter(self, output_N: Tensor, x: Tensor) -> Work:
         sent_WN = x.contiguous().view(self.size(), -1)
         received_WN = torch.empty_like(sent_WN)
-        work = self._moved(received_WN, sent_WN, [], [])
-        return _Held(work, sent_WN, lambda: output_N.view(-1).copy_(self._sum(received_WN)))
+        work = self._exchange(received_WN, sent_WN, [], [])
+        return _PendingWork(work, sent_WN, lambda: output_N.view(-1).copy_(self._sum(received_WN)))
 
     def _all_reduce(self, x: Tensor) -> Work:
         if self.size() * x.nbytes > MOST_GATHERED:
             return self.all_reduce_by_parts(x)
         gathered_WN = x.new_empty(self.size(), x.numel())
         work = self._all_gather(gathered_WN, x)
-        return _Held(work, gathered_WN, lambda: x.copy_(self._sum(gathered_WN).view_as(x)))
+        return _PendingWork(work, gathered_WN, lambda: x.copy_(self._sum(gathered_WN).view_as(x)))
 
     def all_reduce_by_parts(self, x: Tensor) -> Work:
         """Sum a tensor over ranks in rank order, in place: each of the W ranks sums 1/W of the elements, then all ranks
@@ -73,7 +74,7 @@ class DeviceOrderGroup(RankOrderGroup):
         sent_WN = x.new_zeros(self.size(), -(-x.numel() // self.size()))
         sent_WN.view(-1)[: x.numel()].copy_(x.reshape(-1))
         received_WN = torch.empty_like(sent_WN)
-        work = self._moved(received_WN, sent_WN, [], [])
+        work = self._exchange(received_WN, sent_WN, [], [])
 
         def finish() -> None:
             sum_N = self._sum(received_WN)
@@ -82,20 +83,19 @@ class DeviceOrderGroup(RankOrderGroup):
             gathering.wait()
             x.copy_(received_WN.view(-1)[: x.numel()].view_as(x))
 
-        return _Held(work, sent_WN, finish)
+        return _PendingWork(work, sent_WN, finish)
 
     def _sum(self, parts_WN: Tensor) -> Tensor:
         if parts_WN.is_cuda and parts_WN.is_floating_point() and sums_in_one_kernel(parts_WN.device, parts_WN.dtype):
             return sum_in_one_kernel(parts_WN)
         return sum_in_rank_order(parts_WN)
 
-    def _moved(self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
-        return _Held(self._transport.alltoall_base(output, x, output_splits, input_splits), x)
+    def _exchange(self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
+        return _PendingWork(self._transport.alltoall_base(output, x, output_splits, input_splits), x)
 
 
-class _Held(Work):
-    """An async handle that keeps the collective's inputs alive until the wait, and then calls `finish`. On CUDA only
-    the current stream waits, and `finish` runs on that stream; the host continues."""
+class _PendingWork(Work):
+    """An async handle that keeps the collective's inputs alive until the wait, and then calls `finish`."""
 
     def __init__(self, work: Work, read: Tensor, finish: Callable[[], Any] | None = None) -> None:
         super().__init__()
@@ -104,6 +104,7 @@ class _Held(Work):
         self._finish = finish
 
     def wait(self, timeout: Any = None) -> bool:
+        # On CUDA only the current stream waits. `finish` runs on that stream, and the host continues.
         self._work.wait()
         finish, self._finish, self._read = self._finish, None, None
         if finish is not None:
@@ -133,6 +134,8 @@ def why_no_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
     large = 2 / torch.finfo(dtype).eps  # ascending: the first 1 is lost, the sum is 1; descending: it is 2
     ordered_W = torch.tensor([large, 1.0, -large, 1.0], dtype=dtype, device=device)
     many_WN = torch.randn(4, 4097, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    # Four ranks. The order of a sum shows in the first three columns; the others have random numbers of two magnitudes.
+    # 8,197 columns do not fill the kernel's last block.
     known_WN = torch.cat([ordered_W.unsqueeze(1).expand(4, 3), many_WN, many_WN.flip(0) * large], dim=1)
     try:
         is_right = torch.equal(sum_in_one_kernel(known_WN), sum_in_rank_order(known_WN))

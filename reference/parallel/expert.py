@@ -65,6 +65,7 @@ class ExpertExchange:
         num_local = counts_E.shape[0] // self.size
         even = [num_local] * self.size
         counts_WL = all_to_all(counts_E, even, even, self.group).view(self.size, num_local)
+        # `sent[i]` and `received[i]` are the numbers of rows for rank i and from rank i.
         splits_2W = torch.cat([counts_E.view(self.size, num_local).sum(1), counts_WL.sum(1)])
         splits = splits_2W.to("cpu").tolist()  # one copy for both: on CUDA each one blocks the host
         sent, received = splits[: self.size], splits[self.size :]
@@ -111,6 +112,7 @@ class CapacityExchange:
         (int32); and the state for `combine`.
         """
         num_experts = counts_E.shape[0]
+        # Rounded up, in integers.
         num_slots = -(-rows_RD.shape[0] * self.capacity.numerator // (num_experts * self.capacity.denominator))
         ends_E = counts_E.cumsum(0)
         starts_E = ends_E - counts_E
@@ -125,6 +127,7 @@ class CapacityExchange:
 
         sent_WLCD = _after_zeros(rows_RD)[row_EC.flatten()].view(self.size, -1, num_slots, rows_RD.shape[1])
         rows_LWCD = self._exchange(sent_WLCD).transpose(0, 1)
+        # An expert's slots are all computed, whether used or not, so their ends do not depend on data.
         ends_L = torch.arange(1, rows_LWCD.shape[0] + 1, dtype=torch.int32, device=rows_RD.device)
         ends_L = ends_L * (self.size * num_slots)
         return rows_LWCD.flatten(0, 2), ends_L, _Slots(num_slots, slot_R)
@@ -134,6 +137,7 @@ class CapacityExchange:
         dropped rows."""
         rows_LWCD = rows_PD.view(-1, self.size, slots.number, rows_PD.shape[1])
         rows_WLCD = self._exchange(rows_LWCD.transpose(0, 1).contiguous())
+        # A dropped row has index 0, the row of zeros.
         return _after_zeros(rows_WLCD.flatten(0, 2))[slots.of_R]
 
     def _exchange(self, rows_WLCD: Tensor) -> Tensor:

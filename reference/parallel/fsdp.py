@@ -147,6 +147,8 @@ def fully_shard(
             copies = mesh.size(TENSOR) if dim is None else 1
             sharding = replace(sharding, is_summed=path in dims and dim is None, copies=copies)
             first = tied.get(path, path)
+            # The first name of a tied parameter makes the shard, and the modules of its other names register the same
+            # one.
             if first not in shards:
                 source = values_of.get(path, path)
                 shard = _initial_shard(source, parameter.shape, sharding, mesh, seed, device, spread)
@@ -161,6 +163,7 @@ def fully_shard(
             shardings[name] = sharding
             module.register_parameter(name, shards[first][1])
         if shardings:
+            # Only the class is replaced, so the module's parameters, their names and its hooks stay.
             module.__class__ = _unsharding_class(type(module), shardings)
 
 
@@ -222,6 +225,7 @@ def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> t
     """A subclass of `cls` whose attributes named in `shardings` gather the parameter when they are read. The parameters
     stay registered under their names, so `named_parameters` yields the shards."""
 
+    # Python looks a property up before it calls `nn.Module.__getattr__`, which would return the shard itself.
     def reader(name: str) -> property:
         return property(lambda module: Unshard.apply(registered_parameter(module, name), shardings[name]))  # type: ignore[no-untyped-call]
 
@@ -230,13 +234,13 @@ def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> t
 
 
 def placement_hash(model: nn.Module) -> str:
-    """The SHA-256 of all parameters' layouts. It is equal on all ranks, since it does not depend on a rank's own
-    part."""
-    told = [
+    """The SHA-256 of all parameters' layouts, equal on all ranks."""
+    # Without the index `part[1]` at which a rank's part begins: it differs from rank to rank.
+    layouts = [
         [name, x.group, x.size, x.part[0], x.part[2], x.rows, x.is_summed, x.copies, x.is_replicated]
         for name, x in shardings_of(model).items()
     ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(layouts).encode()).hexdigest()
 
 
 def shardings_of(model: nn.Module) -> dict[str, Sharding]:

@@ -171,7 +171,7 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
     if any(ranks != sorted(ranks) for ranks in partition):
         raise refused(ValueError(f"group {name} lists ranks out of order: {partition}"))
     is_alone = all(len(ranks) == 1 for ranks in partition)
-    group = LoneGroup() if is_alone else _in_rank_order(_own_part(partition, high_priority), partition)
+    group = LoneGroup() if is_alone else _order_sums(_make_part(partition, high_priority), partition)
     keep_group(name, partition, group)
 
 
@@ -180,19 +180,14 @@ def pipeline_group(mesh: Mesh) -> dist.ProcessGroup:
 
     It is for messages between two ranks only, which the other groups in this file do not support.
     """
-    return _own_part(mesh.partition(PIPELINE), False)
+    return _make_part(mesh.partition(PIPELINE), False)
 
 
-def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
-    """Make torch's group over the ranks in this rank's part of `partition`.
-
-    NCCL splits the communicator of all ranks once for the whole partition. With gloo, only the ranks of a part make its
-    group. torch then puts into the group's name how many groups a rank has made before, so this number must be equal on
-    the group's ranks. If parts differ in size, ranks would make different numbers of groups later, so all ranks make
-    the groups of all parts.
-    """
+def _make_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
+    """Make torch's group over the ranks in this rank's part of `partition`. All ranks call this together."""
     rank = dist.get_rank()
     own = next(list(ranks) for ranks in partition if rank in ranks)
+    # NCCL splits the communicator of all ranks once for the whole partition.
     if dist.get_backend() != "gloo":
         options: Any = None
         if high_priority:
@@ -202,19 +197,20 @@ def _own_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
         part = dist.split_group(split_ranks=parts, timeout=time_limits[0], pg_options=options)
         assert part is not None, "each rank is in a part"
         return part
+    # With gloo, only the ranks of a part make its group. torch puts the number of groups that a rank has made into the
+    # next group's name, so this number must be equal on the group's ranks. If parts differ in size, ranks would make
+    # different numbers of groups later, so all ranks make the groups of all parts.
     if len({len(ranks) for ranks in partition}) == 1:
         return dist.new_group(own, timeout=time_limits[0], use_local_synchronization=True)
     groups = {tuple(ranks): dist.new_group(list(ranks), timeout=time_limits[0]) for ranks in partition}
     return groups[tuple(own)]
 
 
-def _in_rank_order(group: dist.ProcessGroup, partition: Partition) -> dist.ProcessGroup:
+def _order_sums(group: dist.ProcessGroup, partition: Partition) -> dist.ProcessGroup:
     """Make a group that communicates through shared memory if enough of it is left, else one that wraps torch's
-    `group`.
-
-    gloo's group is made in both cases. Its idle threads cost almost nothing, but without them steps on a busy machine
-    take up to three times as long (docs/explanation/decisions/shared-memory.md).
-    """
+    `group`."""
+    # gloo's group is made in both cases. Its idle threads cost almost nothing, but without them steps on a busy machine
+    # take up to three times as long (docs/explanation/decisions/shared-memory.md).
     rings = (
         shared_memories[0].next_area(partition, dist.get_rank(), time_limits[0].total_seconds())
         if shared_memories
@@ -270,6 +266,7 @@ def keep_group(name: str, partition: Partition, group: dist.ProcessGroup, *, is_
     report its collectives, if `join_groups` was asked to."""
     for disturb in disturbances if is_new else ():
         group = disturb(group)
+    # Reports go around a fault, so that a collective which a fault delays is reported, too.
     for board in _boards if is_new else ():
         group = ReportingGroup(group, name, functools.partial(board.write, dist.get_rank()))
     joined_groups[name], partitions[name] = group, partition

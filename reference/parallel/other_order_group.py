@@ -41,12 +41,12 @@ class OtherOrderGroup(DeviceOrderGroup):
         super().__init__(transport)
         self._order = order
         self._is_on = is_on
-        self._tell = tell
+        self._report = tell
 
     def _sum(self, parts_WN: Tensor) -> Tensor:
         if not self._is_on() or len(parts_WN) < FEWEST_RANKS[self._order] or not parts_WN.is_floating_point():
             return sum_in_rank_order(parts_WN)
-        self._tell()
+        self._report()
         return sum_in_order(parts_WN, self._order)
 
 
@@ -59,6 +59,7 @@ def sum_in_order(parts_WN: Tensor, order: str) -> Tensor:
         case "pairwise":
             return _sum_in_pairs(parts_WN)
         case "position":
+            # Rolled by its index, a block's sum begins at another rank than that of the block before it.
             blocks = parts_WN.tensor_split(len(parts_WN), dim=1)
             return torch.cat([sum_in_rank_order(block_WN.roll(-first, 0)) for first, block_WN in enumerate(blocks)])
     raise ValueError(f"no order of sums: {order}")
@@ -67,5 +68,6 @@ def sum_in_order(parts_WN: Tensor, order: str) -> Tensor:
 def _sum_in_pairs(parts_WN: Tensor) -> Tensor:
     if len(parts_WN) < 2:
         return parts_WN[0]
+    # An odd number leaves a pair of one rank at the end.
     sums = [sum_in_rank_order(pair) for pair in parts_WN.split(2)]
     return _sum_in_pairs(torch.stack(sums))

@@ -33,6 +33,7 @@ class _FinishOnWait(Work):
 
     def wait(self, timeout: Any = None) -> bool:
         self._transfer.wait()
+        # Only once: a caller may wait several times.
         finish, self._finish = self._finish, None
         if finish is not None:
             finish()

@@ -23,6 +23,7 @@ def add_parts(parts_WN: torch.Tensor, total_N: torch.Tensor) -> None:
     of one dtype."""
     kind = {torch.bfloat16: 2, torch.float16: 1}.get(parts_WN.dtype, 0)
     stride, num = parts_WN.stride(0), total_N.numel()
+    # As bits: the kernel widens and rounds bfloat16 itself.
     if kind == 2:
         parts_WN, total_N = parts_WN.view(torch.int16), total_N.view(torch.int16)
     with torch.cuda.device_of(parts_WN):
@@ -44,6 +45,7 @@ def add_in_rank_order(
     `stride` is the number of elements from one part to the next. `kind` is 2 for bfloat16, whose elements are passed as
     int16, 1 for float16, else 0.
     """
+    # In 64 bits, as a tensor may have more than 2^31 elements.
     places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     mask = places < num_elements
     found = tl.load(parts + places, mask)

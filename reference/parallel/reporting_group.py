@@ -35,7 +35,7 @@ class ReportingGroup(dist.ProcessGroup):
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.inner = inner
         self._name = name
-        self._tell = tell
+        self._report = tell
         self._launched = 0
 
     def getBackendName(self) -> str:
@@ -83,10 +83,11 @@ class ReportingGroup(dist.ProcessGroup):
         self._launched += 1
         size = inputs[0].nbytes if len(inputs) == 1 else sum(x.nbytes for x in inputs)
         what = f"{kind} {self._launched} of group {self._name}, {size} bytes of {_name_of(inputs[0].dtype)}"
-        self._tell(f"launches {what}")
+        self._report(f"launches {what}")
+        # Options that were not given are left out, so that the inner group uses its own defaults.
         work = call(*[x for x in given if x is not None])
-        self._tell(f"launched {what}")
-        return _Told(work, what, self._tell)
+        self._report(f"launched {what}")
+        return _ReportedWork(work, what, self._report)
 
 
 @functools.cache
@@ -94,17 +95,17 @@ def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class _Told(Work):
+class _ReportedWork(Work):
     """An async handle that reports before and after its wait."""
 
     def __init__(self, work: Work, what: str, tell: Tell) -> None:
         super().__init__()
         self._work = work
         self._what = what
-        self._tell = tell
+        self._report = tell
 
     def wait(self, timeout: Any = None) -> bool:
-        self._tell(f"waits for {self._what}")
+        self._report(f"waits for {self._what}")
         self._work.wait()
-        self._tell(f"has waited for {self._what}")
+        self._report(f"has waited for {self._what}")
         return True

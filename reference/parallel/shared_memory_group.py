@@ -56,8 +56,10 @@ class SharedMemoryGroup(RankOrderGroup):
         self.index, self.num_ranks = gloo.rank(), gloo.size()
         self.inline, self.bulk = rings
         self.memory = self.inline.memory
+        # A header has the collective's number, the digest and text of its call, and the number of bytes for each rank.
         self.header = struct.Struct(f"<Q{_HASH_BYTES}s{_CALL_BYTES}s{self.num_ranks}Q")
         self.header_bytes = -(-self.header.size // _LINE) * _LINE
+        # Launched, but not complete; the oldest comes first.
         self.under_way: deque[_Exchange] = deque()
         self.rows = functools.lru_cache(_MAX_VIEWS)(self._rows)
         self._views: dict[torch.dtype, Tensor] = {}
@@ -98,6 +100,7 @@ class SharedMemoryGroup(RankOrderGroup):
         target: Tensor,
     ) -> Work:
         finish = None if target is output else lambda: output.copy_(target)
+        # The oldest collective must free its slot first.
         if self.inline.is_full:
             self.under_way.popleft().complete()
         exchange = _Exchange(self, kind, call, to_host(x), sent, received, receive, finish, x)
@@ -144,11 +147,13 @@ class _Exchange(Work):
         if self._is_inline:
             self._write(at + group.header_bytes, 0, x.nbytes)
         else:
+            # It is sent during the wait, and the caller may have overwritten `given` by then.
             self._x = kept_apart(x, given)
         group.inline.end_post()
 
     def wait(self, timeout: Any = None) -> bool:
         """Finish the group's earlier collectives, then this one."""
+        # `_x` is None when this collective is complete.
         while self._x is not None:
             self._group.under_way.popleft().complete()
         return True
@@ -212,12 +217,13 @@ class _Exchange(Work):
         sent_by: list[Sequence[int]] = []
         for index, at in enumerate(places):
             number, digest, text, *sent = group.header.unpack_from(memory, at)
+            # Number and digest identify a call; the text is for the error.
             if (number, digest) != (self._number, self._call.digest):
                 other = text.rstrip(b"\0").decode(errors="replace")
-                raise self._disagreement(index, f"calls {self._call.told}", f"calls {other}")
+                raise self._disagreement(index, f"calls {self._call.description}", f"calls {other}")
             if sent[group.index] != self._received[index]:
                 expected = f"expects {self._received[index]} bytes of rank {group.inline.ranks[index]}"
-                raise self._disagreement(index, f"{expected} in {self._call.told}", f"sends {sent[group.index]}")
+                raise self._disagreement(index, f"{expected} in {self._call.description}", f"sends {sent[group.index]}")
             sent_by.append(sent)
         return sent_by
 
@@ -235,8 +241,10 @@ class _Exchange(Work):
         that it sends to every rank. `is_inline`: for each rank, whether its message was small and is already
         received."""
         group, ring, me = self._group, self._group.bulk, self._group.index
+        # In a gather a piece is for all ranks; otherwise it has a part for each rank, and this rank reads part `mine`.
         num_parts, mine = (1, 0) if self._kind == _GATHER else (group.num_ranks, me)
         piece = BULK_BYTES // num_parts // _LINE * _LINE
+        # Every rank takes as many slots as the largest part of any rank needs.
         num_pieces = -(-max(map(max, sent_by)) // piece)
 
         # Ranks with small messages post empty pieces, so that all ranks use the same slots.
@@ -265,10 +273,10 @@ class _Exchange(Work):
 
 
 class _Call(NamedTuple):
-    """A collective's operator, dtype and shape as text, such as "all_reduce of float32[8, 64]". `told`: the whole text.
-    `text`: the part of it that fits in a header. `digest`: the digest of the whole text."""
+    """A collective's operator, dtype and shape as text, such as "all_reduce of float32[8, 64]". `description`: the
+    whole text. `text`: the part of it that fits in a header. `digest`: the digest of the whole text."""
 
-    told: str
+    description: str
     text: bytes
     digest: bytes
 
@@ -278,8 +286,8 @@ def _call_of(operator: str, dtype: torch.dtype, shape: Sequence[int], of_rows: b
     """Describe a collective. With `of_rows`, dim 0 is the number of rows, which may differ from rank to rank: the text
     has "rows" for it. Then `shape` has the other dims only."""
     sizes = ", ".join([*(["rows"] if of_rows else []), *map(str, shape)])
-    told = f"{operator} of {str(dtype).removeprefix('torch.')}[{sizes}]"
-    return _Call(told, told.encode()[:_CALL_BYTES], hashlib.blake2b(told.encode(), digest_size=_HASH_BYTES).digest())
+    text = f"{operator} of {str(dtype).removeprefix('torch.')}[{sizes}]"
+    return _Call(text, text.encode()[:_CALL_BYTES], hashlib.blake2b(text.encode(), digest_size=_HASH_BYTES).digest())
 
 
 def _copying(group: SharedMemoryGroup, target: Tensor, received: list[int]) -> Receive:

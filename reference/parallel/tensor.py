@@ -194,6 +194,7 @@ def _known_parameters(path: str, module: nn.Module) -> dict[str, int | None]:
 def _refuse_unless_split_evenly(path: str, module: nn.Module, size: int, num_tokens: int) -> None:
     extents: dict[str, int] = {}
     if isinstance(module, GroupedQueryAttention):
+        # A rank has whole key/value heads, with the query heads that read them.
         extents["key/value heads"] = module.config.num_kv_heads
     elif isinstance(module, LatentAttention):
         extents["heads"] = module.config.num_heads
@@ -240,6 +241,7 @@ def _splitting_class(cls: type[nn.Module], size: int, by_sequence: bool) -> type
     backward) and at its output. `by_sequence`: it takes and returns this rank's part of the sequence."""
 
     signature = inspect.signature(cls.forward)
+    # The first parameter after `self` is the layer's input.
     own = list(signature.parameters)[1]
 
     @functools.wraps(cls.forward)
@@ -251,6 +253,7 @@ def _splitting_class(cls: type[nn.Module], size: int, by_sequence: bool) -> type
         x = SumGradient.apply(given.pop(own), TENSOR)  # type: ignore[no-untyped-call]
         return SumOutput.apply(cls.forward(**given, **{own: x}), TENSOR)  # type: ignore[no-untyped-call]
 
+    # The forward of `MoE` calls `_routed`, which here sends only this rank's share of the tokens to the experts.
     routed = {"_routed": functools.partialmethod(_routed_share, cls, size)} if issubclass(cls, MoE) else {}
     return type(f"Split{cls.__name__}", (cls,), {"forward": forward, **routed})
 

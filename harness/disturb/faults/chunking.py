@@ -25,6 +25,7 @@ ROWS = Need(
 def chunk_1_takes_the_first_half(g: GraphEditor) -> list[Site]:
     """chunk 1 gets the first half of a block's input again."""
     node = g.require(g.halves(1), "halves of activations")
+    # aten.slice(x, dim, start, end): chunk 1's half begins where chunk 0's ends.
     x, dim, start, _ = node.args
     node.args = (x, dim, 0, start)
     return [*g.sites(node, "split"), *g.chunk_root(node, "split", "slice"), *g.readers(node)]
@@ -62,6 +63,7 @@ def halves_overlap_by_one(g: GraphEditor) -> list[Site]:
 def halves_interleaved(g: GraphEditor) -> list[Site]:
     """even rows go to chunk 0 and odd rows to chunk 1, but are joined as halves."""
     first, second = (g.require(g.halves(chunk), "halves of activations") for chunk in (0, 1))
+    # aten.slice(x, dim, start, end, step): every second row, from row 0 or row 1.
     for chunk, node in enumerate((first, second)):
         node.args = (node.args[0], node.args[1], chunk, second.args[3], 2)
     return [
@@ -72,6 +74,7 @@ def halves_interleaved(g: GraphEditor) -> list[Site]:
 @row("ours; blind wherever every row of a batch has the same positions", needs=(BLOCKS,), sees=(POSITIONS,))
 def chunk_1_uses_chunk_0s_positions(g: GraphEditor) -> list[Site]:
     """chunk 1's rotary embedding uses the positions of chunk 0's rows."""
+    # Positions are integers, and an input of the graph.
     found = [
         node
         for node in g.all("slice", ".*rope", chunk=1)
@@ -86,6 +89,7 @@ def chunk_1_uses_chunk_0s_positions(g: GraphEditor) -> list[Site]:
 @row("ours: a mask that is given to both chunks, as one row for all is", needs=(BLOCKS, FOLDED))
 def chunk_1_masked_by_chunk_0s_documents(g: GraphEditor) -> list[Site]:
     """chunk 1 attends under the mask of chunk 0's documents."""
+    # Offsets are integers, too, but the graph computes them from positions.
     found = [
         node
         for node in g.all("slice", r"layers\.\d+\.attention", chunk=1)
@@ -100,6 +104,7 @@ def chunk_1_masked_by_chunk_0s_documents(g: GraphEditor) -> list[Site]:
 @row("ours: sequences are joined, and their mask is forgotten", needs=(FOLDED,))
 def folded_documents_forgotten(g: GraphEditor) -> list[Site]:
     """a token attends to every earlier token, also of other documents."""
+    # offsets = indices - positions: see `document_offsets`.
     node = g.find("sub", "", where=lambda node: not g.is_floating(node))
     sites = [*g.sites(node), *g.readers(node)]
     g.after(node, "aten.zeros_like.default")
@@ -114,6 +119,7 @@ def chunk_1_adds_chunk_0s_residual(g: GraphEditor) -> list[Site]:
         if source.meta.get("chunk") == 1:
             node.args = (g.twin(source), *node.args[1:])
             return g.sites(node)
+    # No addition reads chunk 1's own input.
     return g.require([], "a residual that is split")
 
 
@@ -121,6 +127,7 @@ def chunk_1_adds_chunk_0s_residual(g: GraphEditor) -> list[Site]:
 def backward_reads_the_other_chunks_activation(g: GraphEditor) -> list[Site]:
     """chunk 1's backward reads the activation saved by chunk 0."""
     node = g.find("silu_backward", r".*(shared_experts|feed_forward)", direction="backward", chunk=1)
+    # silu_backward(gradient, x): x is the value that forward saved.
     node.args = (node.args[0], g.twin(node.args[1]))
     return g.sites(node)
 
@@ -129,6 +136,7 @@ def backward_reads_the_other_chunks_activation(g: GraphEditor) -> list[Site]:
 def chunk_1_normalized_by_chunk_0(g: GraphEditor) -> list[Site]:
     """chunk 1 is divided by the root mean square of chunk 0."""
     root = g.find("rsqrt", r".*norm", chunk=1)
+    # The product of the input and the reciprocal root.
     node = next(user for user in root.users if g.is_floating(user) and "mul" in user.name)
     node.replace_input_with(root, g.twin(root))
     return g.sites(node)
@@ -138,6 +146,7 @@ def chunk_1_normalized_by_chunk_0(g: GraphEditor) -> list[Site]:
 def chunk_1_sees_the_future(g: GraphEditor) -> list[Site]:
     """only chunk 1's attention is not causal."""
     node = g.find(ATTEND, chunk=1)
+    # The argument `is_causal`.
     node.args = (*node.args[:4], False, *node.args[5:])
     return g.sites(node)
 

@@ -21,6 +21,7 @@ ORDERS = "NCCL #1497 and docs/explanation/gpus.md: the order of a sum over ranks
 
 
 def _gather(g: GraphEditor) -> Call:
+    # args[1] is the number of ranks: with a single rank, the fault would change nothing.
     return g.find("all_gather_into_tensor", r".*(norm|attention.*|feed_forward.*)", where=lambda node: node.args[1] > 1)
 
 
@@ -72,6 +73,7 @@ def reduced_in_bfloat16(g: GraphEditor) -> list[Site]:
 @row("ours", needs=(EXPERTS,), rank=-1)
 def rows_sent_in_reverse(g: GraphEditor) -> list[Site]:
     """the last rank sends its routed rows in reverse order."""
+    # The first all-to-all exchanges counts, the second rows.
     node = g.find("all_to_all_single", r".*experts", turn=1)
     rows = node.args[0]
     g.before(node, rows, g.kernel("flipped_on_last_rank"))
@@ -110,6 +112,7 @@ def buffer_of_another_gather(g: GraphEditor) -> list[Site]:
 def wrong_group(g: GraphEditor) -> list[Site]:
     """an expert's gradient is summed over the ranks that hold other experts."""
     node = g.find("reduce_scatter_tensor", r".*experts", direction="backward")
+    # reduce_scatter_tensor(x, operation, size, group).
     node.args = (*node.args[:3], "ep")
     return g.sites(node)
 
@@ -136,6 +139,7 @@ def gradient_reduced_twice(g: GraphEditor) -> list[Site]:
 def loss_of_all_ranks(g: GraphEditor) -> list[Site]:
     """every rank reports the mean loss over all ranks."""
     output = g.graph.output_node()
+    # Only the reported loss changes; backward began from each rank's own.
     loss, *gradients = g.outputs
     launched = g.make_before(output, "_c10d_functional.all_reduce.default", loss, "sum", "fsdp")
     done = g.make_before(output, "_c10d_functional.wait_tensor.default", launched)
@@ -144,23 +148,23 @@ def loss_of_all_ranks(g: GraphEditor) -> list[Site]:
     return [Site("*", "*", None, "all_reduce"), Site("*", "*", None, "div")]
 
 
-def _summed(order: str, least: int) -> Callable[[Callable[..., Any]], Entry]:
+def _sum_order_row(order: str, least: int) -> Callable[[Callable[..., Any]], Entry]:
     """Return a decorator for an entry that takes sums over ranks in `order`. With fewer than `least` ranks, this order
     adds as rank order does."""
     sites = (Site("*", "backward", "*", "reduce_scatter_tensor"),)
     return row(ORDERS, order=order, needs=(ranks(least),), sees=(FLOAT32,), kinds=("grad",), sites=sites)
 
 
-@_summed("descending", least=3)
+@_sum_order_row("descending", least=3)
 def summed_from_the_last_rank() -> None:
     """sums over ranks are taken from the last rank to the first."""
 
 
-@_summed("pairwise", least=4)
+@_sum_order_row("pairwise", least=4)
 def summed_in_pairs() -> None:
     """sums over ranks are taken in pairs, as a tree does."""
 
 
-@_summed("position", least=3)
+@_sum_order_row("position", least=3)
 def summed_by_position() -> None:
     """sums over ranks start at another rank in each part of a message, as in a ring."""

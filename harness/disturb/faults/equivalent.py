@@ -90,6 +90,7 @@ def pieces_projection_gradients_exchanged(g: GraphEditor) -> list[Site]:
 @row("torchtitan #3434: what an overlap schedule does")
 def waits_moved_late(g: GraphEditor) -> list[Site]:
     """each wait is moved to just before the first reader of its result."""
+    # Positions before the first move: moved waits must not change which reader is the first.
     place = {node: index for index, node in enumerate(g.graph.nodes)}
     for wait in g.calls:
         if "wait_tensor" in str(wait.target) and wait.users:
@@ -99,10 +100,8 @@ def waits_moved_late(g: GraphEditor) -> list[Site]:
 
 @row("ours: prefetching")
 def gathers_moved_early(g: GraphEditor) -> list[Site]:
-    """parameters are gathered before anything else.
-
-    Their casts move with them. The order of the gathers stays, so all ranks launch them in the same order.
-    """
+    """parameters are gathered before anything else."""
+    # Their casts move with them. The order of the gathers stays, so all ranks launch them in the same order.
     moved = []
     for node in [node for node in g.calls if "all_gather" in str(node.target)]:
         source = node.all_input_nodes[0]
@@ -123,6 +122,7 @@ def product_cut_and_joined(g: GraphEditor) -> list[Site]:
     node = g.find("mm", direction="forward")
     rows = int(g.value(node).shape[0])
     readers = list(node.users)
+    # The slices read the product, too, so its readers were listed before.
     head = g.make_before(node.next, "aten.slice.Tensor", node, 0, 0, rows // 2)
     tail = g.make_before(head.next, "aten.slice.Tensor", node, 0, rows // 2, rows)
     joined = g.make_before(tail.next, "aten.cat.default", [head, tail])
@@ -266,6 +266,7 @@ def joined_in_two_steps(g: GraphEditor) -> list[Site]:
 @row("ours: foreach against single tensors", operators=("_fused_adamw_",))
 def optimizer_one_parameter_a_call(call: TamperedCall) -> Any:
     """AdamW is called once per parameter, starting at the last."""
+    # Lists have an entry for each parameter; an empty list stands for state that this AdamW does not keep.
     lists = [value for value in call.args if isinstance(value, (list, tuple))]
     for index in reversed(range(len(lists[0]))):
         args = [[value[index]] if isinstance(value, (list, tuple)) and value else value for value in call.args]
@@ -276,6 +277,7 @@ def optimizer_one_parameter_a_call(call: TamperedCall) -> Any:
 @row("ours: only the order of work differs", runner=True, needs=(MICRO_BATCHES,))
 def forwards_before_backwards(step: Any) -> None:
     """a rank runs all forwards first, then all backwards."""
+    # Sorting is stable, so forwards and backwards each keep their order.
     step.actions = tuple(sorted(step.actions, key=lambda action: bool(action.half == "backward")))
 
 
@@ -338,6 +340,7 @@ def messages_in_two_parts(step: Any) -> None:
     send, receive = step.send, step.receive
 
     def sent(action: Any, index: int, value: Any) -> None:
+        # Twice as many messages, so each gets an index of its own.
         for part, half in enumerate(value.chunk(2, 1)):
             send(action, 2 * index + part, half)
 

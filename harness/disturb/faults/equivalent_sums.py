@@ -29,6 +29,7 @@ def _tensor_sum(g: GraphEditor, direction: str = "forward") -> tuple[Call, Call]
 def _scattered_and_gathered(g: GraphEditor, direction: str) -> list[Site]:
     node, wait = _tensor_sum(g, direction)
     size, group, ops = g.case.parallelism.tp, node.args[2], "_c10d_functional"
+    # Flat, so that the ranks divide the first dim of any tensor.
     flat = g.make_before(node, "aten.reshape.default", node.args[0], [-1])
     own = g.make_before(node, f"{ops}.reduce_scatter_tensor.default", flat, "sum", size, group)
     own = g.make_before(wait, f"{ops}.wait_tensor.default", own)
@@ -60,6 +61,7 @@ def tensor_sum_of_gathered_parts(g: GraphEditor) -> list[Site]:
     all_parts = g.make_before(node, "_c10d_functional.all_gather_into_tensor.default", flat, size, node.args[2])
     all_parts = g.make_before(wait, "_c10d_functional.wait_tensor.default", all_parts)
     first, *others = (g.make_before(wait, "aten.select.int", all_parts, 0, rank) for rank in range(size))
+    # In rank order, as the group would add them.
     for other in others:
         first = g.make_before(wait, "aten.add.Tensor", first, other)
     g.instead(wait, "aten.reshape.default", first, list(g.value(node).shape))

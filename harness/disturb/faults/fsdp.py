@@ -17,17 +17,14 @@ def _alike_parts(g: GraphEditor, split: Call) -> list[tuple[Call, Call]]:
         (one, other)
         for i, one in enumerate(parts)
         for other in parts[i + 1 :]
-        if sizes[one.args[1]] == sizes[other.args[1]] and _total(one) is not _total(other)
+        # To exchange two parts of the same sum, such as both chunks' gradients of a parameter, is no fault.
+        if sizes[one.args[1]] == sizes[other.args[1]] and _addition_of(one) is not _addition_of(other)
     ]
 
 
-def _total(node: Call) -> Call:
+def _addition_of(node: Call) -> Call:
     """The addition that reads `node`, a part of a bucket, directly or through up to four calls; the last of these calls
-    if there is no addition.
-
-    Two parts with the same addition, such as both chunks' gradients of a parameter, cannot be exchanged as a fault: the
-    sum would stay the same.
-    """
+    if there is no addition."""
     for _ in range(4):
         users = list(node.users)
         if not users or "add" in node.name:
@@ -36,7 +33,7 @@ def _total(node: Call) -> Call:
     return node
 
 
-def _through(g: GraphEditor, nodes: list[Call], depth: int = 4) -> list[Site]:
+def _reader_sites(g: GraphEditor, nodes: list[Call], depth: int = 4) -> list[Site]:
     """The sites of the calls that read these nodes, directly or through up to `depth` - 1 other calls."""
     sites, reached = [], nodes
     for _ in range(depth):
@@ -49,9 +46,10 @@ def _parts_exchanged(g: GraphEditor, name: str, direction: str) -> list[Site]:
     splits = [x for x in g.all(name, direction=direction) if "default" in x.name and len(x.args[1]) > 1]
     pairs = [pair for split in splits for pair in _alike_parts(g, split)]
     one, other = g.require(pairs, "a bucket with two parameters of one size")
+    # A part is `getitem(split, index)`.
     split = one.args[0]
     one.args, other.args = (split, other.args[1]), (split, one.args[1])
-    return [g.site(split), g.site(one), g.site(other), *_through(g, [one, other])]
+    return [g.site(split), g.site(one), g.site(other), *_reader_sites(g, [one, other])]
 
 
 def _bucket_of_reductions(g: GraphEditor) -> Call:
@@ -143,6 +141,7 @@ def gradient_cast_before_its_reduction(g: GraphEditor) -> list[Site]:
 @row("ours: resharding after forward, without the gather before backward", kinds=("grad",))
 def gathered_parameter_freed_early(g: GraphEditor) -> list[Site]:
     """a gathered parameter's memory is overwritten before backward reads it."""
+    # Backward transposes the weight that forward has transposed: t(t(wait)).
     again = [x for x in g.calls if g.site(x).operator == "t" and g.site(x).direction == "backward"]
     again = [x for x in again if g.site(x.all_input_nodes[0]).operator == "t"]
     found = [x for x in again if "wait_tensor" in x.all_input_nodes[0].all_input_nodes[0].name]

@@ -23,7 +23,7 @@ def _sum(g: GraphEditor) -> Call:
     return g.require(g.sums_of_chunks(), "gradients that are sums of both chunks' own")
 
 
-def _kept(g: GraphEditor, index: int) -> list[Site]:
+def _keep_one_chunk(g: GraphEditor, index: int) -> list[Site]:
     node = _sum(g)
     kept = node.args[index]
     sites = [*g.sites(node), g.site(kept), *g.readers(node)]
@@ -33,6 +33,7 @@ def _kept(g: GraphEditor, index: int) -> list[Site]:
 
 def _not_averaged(g: GraphEditor) -> list[Site]:
     node = g.find("full_like", direction="backward")
+    # Backward then starts from 1 instead of 1 divided by the number of data ranks.
     node.args = (node.args[0], 1.0)
     return g.sites(node)
 
@@ -57,13 +58,13 @@ def _gradient_of(g: GraphEditor, at: str = ".*") -> Call:
 @row("DeepSpeed #7985: the last micro-batch's gradient is not in what is reduced", needs=(CHUNKED,), kinds=("grad",))
 def gradient_of_chunk_1_forgotten(g: GraphEditor) -> list[Site]:
     """a parameter's gradient is chunk 0's only."""
-    return _kept(g, 0)
+    return _keep_one_chunk(g, 0)
 
 
 @row("Megatron-LM #3023: what accumulates and what is stored, mixed up", needs=(CHUNKED,), kinds=("grad",))
 def gradient_of_chunk_0_overwritten(g: GraphEditor) -> list[Site]:
     """chunk 1's gradient is stored instead of added."""
-    return _kept(g, 1)
+    return _keep_one_chunk(g, 1)
 
 
 @row("ours: both summands mapped to one node", needs=(CHUNKED,), kinds=("grad",))
@@ -84,7 +85,9 @@ def gradients_added_before_reduction(g: GraphEditor) -> list[Site]:
     sites, order = [], {node: index for index, node in enumerate(g.graph.nodes)}
     for node in g.sums_of_chunks():
         launches = [x.all_input_nodes[0] for x in node.args if x.name.startswith("wait_tensor")]
+        # The sum of both chunks' waits: each chunk was reduced by itself.
         if len(launches) == 2 and all("reduce_scatter" in x.name for x in launches):
+            # Both gradients exist before the later of the two launches.
             last = max(launches, key=order.__getitem__)
             sites += [*g.sites(node), *g.sites(launches[0], "add"), *g.sites(launches[1], "add")]
             total = g.make_before(last, "aten.add.Tensor", launches[0].args[0], launches[1].args[0])
@@ -134,6 +137,7 @@ def gradient_averaged_after_the_sum(g: GraphEditor) -> list[Site]:
     """gradients are divided by the number of ranks after their reduction instead of before."""
     sites = _not_averaged(g)
     size = g.case.parallelism.data_ranks
+    # A node that is the gradient of several parameters is scaled once.
     for node in dict.fromkeys(g.gradients):
         g.after(node, "aten.mul.Tensor", 1 / size)
     return [*sites, Site("*", "backward", "*", "*")]
@@ -219,6 +223,7 @@ def gradient_clipped_by_own_norm(g: GraphEditor) -> list[Site]:
 def embedding_gradient_by_frequency(g: GraphEditor) -> list[Site]:
     """a token's embedding gradient is divided by how often the token occurs."""
     node = g.find("embedding_dense_backward", direction="backward")
+    # The argument `scale_grad_by_freq`.
     node.args = (*node.args[:4], True)
     return g.sites(node)
 
@@ -226,6 +231,7 @@ def embedding_gradient_by_frequency(g: GraphEditor) -> list[Site]:
 @row("unsloth and transformers #34191: means of means in gradient accumulation", kinds=("grad",))
 def gradient_averaged_over_rows(g: GraphEditor) -> list[Site]:
     """a norm's weight gradient is a mean over rows instead of a sum."""
+    # A weight's gradient is a sum over all dims of the input but the last; a norm's other sums are over the last.
     rank = len(g.case.input_shape)
     node = g.find("sum", r".*norm", direction="backward", where=lambda node: len(node.args[1]) == rank)
     sites = g.sites(node, "mean")

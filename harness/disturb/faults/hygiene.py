@@ -19,6 +19,7 @@ def activation_overwritten_in_place(g: GraphEditor) -> list[Site]:
     """silu overwrites in place a value that backward reads."""
     node = g.find("silu", where=lambda node: any("backward" in user.name for user in node.args[0].users))
     sites = g.sites(node, "silu_")
+    # Backward reads the overwritten value, so blame may name its calls.
     readers = [g.site(user) for user in node.args[0].users if "backward" in user.name]
     g.instead(node, "aten.silu_.default", node.args[0])
     return [*sites, *readers]
@@ -70,6 +71,7 @@ def weight_not_transposed(g: GraphEditor) -> list[Site]:
 @row("ours: a view of what was not contiguous", needs=(ATTENDS,))
 def heads_scrambled(g: GraphEditor) -> list[Site]:
     """attention heads are joined without the preceding transpose."""
+    # For its error: without such a call, the graph has no heads to join.
     node = g.find("transpose", r".*attention", where=lambda node: "getitem" in str(node.args[0]))
     found = [x for x in g.all("transpose", r".*attention") if any("view" in user.name for user in x.users)]
     node = g.require(found, "attention whose heads are put together")
@@ -85,6 +87,7 @@ def parts_exchanged(g: GraphEditor) -> list[Site]:
     """the rotated and unrotated parts of a query are exchanged."""
     node = g.find("split_with_sizes", r".*attention", where=lambda node: len(set(node.args[1])) == 1)
     for part in list(node.users):
+        # `getitem(node, index)`, with the indices 0 and 1 exchanged.
         part.args = (node, 1 - part.args[1])
     parts = list(node.users)
     readers = [site for part in parts for site in g.readers(part)]
@@ -102,6 +105,7 @@ def operands_exchanged(g: GraphEditor) -> list[Site]:
 @row("ours: inputs in another order")
 def parameter_of_another(g: GraphEditor) -> list[Site]:
     """a module reads another module's parameter of the same shape."""
+    # The first calls that read a parameter, such as its cast.
     casts = [x for x in g.calls if x.all_input_nodes[:1] and x.all_input_nodes[0].op == "placeholder"]
     casts = [x for x in casts if g.is_floating(x)]
     pairs = [

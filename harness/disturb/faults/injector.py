@@ -28,6 +28,7 @@ class Injector(Injection):
     def __init__(self, fault: Fault | None, rank: int, world_size: int = 1) -> None:
         self.fault = fault if fault is not None and fault.is_on(rank) else None
         self.entry: Entry | None = fault.row if isinstance(fault, Named) else None
+        # A fault that this rank cannot see must not count as missing here.
         self.fired = self.entry is not None and self._is_silent_here(rank, world_size)
         self._shown: list[str] = []
         self._wraps = False
@@ -73,6 +74,7 @@ class Injector(Injection):
         self.step = NOW.step = step
         if self._turns is not None:
             self._turns.clear()
+        # These faults wait for a tensor, a sum or a call of the step.
         waits = isinstance(self.fault, (FlipBit, SumOrder, Named))
         if self.fault is not None and self.fault.step == step and not waits:
             self.fired = True
@@ -113,6 +115,7 @@ class Injector(Injection):
 
         def flip(kind: str, name: str, tensor: torch.Tensor) -> None:
             if fault.step == self.step and kind == fault.tensor[0] and not (kind == "grad" and self._wraps):
+                # For an error that lists the tensors of the right kind.
                 self._shown.append(name)
                 if name == fault.tensor[1]:
                     from bitproof.harness.capture.digest import plain

@@ -39,6 +39,7 @@ def zeroed_from_step_1(x: Tensor) -> Tensor:
 
 def nudged(x: Tensor) -> Tensor:
     """Return x with the element of largest magnitude moved by 1 ULP away from zero."""
+    # A copy, since the kernels of a graph must not write their inputs.
     flat = x.detach().clone().reshape(-1)
     bits = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
     place = flat.float().abs().argmax()
@@ -145,6 +146,7 @@ def clipped(x: Tensor, limit: float) -> Tensor:
 def of_step_before(x: Tensor, key: str) -> Tensor:
     """Return the value that x had at the previous step; at the first step x itself. `key` names the stored value."""
     before = NOW.memory.get(key)
+    # With its step: a kernel may run several times in a step, as for micro-batches.
     NOW.memory[key] = (NOW.step, x.clone())
     return before[1].clone() if before is not None and before[0] < NOW.step else x
 

@@ -58,7 +58,7 @@ def _after_load(loop: Loop, change: Callable[[], Any]) -> None:
     loop.load = load
 
 
-def _neighbours(part: Any) -> Any:
+def _shard_of_neighbour(part: Any) -> Any:
     import torch
     import torch.distributed as dist
 
@@ -89,6 +89,7 @@ def expert_gradient_doubled(loop: Loop) -> None:
 )
 def norm_gradient_not_summed(loop: Loop) -> None:
     """a norm's gradient is never summed over ranks."""
+    # The hook keeps this rank's own gradient, before the loop sums it over ranks.
     norm, found = loop.experts.norm.weight, list[Any]()
     norm.register_hook(lambda grad: found.append(grad.clone()))
     _after_backward(loop, lambda: norm.grad.copy_(found.pop() / loop.world))
@@ -107,7 +108,7 @@ def shards_exchanged(loop: Loop) -> None:
 
     part = loop.model.blocks[0].up.weight.to_local()
     with torch.no_grad():
-        part.copy_(_neighbours(part))
+        part.copy_(_shard_of_neighbour(part))
 
 
 @row(
@@ -122,7 +123,7 @@ def gradient_shards_exchanged(loop: Loop) -> None:
 
     def exchange() -> None:
         part = loop.model.blocks[0].up.weight.grad.to_local()
-        part.copy_(_neighbours(part))
+        part.copy_(_shard_of_neighbour(part))
 
     _after_backward(loop, exchange)
 
@@ -173,7 +174,7 @@ def one_replica_exchanges_shards(loop: Loop) -> None:
     def exchange() -> None:
         part = loop.model.blocks[0].up.weight.grad.to_local()
         # All ranks call this collective, also those that do not use its result.
-        other = _neighbours(part)
+        other = _shard_of_neighbour(part)
         if 2 * NOW.rank < NOW.world_size:
             part.copy_(other)
 
@@ -248,7 +249,7 @@ def moments_of_the_wrong_shard(loop: Loop) -> None:
 
     def exchange() -> None:
         part = loop.optimizer.state[loop.model.blocks[0].up.weight]["exp_avg"].to_local()
-        part.copy_(_neighbours(part))
+        part.copy_(_shard_of_neighbour(part))
 
     _after_load(loop, exchange)
 
@@ -293,6 +294,7 @@ def mean_of_means(loop: Loop) -> None:
 )
 def last_micro_batch_counts_half(loop: Loop) -> None:
     """the last micro-batch of a step counts with half its weight."""
+    # A list, as the function below counts in it.
     own, turn = loop.mean, [0]
 
     def mean(rows: Any, tokens: Any) -> Any:
@@ -315,6 +317,7 @@ def _parts_in_backward(loop: Loop, other: Callable[[list[Any]], list[Any]]) -> N
         from bitproof.harness.torch_operators import backward_number
 
         found = own(tensors)
+        # The number is -1 outside of backward.
         return found if backward_number() < 0 else iter(other(list(found)))
 
     ring.parts = parts
@@ -390,6 +393,7 @@ def stage_reads_the_micro_batch_before(loop: Loop) -> None:
 
     def read(module: Any, args: Any) -> Any:
         last.append(args[0].detach())
+        # The value of the micro-batch before, but the gradient of this input.
         return (args[0] + (last[max(len(last) - 2, 0)] - args[0]).detach(),)
 
     first.register_forward_pre_hook(read)

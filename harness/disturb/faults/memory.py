@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 RELOAD = "reload"
 
 
-def _again(g: GraphEditor, name: str) -> Call:
+def _find_recomputed(g: GraphEditor, name: str) -> Call:
     found = g.recomputed(name)
+    # Chunk 1's, if the step has chunks.
     found = [node for node in found if node.meta.get("chunk") == 1] or found
     return g.require(found, f"a recomputed {name}")
 
 
-def _both(g: GraphEditor, node: Call, *operators: str) -> list[Site]:
+def _sites_in_both_halves(g: GraphEditor, node: Call, *operators: str) -> list[Site]:
     """The call sites that blame may name for a changed recomputed call: its own, those of its readers, and those of
-    `operators`, which the edit inserts. Each is listed in forward and in backward: a recomputed call repeats a forward
-    call."""
+    `operators`, which the edit inserts. Each is listed in forward and in backward."""
     sites = [*g.sites(node, *operators), *g.readers(node)]
     sites += [
         g.site(read, name) for read in node.all_input_nodes[:1] for name in operators
@@ -35,7 +35,7 @@ def recomputed_with_another_epsilon(g: GraphEditor) -> list[Site]:
     found = [x for x in g.recomputed("add") if isinstance(x.args[1], float)]
     node = g.require(found, "a recomputed norm")
     node.args = (node.args[0], 1e-4)
-    return _both(g, node)
+    return _sites_in_both_halves(g, node)
 
 
 @row("TTrace's kind: activation recomputation from a wrong input", needs=(RECOMPUTES, CHUNKED), kinds=("grad",))
@@ -43,9 +43,10 @@ def recomputed_from_the_other_chunk(g: GraphEditor) -> list[Site]:
     """chunk 1 is recomputed from the values saved by chunk 0."""
     for node in g.recomputed():
         if node.meta.get("chunk") == 1 and g.is_floating(node) and "view" not in node.name:
+            # An input of the same chunk that is not recomputed was saved by forward.
             saved = [x for x in node.all_input_nodes if x.meta.get("chunk") == 1 and x not in g.recomputed()]
             if saved:
-                sites = _both(g, node)
+                sites = _sites_in_both_halves(g, node)
                 node.replace_input_with(saved[0], g.twin(saved[0]))
                 return sites
     return g.require([], "a recomputed call that reads what its chunk saved")
@@ -54,17 +55,17 @@ def recomputed_from_the_other_chunk(g: GraphEditor) -> list[Site]:
 @row("TTrace's kind: a cast that recomputation takes otherwise", needs=(RECOMPUTES,), kinds=("grad",))
 def recomputed_in_bfloat16(g: GraphEditor) -> list[Site]:
     """the reciprocal root of a norm is recomputed in bfloat16."""
-    node = _again(g, "rsqrt")
+    node = _find_recomputed(g, "rsqrt")
     narrow = g.after(node, "aten._to_copy.default", dtype=g.dtype("bfloat16"))
     g.after(narrow, "aten._to_copy.default", dtype=g.dtype("float32"))
-    return _both(g, node, "_to_copy")
+    return _sites_in_both_halves(g, node, "_to_copy")
 
 
 @row("ours: decomposed in backward alone", needs=(RECOMPUTES,), kinds=("grad",))
 def recomputed_by_another_formula(g: GraphEditor) -> list[Site]:
     """silu is recomputed as x * sigmoid(x)."""
-    node = _again(g, "silu")
-    sites = _both(g, node, "sigmoid", "mul")
+    node = _find_recomputed(g, "silu")
+    sites = _sites_in_both_halves(g, node, "sigmoid", "mul")
     g.instead(node, g.kernel("silu_in_two_roundings"), *node.args)
     return sites
 
@@ -82,9 +83,9 @@ def recomputation_counts_tokens(g: GraphEditor) -> list[Site]:
 @row("NeMo Automodel #2635: a recomputed router chooses other experts", needs=(RECOMPUTES, EXPERTS), kinds=("grad",))
 def recomputation_routes_otherwise(g: GraphEditor) -> list[Site]:
     """recomputed weights have a token's slots in another order."""
-    node = _again(g, "gather")
+    node = _find_recomputed(g, "gather")
     g.before(node, node.args[2], "aten.flip.default", [1])
-    return _both(g, node, "flip")
+    return _sites_in_both_halves(g, node, "flip")
 
 
 @row("ours: host buffers by shape", needs=(OFFLOADS,), kinds=("grad",))
@@ -95,6 +96,7 @@ def another_activation_reloaded(g: GraphEditor) -> list[Site]:
     one, other = g.require(pairs, "two offloaded activations of one shape")
     sites = [*g.sites(other), *g.readers(other), g.site(other, RELOAD)]
     launch = other.all_input_nodes[0]
+    # The reload then reads the host copy of the other activation.
     launch.args = (one.all_input_nodes[0].args[0], *launch.args[1:])
     return [*sites, *(site for user in other.users for site in g.readers(user))]
 

@@ -28,28 +28,29 @@ _ADDS = (Site(ANY, "backward", None, "add"),)
 _ADDS_IN_PLACE = (Site(ANY, "backward", None, "add_"),)  # eager adds in place; the candidate leaves these calls out
 
 
-def _exchanged(action: Any) -> Any:
+def _exchange_first_two(action: Any) -> Any:
     """The same action with micro-batches 0 and 1 exchanged; unchanged for any other micro-batch."""
     return action._replace(micro_batch=action.micro_batch ^ 1 if action.micro_batch < 2 else action.micro_batch)
 
 
-def _received_otherwise(step: Step, half: str, other: Callable[..., Any]) -> None:
+def _replace_receive(step: Step, half: str, other: Callable[..., Any]) -> None:
     """Let `other` receive the messages of a half (forward or backward). It is called with the original `receive` and
     its arguments."""
     own = step.receive
     step.receive = lambda sender, *args: other(own, sender, *args) if sender.half == half else own(sender, *args)
 
 
-def _sent_otherwise(step: Step, half: str, other: Callable[[Any], Any]) -> None:
+def _replace_sent(step: Step, half: str, other: Callable[[Any], Any]) -> None:
     own = step.send
     step.send = lambda action, index, value: own(action, index, other(value) if action.half == half else value)
 
 
-def _given_otherwise(step: Step, place: int) -> None:
+def _replace_input(step: Step, place: int) -> None:
+    # The graph's last inputs are tokens, labels and positions.
     own, name = step.inputs, step.parts.placeholders[place]
 
     def inputs(action: Any, micro_batches: Any) -> Any:
-        return {**own(action, micro_batches), name: own(_exchanged(action), micro_batches)[name]}
+        return {**own(action, micro_batches), name: own(_exchange_first_two(action), micro_batches)[name]}
 
     step.inputs = inputs
 
@@ -57,13 +58,13 @@ def _given_otherwise(step: Step, place: int) -> None:
 @row(OF_OTHERS, runner=True, needs=_IN, sites=_LOSS)
 def activation_of_another_micro_batch(step: Step) -> None:
     """a stage receives the activations of the first two micro-batches in exchanged order."""
-    _received_otherwise(step, "forward", lambda own, sender, *args: own(_exchanged(sender), *args))
+    _replace_receive(step, "forward", lambda own, sender, *args: own(_exchange_first_two(sender), *args))
 
 
 @row(OF_OTHERS, runner=True, needs=_IN, kinds=("grad",), sites=(Site(ANY, "backward", None, ANY),))
 def gradient_of_another_micro_batch(step: Step) -> None:
     """a stage receives the gradients of the first two micro-batches in exchanged order."""
-    _received_otherwise(step, "backward", lambda own, sender, *args: own(_exchanged(sender), *args))
+    _replace_receive(step, "backward", lambda own, sender, *args: own(_exchange_first_two(sender), *args))
 
 
 @row("ours: a buffer for messages that is used again too early", runner=True, needs=_IN, sites=_LOSS)
@@ -75,7 +76,7 @@ def activation_of_the_micro_batch_before(step: Step) -> None:
         last.append(own(*args))
         return last[max(len(last) - 2, 0)]
 
-    _received_otherwise(step, "forward", receive)
+    _replace_receive(step, "forward", receive)
 
 
 @row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), sites=(Site(ANY, "backward", None, ANY),))
@@ -86,6 +87,7 @@ def kept_values_of_the_micro_batch_before(step: Step) -> None:
     def taken(action: Any) -> Any:
         if action.half == "forward":
             return own(action)
+        # The first backward of a stage has no predecessor: it gets its own values.
         values, last[action.stage] = last.get(action.stage), own(action)
         return values or last[action.stage]
 
@@ -101,9 +103,10 @@ def messages_out_of_order(step: Step) -> None:
         if action.half == "backward" or action.micro_batch > 1:
             own(action, index, value)
         elif action.micro_batch == 0:
+            # The second value is sent in place of the first, and then the first in place of the second.
             held.append(value)
         else:
-            own(_exchanged(action), index, value)
+            own(_exchange_first_two(action), index, value)
             own(action, index, held.pop(0))
 
     step.send = send
@@ -112,7 +115,7 @@ def messages_out_of_order(step: Step) -> None:
 @row("low-precision pipelines", runner=True, needs=_IN, sites=(Site(ANY, "forward", None, "_to_copy"),))
 def activation_rounded_on_the_way(step: Step) -> None:
     """activations are rounded to 8 bits before they are sent."""
-    _sent_otherwise(step, "forward", _in_eight_bits)
+    _replace_sent(step, "forward", _in_eight_bits)
 
 
 @row(
@@ -120,7 +123,7 @@ def activation_rounded_on_the_way(step: Step) -> None:
 )
 def gradient_rounded_on_the_way(step: Step) -> None:
     """gradients of activations are rounded to 8 bits before they are sent."""
-    _sent_otherwise(step, "backward", _in_eight_bits)
+    _replace_sent(step, "backward", _in_eight_bits)
 
 
 def _in_eight_bits(value: Any) -> Any:
@@ -132,7 +135,7 @@ def _in_eight_bits(value: Any) -> Any:
 @row("ours: rows in another order", runner=True, needs=_IN, sites=(Site(ANY, "forward", None, "flip"),))
 def rows_reversed_on_the_way(step: Step) -> None:
     """an activation's rows are sent in reverse order."""
-    _sent_otherwise(step, "forward", lambda value: value.flip(0))
+    _replace_sent(step, "forward", lambda value: value.flip(0))
 
 
 @row(
@@ -144,7 +147,7 @@ def rows_reversed_on_the_way(step: Step) -> None:
 )
 def gradient_that_is_not_sent(step: Step) -> None:
     """a stage sends zeros as its input's gradient."""
-    _sent_otherwise(step, "backward", lambda value: value * 0)
+    _replace_sent(step, "backward", lambda value: value * 0)
 
 
 @row(
@@ -156,19 +159,19 @@ def gradient_that_is_not_sent(step: Step) -> None:
 )
 def gradient_halved_on_the_way(step: Step) -> None:
     """gradients of activations are halved between stages."""
-    _sent_otherwise(step, "backward", lambda value: value / 2)
+    _replace_sent(step, "backward", lambda value: value / 2)
 
 
 @row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), sites=_LOSS)
 def labels_of_another_micro_batch(step: Step) -> None:
     """the first two micro-batches' losses read each other's labels."""
-    _given_otherwise(step, -2)
+    _replace_input(step, -2)
 
 
 @row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), sites=_LOSS)
 def tokens_of_another_micro_batch(step: Step) -> None:
     """the first stage embeds the tokens of the first two micro-batches in exchanged order."""
-    _given_otherwise(step, -3)
+    _replace_input(step, -3)
 
 
 @row(SUMS, runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), sites=_ADDS)
@@ -183,6 +186,7 @@ def gradients_added_in_pairs(step: Step) -> None:
 
     def in_pairs(values: list[Any]) -> Any:
         while len(values) > 1:
+            # `sum` of a slice with one element, or of an empty one if the last has no partner.
             values = [sum(values[i + 1 : i + 2], values[i]) for i in range(0, len(values), 2)]
         return values[0]
 
@@ -192,6 +196,7 @@ def gradients_added_in_pairs(step: Step) -> None:
 def _added_at_the_end(step: Step, total: Callable[[list[Any]], Any]) -> None:
     own = step.finish
     step.add = lambda found, gradient: [*(found if isinstance(found, list) else [found]), gradient]
+    # A single micro-batch calls no `add`, so its gradient is no list.
     step.finish = lambda losses, found: own(
         losses, {name: total(x) if isinstance(x, list) else x for name, x in found.items()}
     )
@@ -245,6 +250,7 @@ def last_micro_batch_not_added_on_one_rank(step: Step) -> None:
 def first_micro_batch_added_twice(step: Step) -> None:
     """the first micro-batch's gradient counts twice."""
     own = step.add
+    # When the second micro-batch is added, the total is the first's gradient.
     step.add = lambda total, gradient: own(total + total if step.running.micro_batch == 1 else total, gradient)
 
 
@@ -287,7 +293,7 @@ def losses_summed(step: Step) -> None:
     step.finish = lambda losses, found: own([sum(losses[1:], losses[0])] if losses else [], found)
 
 
-def _joined(*operators: str) -> tuple[Site, ...]:
+def _sites_of_join(*operators: str) -> tuple[Site, ...]:
     """Call sites for faults in adding both stages' gradients of a shared parameter, in any module and direction."""
     return tuple(Site(ANY, ANY, None, name) for name in operators)
 
@@ -297,7 +303,7 @@ def _joined(*operators: str) -> tuple[Site, ...]:
     runner=True,
     needs=_IN_BOTH,
     kinds=("grad",),
-    sites=_joined("recv_", "add"),
+    sites=_sites_of_join("recv_", "add"),
 )
 def shared_gradients_not_joined(step: Step) -> None:
     """each stage updates a shared parameter with its own gradient alone."""
@@ -310,7 +316,7 @@ def shared_gradients_not_joined(step: Step) -> None:
     needs=_IN_BOTH,
     kinds=("grad",),
     rank=0,
-    sites=_joined("_fused_adamw_", "add"),
+    sites=_sites_of_join("_fused_adamw_", "add"),
 )
 def shared_gradients_not_joined_on_one_rank(step: Step) -> None:
     """the first rank updates a shared parameter with its own gradient alone."""
@@ -318,19 +324,22 @@ def shared_gradients_not_joined_on_one_rank(step: Step) -> None:
 
     def join(gradients: Any) -> Any:
         joined = own(gradients)
+        # The wrong rank takes part in the exchange as well: others would wait for it.
         return dict(gradients) if is_wrong else joined
 
     step.join = join
 
 
-@row("ours: a sum that is taken again", runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_joined("send", "add"))
+@row(
+    "ours: a sum that is taken again", runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_sites_of_join("send", "add")
+)
 def shared_gradients_joined_twice(step: Step) -> None:
     """the sum of both stages' gradients of a shared parameter is exchanged and added a second time."""
     own = step.join
     step.join = lambda gradients: own(own(gradients))
 
 
-@row("ours: one copy counts twice", runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_joined("add"))
+@row("ours: one copy counts twice", runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_sites_of_join("add"))
 def own_shared_gradient_added_twice(step: Step) -> None:
     """each stage adds its own gradient of a shared parameter to the sum again."""
     own = step.join
@@ -347,7 +356,7 @@ def own_shared_gradient_added_twice(step: Step) -> None:
     runner=True,
     needs=_IN_BOTH,
     kinds=("grad",),
-    sites=_joined("div"),
+    sites=_sites_of_join("div"),
 )
 def shared_gradients_averaged(step: Step) -> None:
     """both stages' gradients of a shared parameter are averaged instead of added."""
@@ -360,7 +369,7 @@ def shared_gradients_averaged(step: Step) -> None:
     step.join = join
 
 
-@row(SUMS, runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_joined("send", "add"))
+@row(SUMS, runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_sites_of_join("send", "add"))
 def shared_gradients_joined_a_micro_batch(step: Step) -> None:
     """gradients of a shared parameter are added over stages for each micro-batch, and then over micro-batches."""
     own, finish, of = step.join, step.finish, dict[int, list[Any]]()
@@ -368,6 +377,7 @@ def shared_gradients_joined_a_micro_batch(step: Step) -> None:
 
     def finished(losses: Any, found: Any) -> Any:
         totals = {name: sum(x[1:], x[0]) if isinstance(x, list) else x for name, x in found.items()}
+        # `join` gets the totals, and finds the micro-batches' gradients of each by its identity.
         of.update({id(totals[name]): x for name, x in found.items() if isinstance(x, list)})
         return finish(losses, totals)
 
@@ -375,6 +385,7 @@ def shared_gradients_joined_a_micro_batch(step: Step) -> None:
         parts = {name: of[id(x)] for name, x in gradients.items()}
         count = len(next(iter(parts.values())))
         each = [own({name: x[index] for name, x in parts.items()}) for index in range(count)]
+        # `join` returns the gradient itself for a parameter that no other stage has.
         is_joined = {name for name in gradients if each[0][name] is not parts[name][0]}
         of.clear()
         return {**gradients, **{name: sum((x[name] for x in each[1:]), each[0][name]) for name in is_joined}}

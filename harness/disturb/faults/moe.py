@@ -126,6 +126,7 @@ def weights_scaled_before_they_are_normalized(g: GraphEditor) -> list[Site]:
     node = g.find("mul", r".*router", where=lambda node: isinstance(node.args[1], float))
     ratio = node.args[0]
     sites = [*g.sites(node), *g.sites(ratio)]
+    # (w / sum) * scale becomes (w * scale) / sum.
     scaled = g.make_before(ratio, "aten.mul.Tensor", ratio.args[0], node.args[1])
     ratio.args = (scaled, ratio.args[1])
     g.bypass(node, ratio)
@@ -137,6 +138,7 @@ def experts_summed_from_the_other_end(g: GraphEditor) -> list[Site]:
     """a token's experts are summed from the last slot to the first."""
     node = g.find("unbind", r".*moe")
     parts = sorted(node.users, key=lambda part: part.args[1])
+    # `getitem(unbind, place)`: the readers stay, and get the slots in reverse order.
     for place, part in enumerate(reversed(parts)):
         part.args = (node, place)
     return [site for part in parts for site in g.readers(part)]
@@ -168,6 +170,7 @@ def expert_groups_ignored(g: GraphEditor) -> list[Site]:
 @row("ours: an off-by-one", needs=(EXPERTS,), kinds=("loss", "grad", "buffer"))
 def one_expert_group_too_few(g: GraphEditor) -> list[Site]:
     """one group of experts fewer stays eligible."""
+    # The first `topk` rates groups by their best experts, the second chooses groups, and the third experts.
     node = g.find("topk", r".*router", turn=1)
     node.args = (node.args[0], 1, *node.args[2:])
     return [*g.sites(node, "scatter"), *g.readers(node)]
@@ -192,6 +195,7 @@ def expert_ends_off_by_one(g: GraphEditor) -> list[Site]:
 @row("ours", needs=(EXPERTS, EXPERT_RANKS))
 def rows_not_put_back(g: GraphEditor) -> list[Site]:
     """experts' rows return by the forward permutation instead of its inverse."""
+    # The first `index` sorts received rows by expert, the second puts results back.
     taken, returned = (g.find("index", r".*experts", turn=turn) for turn in (0, 1))
     returned.args = (returned.args[0], taken.args[1])
     return g.sites(returned)
@@ -200,6 +204,7 @@ def rows_not_put_back(g: GraphEditor) -> list[Site]:
 @row("capacity factors drop tokens: Switch Transformer, arXiv:2101.03961", needs=(EXPERTS,))
 def last_row_over_capacity(g: GraphEditor) -> list[Site]:
     """the last row that a rank's experts compute is zero."""
+    # The third grouped product is w2, whose rows are the experts' results.
     node = g.find("_grouped_mm", r".*experts", turn=2)
     g.after(node, g.kernel("last_row_zeroed"), 0)
     return [g.site(node, name) for name in ("clone", "zero_", "select")]
@@ -208,6 +213,7 @@ def last_row_over_capacity(g: GraphEditor) -> list[Site]:
 @row("ours: checkpoints that name w1 and w3 the other way round", needs=(EXPERTS,))
 def gate_and_up_exchanged(g: GraphEditor) -> list[Site]:
     """the weights of the gate and up projections are exchanged, so silu is applied to the wrong one."""
+    # The three grouped products are w1 (gate), w3 (up) and w2 (down), in this order.
     gate, up = (g.find("_grouped_mm", r".*experts", turn=turn) for turn in (0, 1))
     gate.args, up.args = (gate.args[0], up.args[1], *gate.args[2:]), (up.args[0], gate.args[1], *up.args[2:])
     return [*g.sites(gate), *g.sites(up), *g.readers(gate), *g.readers(up)]  # each product is right by itself

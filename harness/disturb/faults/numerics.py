@@ -22,7 +22,7 @@ def _replaced(g: GraphEditor, name: str, at: str, target: str, *operators: str, 
     return sites
 
 
-def _through(g: GraphEditor, name: str, at: str, dtype: str, back: str = "float32", **options: Any) -> list[Site]:
+def _cast_through(g: GraphEditor, name: str, at: str, dtype: str, back: str = "float32", **options: Any) -> list[Site]:
     """Cast the output of a call to `dtype` and then to `back`. Returns the call site that both casts have."""
     node = g.find(name, at, **options)
     narrow = g.after(node, "aten._to_copy.default", dtype=g.dtype(dtype))
@@ -62,6 +62,7 @@ def reciprocal_root_in_two_steps(g: GraphEditor) -> list[Site]:
 def norm_weight_multiplied_first(g: GraphEditor) -> list[Site]:
     """a norm computes x * (r * w) instead of (x * r) * w."""
     inner = g.find("mul", NORM, where=lambda node: "rsqrt" in str(node.args[1]))
+    # inner is x * r, outer is (x * r) * w.
     outer = next(user for user in inner.users if "mul" in user.name)
     weight = outer.args[1]
     sites = g.sites(outer)
@@ -92,6 +93,7 @@ def gelu_for_silu(g: GraphEditor) -> list[Site]:
 def rotation_contracted(g: GraphEditor) -> list[Site]:
     """a rotation's difference of two products is contracted to an FMA: one rounding is missing."""
     node = g.find("sub", r".*rope")
+    # The two products of the difference.
     one, two = node.args
     sites = g.sites(node, "_to_copy", "mul", "add")
     g.instead(node, g.kernel("fused_multiply_add"), *one.args, *two.args, -1)
@@ -110,7 +112,7 @@ def rotated_backwards(g: GraphEditor) -> list[Site]:
 @row(ROPE)
 def rotary_table_in_bfloat16(g: GraphEditor) -> list[Site]:
     """cosines are rounded to bfloat16."""
-    return _through(g, "index", r".*rope", "bfloat16")
+    return _cast_through(g, "index", r".*rope", "bfloat16")
 
 
 @row("ours: a decomposition", needs=(EXPERTS,), sees=(FLOAT32,))
@@ -143,7 +145,7 @@ def attention_not_causal(g: GraphEditor) -> list[Site]:
 @row("ours: a missing cast of the logits")
 def log_softmax_in_bfloat16(g: GraphEditor) -> list[Site]:
     """the loss is computed from log-probabilities in bfloat16."""
-    return _through(g, "_log_softmax", ".*", "bfloat16")
+    return _cast_through(g, "_log_softmax", ".*", "bfloat16")
 
 
 @row("ours: an off-by-one between tokens and labels")
@@ -158,6 +160,7 @@ def labels_shifted(g: GraphEditor) -> list[Site]:
 def loss_summed(g: GraphEditor) -> list[Site]:
     """the loss is a sum over tokens instead of a mean."""
     node = g.find("nll_loss_forward")
+    # The argument `reduction`: 2 is the sum.
     node.args = (*node.args[:3], 2, *node.args[4:])
     return g.sites(node)
 
@@ -186,6 +189,7 @@ def product_in_tf32(g: GraphEditor) -> list[Site]:
 @row("ours: a cast by its bits", needs=(BFLOAT16,))
 def cast_truncates(g: GraphEditor) -> list[Site]:
     """a cast to bfloat16 truncates instead of rounding."""
+    # For its error: the step must compute in bfloat16.
     node = g.find("_to_copy", NORM, where=lambda node: node.kwargs["dtype"] == g.dtype("bfloat16") and bool(node.args))
     found = [x for x in g.all("_to_copy", NORM) if x.kwargs["dtype"] == g.dtype("bfloat16") and "mul" in x.args[0].name]
     node = g.require(found, "a norm whose result is rounded to bfloat16")
@@ -206,6 +210,7 @@ def embedding_scaled(g: GraphEditor) -> list[Site]:
 @row("ours: another order of a reduction", sees=(FLOAT32,), kinds=("grad",))
 def weight_gradient_summed_backwards(g: GraphEditor) -> list[Site]:
     """a norm's weight gradient is summed from the last row to the first."""
+    # A weight's gradient is a sum over all dims of the input but the last; a norm's other sums are over the last.
     rank = len(g.case.input_shape)
     node = g.find("sum", NORM, direction="backward", where=lambda node: len(node.args[1]) == rank)
     sites = g.sites(node, "flip")

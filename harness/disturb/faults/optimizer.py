@@ -132,6 +132,7 @@ def second_moments_exchanged(call: TamperedCall) -> Any:
     second = list(call.given(SECOND))
     shapes = [tuple(x.shape) for x in second]
     for i, shape in enumerate(shapes):
+        # The first two of the same shape.
         if shape in shapes[i + 1 :]:
             j = shapes.index(shape, i + 1)
             second[i], second[j] = second[j], second[i]

@@ -33,6 +33,7 @@ def parse_fault(text: str) -> Fault:
     values: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
         name, equals, value = item.partition("=")
+        # An unknown name, no "=", no value, or a name for the second time.
         if name not in types or not equals or not value or name in values:
             raise UsageError(f"fault {kind} does not understand {item!r}", expected=f"{kind}:{_syntax(fault)}")
         values[name] = value if types[name] == "str" else _natural(kind, item, value)
@@ -74,12 +75,14 @@ def _natural(kind: str, item: str, value: str) -> int:
 
 
 def _required(fault: type[Fault]) -> list[str]:
+    # Both are MISSING for a field without a default.
     return [f.name for f in fields(fault) if f.default is f.default_factory]
 
 
 def _syntax(fault: type[Fault]) -> str:
     required = _required(fault)
     written = {"str": "NAME", "int": "N"}
+    # Fields with an empty default are alternatives, such as the four kinds of tensors of flip-bit.
     one_of = [f.name for f in fields(fault) if f.default == ""]
     parts = [
         f"{f.name}={written[str(f.type)]}" if f.name in required else f"[{f.name}={f.default}]"

@@ -83,10 +83,8 @@ def share_in_the_neighbours_place(g: GraphEditor) -> list[Site]:
 
 @row("compile-on-one-rank's kind: a coordinate that tracing took for a constant", needs=(SPLIT, EXPERTS))
 def baked_coordinate(g: GraphEditor) -> list[Site]:
-    """rank 0's tensor coordinate is a constant in the code of all ranks.
-
-    The constant replaces the coordinate for every reader, in forward and backward, as it would if tracing had baked it.
-    """
+    """rank 0's tensor coordinate is a constant in the code of all ranks."""
+    # For every reader, in forward and backward, as if tracing had baked the constant.
     coordinate, own = g.find("index_select", r".*moe").args[2], g.rank % g.case.parallelism.tp
     readers = [node for node in coordinate.users if node.op == "call_function"]
     for node in readers:

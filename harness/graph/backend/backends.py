@@ -113,10 +113,12 @@ def compile_for(
         )
     folder = tempfile.mkdtemp(prefix="bitproof-inductor-")
     try:
+        # The graph has its own backward, so autograd need not record the calls.
         with settings_in(folder), _named_groups(group_sizes), torch.no_grad():
             step, facts = compile_whole(module) if backend == "inductor" else compile_regions(module, regions)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
+        # KeyboardInterrupt and its like are no failures of the compiler.
         if isinstance(error, BitproofError) or not isinstance(error, Exception):
             raise
         raise _refusal(module, backend, on_cpu, error) from error
@@ -196,6 +198,7 @@ def compile_halves(
             found=f"{len(sizes)} sizes, the first of them {sizes[0]}",
             fix="choose the backend fx, or the system graph, which is compiled as one",
         )
+    # Each half has a folder of its own, and so a hash of its own.
     forward, backward = (compile_for(half, backend, group_sizes, regions) for half in (halves.forward, halves.backward))
     return CompiledHalves(forward, backward, tuple(halves.read_again))
 
@@ -227,7 +230,7 @@ def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[Gra
     """
     from torch.fx.passes.regional_inductor import regional_inductor
 
-    module = _copied(module)
+    module = _copy_graph(module)
     _unshare_nested_graphs(module)
     region_of = marked_by(patterns, module.graph) if patterns else _attention_region
     regions = {node: region for node in module.graph.nodes if (region := region_of(node)) is not None}
@@ -241,8 +244,10 @@ def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[Gra
             fix="correct pipeline.regions in the case" if patterns else "mark regions in the case, or choose fx",
         )
     for node, region in regions.items():
+        # torch joins adjacent nodes with the same region to a submodule, and compiles that.
         node.meta["custom"] = {"compile_with_inductor": {"inductor_region": region}}
     values, names = _input_values(module), {node.name for node in regions}
+    # Nodes with new names are the calls of compiled regions, apart from those that pick an item of a region's results.
     before = {node.name for node in module.graph.nodes}
     with compiling(values[0].fake_mode):
         compiled = regional_inductor(module, *values)
@@ -275,7 +280,8 @@ def _flex_region(node: Node) -> str | None:
 
 
 def _unshare_nested_graphs(module: GraphModule) -> None:
-    """Give each higher-order operator references of its own to its nested graphs, so that a region can contain them."""
+    """Give each higher-order operator references of its own to its nested graphs."""
+    # A region contains the references to its nested graphs; a shared reference would belong to two regions.
     for node in [node for node in module.graph.nodes if isinstance(node.target, HigherOrderOperator)]:
         for shared in [x for x in node.all_input_nodes if x.op == "get_attr" and len(x.users) > 1]:
             with module.graph.inserting_before(node):
@@ -306,7 +312,7 @@ def _devices(module: GraphModule) -> set[torch.device]:
     return {value.device for value in _input_values(module)}
 
 
-def _copied(module: GraphModule) -> GraphModule:
+def _copy_graph(module: GraphModule) -> GraphModule:
     graph = Graph()
     # Only the graph is new: the copy shares values and nested graphs.
     graph.output(graph.graph_copy(module.graph, {}))

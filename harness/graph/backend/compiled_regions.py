@@ -33,9 +33,11 @@ def marked_by(patterns: tuple[str, ...], graph: Graph) -> RegionOf:
         # A nested graph belongs to the call that takes it.
         if node.op == "get_attr":
             return next((region for user in node.users if (region := region_of(user))), None)
+        # Calls of other modules may share a value that is made only of parameters, such as a cast.
         if node in of_parameters or not _computes(node):
             return None
         module, direction = origin_of(node).module, origin_of(node).direction
+        # Lazily: only the first matching pattern counts.
         roots = (root for pattern in patterns if module and (root := root_of(pattern, module)))
         if (root := next(roots, None)) is None:
             return None

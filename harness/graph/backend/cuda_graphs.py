@@ -70,6 +70,7 @@ def obstacles(module: GraphModule) -> list[Obstacle]:
     """Return an obstacle for each call of a finished graph and its nested graphs that cannot be captured, in order."""
     for_cuda = is_for_cuda(module)
     found = []
+    # Nested graphs are submodules, so `modules` also yields them.
     for graph in (each.graph for each in module.modules() if isinstance(each, GraphModule)):
         for node in graph.nodes:
             if (why := _why_not(node, for_cuda)) is not None:
@@ -165,6 +166,7 @@ class StaticStep:
         Each tensor of state must have the same address as in the first call.
         """
         state, own = inputs[: self._num_state], inputs[self._num_state :]
+        # The first call fixes the addresses of state, and allocates the static inputs.
         if not self._static:
             self._begin(state, own)
         if [x.data_ptr() for x in state] != self._state:
@@ -206,6 +208,7 @@ class StaticStep:
         Raises MachineError if CUDA cannot capture the graph.
         """
         inputs = [*state, *self._static]
+        # The warm-up is a whole step. Its in-place writes must not count.
         kept = {place: inputs[place].clone() for place in self._written}
         try:
             # On a side stream, as torch's notes on CUDA graphs prescribe for a warm-up.
@@ -232,6 +235,7 @@ class StaticStep:
 
 
 def _written_inputs(module: GraphModule) -> list[int]:
+    # A write into a view of an input is a write into the input.
     owners = operators.storage_owners(module.graph.nodes)
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     written = {owners[x] for node in calls for x in operators.written_arguments(node)}

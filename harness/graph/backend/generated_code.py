@@ -43,7 +43,7 @@ def hash_generated(folder: Path, index: int | None = None) -> str:
 
     `index` is the index of the GPU for which the code was generated, or None.
     """
-    sources = sorted(_decisive(file.read_text(), folder, index) for file in folder.rglob("*.py"))
+    sources = sorted(_normalized(file.read_text(), folder, index) for file in folder.rglob("*.py"))
     # Sorted by content: file names differ between traces.
     return hashlib.sha256("\0".join(sources).encode()).hexdigest()
 
@@ -55,15 +55,17 @@ def count_launches(folder: Path) -> int:
     """
     launches = 0
     for source in (file.read_text() for file in folder.rglob("*.py")):
+        # A wrapper file defines its kernels by these assignments and calls them by name.
         kernels = set(_KERNEL.findall(source))
         launches += sum(called in kernels for called in _CALL.findall(source))
     return launches
 
 
-def _decisive(source: str, folder: Path, index: int | None) -> str:
+def _normalized(source: str, folder: Path, index: int | None) -> str:
     # Comment lines are removed first, since parsing keeps those in strings, such as C++ kernels.
     source = _COMMENT.sub("", source.replace(str(folder), ""))
     for pattern in _INDEX if index is not None else ():
         source = re.sub(pattern.format(index), "0", source)
+    # Two traces give a data-dependent size different numbers, but mention the sizes in the same order.
     numbers: dict[str, str] = {}
     return _SYMBOL.sub(lambda found: numbers.setdefault(found[0], f"u{len(numbers)}"), ast.unparse(ast.parse(source)))

@@ -113,6 +113,7 @@ def bucket(module: GraphModule, context: PassContext, *, blocks: str, join_chunk
         node = member.launch
         return _Kind(
             group=operators.group_name(node),
+            # Without the tensor, which is the first argument, and the group, which is the last.
             arguments=node.args[1:-1],
             dtype=node.meta["val"].dtype,
             block=_block_of(origin_of(node).module or "", blocks),
@@ -122,12 +123,14 @@ def bucket(module: GraphModule, context: PassContext, *, blocks: str, join_chunk
             half=node.meta.get(HALF_KEY),
         )
 
+    # 1. to 4. Members, without repeated gathers, in buckets.
     distinct = _drop_repeated(gathers, lambda member: kind_of(member, with_chunk=True))
     gather_buckets = _sort(distinct, lambda member: kind_of(member, with_chunk=True))
     reduction_buckets = _sort(reductions, lambda member: kind_of(member, with_chunk=not join_chunks))
     # A gather is due at its first reader, a reduction only after its last gradient: hence min and max.
     gather_buckets.sort(key=lambda bucket: min(place[member.launch] for member in bucket.members))
     reduction_buckets.sort(key=lambda bucket: max(place[member.launch] for member in bucket.members))
+    # 5. and 6. The new calls, then the order that they need.
     writer = _Writer(graph, place)
     writer.write_gathers(gather_buckets)
     writer.write_reductions(reduction_buckets, context.groups)
@@ -189,15 +192,13 @@ def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
 
 def _drop_repeated(gathers: list[_Member], kind_of: Callable[[_Member], _Kind]) -> list[_Member]:
     """Drop gathers that repeat another one, and return those that remain. Readers of a dropped gather read the other
-    one.
-
-    A recomputed gather repeats only another recomputed gather with the same properties, so that a block in backward
-    still gathers its parameters again.
-    """
+    one."""
     first: dict[Any, _Member] = {}
     for member in gathers:
         kind = kind_of(member)
         casts = tuple((x.target, str(x.args[1:]), str(x.kwargs)) for x in chain_to_input(member.launch)[:-1])
+        # A recomputed gather repeats only another recomputed gather with the same properties, so that a block in
+        # backward still gathers its parameters again.
         key = member.parameter, casts, kind if kind.recomputed else kind.group
         same = first.setdefault(key, member)
         if same is not member:
@@ -207,6 +208,7 @@ def _drop_repeated(gathers: list[_Member], kind_of: Callable[[_Member], _Kind]) 
 
 def _sort(members: list[_Member], kind_of: Callable[[_Member], _Kind]) -> list[_Bucket]:
     buckets: dict[_Kind, list[_Member]] = {}
+    # In the order of the graph's inputs, which is the same on all ranks.
     for member in sorted(members, key=lambda member: member.parameter):
         buckets.setdefault(kind_of(member), []).append(member)
     return [_Bucket(kind, sorted_members) for kind, sorted_members in buckets.items()]
@@ -214,6 +216,7 @@ def _sort(members: list[_Member], kind_of: Callable[[_Member], _Kind]) -> list[_
 
 def _block_of(module: str, pattern: str) -> str:
     """The name of the block that contains a module; for a module outside all blocks, its own name."""
+    # As many parts of the name as the pattern has: layers.3 of layers.3.attention.wq, for layers.*
     block = ".".join(module.split(".")[: pattern.count(".") + 1])
     return block if fnmatch.fnmatchcase(block, pattern) else module
 
@@ -256,6 +259,7 @@ class _Writer:
             group = groups.derive(bucket.kind.group, REDUCTIONS)
             with self.graph.inserting_before(anchor):
                 if waiting:
+                    # Before the next launch, so that a single reduction is in flight.
                     self._finish_reduction(*waiting, anchor)
                 waiting = bucket, self._launch_reduction(bucket, group)
         if waiting:
@@ -280,17 +284,15 @@ class _Writer:
         return self._call(kind, members[0].launch.target, flat_N, *kind.arguments, kind.group)
 
     def _finish_gather(self, bucket: _Bucket, launch: Node) -> None:
-        """Write a bucket's wait and results: (W * N,) is viewed as (W, N), and split into copies of shape (W, n_i).
-
-        Copies are contiguous, like the results of separate gathers.
-        """
+        """Write a bucket's wait and results: (W * N,) is viewed as (W, N), and split into copies of shape (W, n_i)."""
         kind, members = bucket
         if len(members) == 1:
             return
         sizes = [member.source.meta["val"].numel() for member in members]
         gathered = self._call(kind, c10d.wait_tensor.default, launch)
         rows_WN = self._call(kind, aten.view.default, gathered, [-1, sum(sizes)])
-        self._hand_out(kind, members, self._call(kind, aten.split_with_sizes_copy.default, rows_WN, sizes, 1))
+        # Copies, not views: they are contiguous, like the results of separate gathers.
+        self._replace_waits(kind, members, self._call(kind, aten.split_with_sizes_copy.default, rows_WN, sizes, 1))
 
     def _launch_reduction(self, bucket: _Bucket, group: str) -> Node:
         """Write a bucket's launch: gradients, viewed as (W, n_i), are concatenated to (W, N), and this is reduced and
@@ -315,9 +317,9 @@ class _Writer:
             return
         sizes = [member.launch.meta["val"].numel() for member in members]
         reduced = self._call(kind, c10d.wait_tensor.default, launch)
-        self._hand_out(kind, members, self._call(kind, aten.split_with_sizes.default, reduced, sizes, 1))
+        self._replace_waits(kind, members, self._call(kind, aten.split_with_sizes.default, reduced, sizes, 1))
 
-    def _hand_out(self, kind: _Kind, members: list[_Member], parts: Node) -> None:
+    def _replace_waits(self, kind: _Kind, members: list[_Member], parts: Node) -> None:
         for index, member in enumerate(members):
             part = self._call(kind, operator.getitem, parts, index)
             shape = list(member.wait.meta["val"].shape)

@@ -23,6 +23,7 @@ def clean_up(module: GraphModule, context: PassContext) -> GraphModule:
     for node in module.graph.nodes:
         if _is_identity(node) and not any(_writes_to(user, node) for user in node.users):
             node.replace_all_uses_with(node.args[0])
+            # An observed value keeps its record when its node goes.
             hand_on_marks(node, node.args[0])
     drop_dead_code(module)
     return module

@@ -28,10 +28,13 @@ log = logging.getLogger(__name__)
 
 def concretize_symbols(module: GraphModule, context: PassContext) -> GraphModule:
     """Replace the chunk symbol by its number everywhere: see the top of this file."""
+    # 1. Conditions first: numbers that violate them would give a wrong graph.
     _check_guards(context)
     symbol, extent = context.chunk_symbol.symbol, context.chunk_symbol.hint
+    # 2. A chunked graph has no symbol any more, so it is not written again.
     if symbols.graph_carries(module, symbol):
-        module = _written_with_numbers(module, symbol, extent)
+        module = _write_with_numbers(module, symbol, extent)
+    # 3. The scalars, which the new graph has as numbers.
     drop_dead_code(module)
     return module
 
@@ -53,12 +56,13 @@ def _check_guards(context: PassContext) -> None:
     log.debug("%d deferred conditions hold for %s", len(context.guards), extents)
 
 
-def _written_with_numbers(module: GraphModule, symbol: Any, extent: int) -> GraphModule:
+def _write_with_numbers(module: GraphModule, symbol: Any, extent: int) -> GraphModule:
     writer = GraphWriter(module, symbol, extent)
     env: dict[Node, Node] = {}
 
     def read(node: Node) -> Any:
         if symbols.is_scalar_of(node.meta.get("val"), symbol):
+            # A scalar has no node in the new graph: each reader gets its number.
             return symbols.number_of(node, symbol, extent)
         return env[node]
 

@@ -31,6 +31,7 @@ def isolate_gathers(module: GraphModule, context: PassContext) -> GraphModule:
     parameters = parameters_of(module.graph)
     for collectives in collectives_by_object(module.graph, context.groups):
         gathers = [node for node in collectives if node.target is ALL_GATHER and chain_to_input(node)[-1] in parameters]
+        # Gathers that have an object to themselves need no other group.
         if gathers and len(gathers) < len(collectives):
             context.facts[move_to_own_group(gathers, context.groups, GATHERS)] = len(gathers)
     if context.facts:

@@ -31,6 +31,7 @@ def isolate_process_groups(module: GraphModule, context: PassContext) -> GraphMo
     """Give expert all-to-alls their own process group: see the top of this file."""
     for collectives in collectives_by_object(module.graph, context.groups):
         exchanges = [node for node in collectives if node.target is ALL_TO_ALL]
+        # All-to-alls that have an object to themselves need no other group.
         if exchanges and len(exchanges) < len(collectives):
             name = move_to_own_group(exchanges, context.groups, EXPERT_ONLY, high_priority=True)
             context.facts[name] = len(exchanges)

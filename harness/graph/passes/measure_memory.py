@@ -66,6 +66,7 @@ def measure_memory(module: GraphModule, context: PassContext) -> GraphModule:
 def live_memory(graph: Graph, chunk_symbol: ChunkSymbol) -> LiveMemory:
     """Measure the bytes of live tensors while the graph's calls run in their order."""
     storages = _storages(graph)
+    # In graph order, so that the last reader overwrites earlier ones.
     last_reader = {storage: node for node in graph.nodes for x in node.all_input_nodes for storage in storages[x]}
     tensor_bytes = TensorBytes(graph, chunk_symbol)
     live = peak = at_backward = host = host_peak = num_unsized = 0
@@ -77,11 +78,13 @@ def live_memory(graph: Graph, chunk_symbol: ChunkSymbol) -> LiveMemory:
         if is_backward(node) and not in_backward:
             in_backward, at_backward = True, live
         for storage in storages[node]:
+            # A view, or an item of a tuple: another call made the storage.
             if storage[0] is not node:
                 continue
             size = _bytes_of(storage, tensor_bytes)
             num_unsized += size is None
             size_of[storage] = size or 0
+            # A result without readers dies at its own call.
             dying.setdefault(last_reader.get(storage, node), []).append(storage)
             if is_host_copy(node):
                 host += size_of[storage]

@@ -59,14 +59,16 @@ def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphMod
     writes = _final_writes(graph)
     seed = _seed_of(graph)
     sizes = TensorBytes(graph, context.chunk_symbol)
+    # Counted before the cut: the values that backward reads without any recomputation.
     uncut = _crossing(graph)
     joint = _joint_form(module, writes, seed)
     num_joint = len(joint.graph.nodes)
+    # All inputs but the tangent stay alive in any case, so saving them costs nothing.
     num_state = len(graph.find_nodes(op="placeholder"))
     # torch's common-subexpression elimination would merge two `randn_like`: it knows only some random draws.
     draws = any(operators.is_random(node) for node in joint.graph.nodes)
     forward, backward = divided(joint, 1 + len(writes), num_state, by=by, cse=not draws)
-    written, saved, recomputed = _as_one(module, forward, backward, writes, seed)
+    written, saved, recomputed = _join_halves(module, forward, backward, writes, seed)
     context.facts.update(
         by=by,
         nodes_joint=num_joint,
@@ -84,6 +86,7 @@ def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphMod
 def bytes_kept(values: Iterable[Node], sizes: TensorBytes) -> int:
     """The number of bytes in the storages that `values` keep alive. Graph inputs are left out; unknown sizes count as
     0."""
+    # Each storage once, even if several of the values are views of it.
     owners = dict.fromkeys(map(_owner, values))
     tensors = [x.meta["val"] for x in owners if x.op == "call_function" and isinstance(x.meta["val"], torch.Tensor)]
     return sum(sizes.of(tensor) or 0 for tensor in tensors)
@@ -121,6 +124,7 @@ def _final_writes(graph: Graph) -> list[_Write]:
         if not operators.written_arguments(node):
             continue
         target, *values = node.all_input_nodes
+        # `copy_` returns its target, so a reader of the call would need the write where it is.
         if node.target is not aten.copy_.default or target.op != "placeholder" or node.users or len(values) != 1:
             raise PassError(
                 f"a graph that writes in place cannot be partitioned: `{node.name}` does",
@@ -160,7 +164,7 @@ def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphM
     # A call of a user's pass has no origin: it belongs to the half in which the pass put it.
     for node in module.graph.nodes:
         follows_seed |= node is seed
-        # The writes at the end are left out: their values become outputs, and `_as_one` writes the buffers again.
+        # The writes at the end are left out: their values become outputs, and `_join_halves` writes the buffers again.
         if node.op in ("placeholder", "output") or node in env or operators.written_arguments(node):
             continue
         env[node] = graph.node_copy(node, env.__getitem__)
@@ -175,7 +179,7 @@ def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphM
 # -- and back ---------------------------------------------------------------------------------------
 
 
-def _as_one(
+def _join_halves(
     module: GraphModule, forward: GraphModule, backward: GraphModule, writes: list[_Write], seed: Node
 ) -> tuple[GraphModule, list[Node], int]:
     """Join forward and backward in a single graph.
@@ -191,8 +195,10 @@ def _as_one(
         values[node.name].meta = dict(node.meta)
     _copy(graph, forward, values, "forward")
     outputs: Any = forward.graph.output_node().args[0]
+    # Forward's outputs: the loss, new values of buffers, then the saved values.
     loss, *of_buffers = (values[x.name] for x in outputs[: 1 + len(writes)])
     names = {node.name for node in forward.graph.nodes if node.op == "call_function"}
+    # Backward's inputs have the names of forward's values, apart from the tangent.
     crossing = [node.name for node in backward.graph.find_nodes(op="placeholder") if "tangents" not in node.name]
     due = list(zip((inputs[write.buffer] for write in writes), of_buffers, strict=True))
     # Backward reads the old value of these buffers, so they may only be written at the end.

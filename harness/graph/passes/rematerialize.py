@@ -34,13 +34,16 @@ from bitproof.harness.torch_compat import rename
 def rematerialize(module: GraphModule, context: PassContext) -> GraphModule:
     """Recompute in backward the activations tagged `recompute`: see the top of this file."""
     graph = module.graph
+    # 1. The backward call that first needs each activation.
     needs = first_needs(graph, is_recomputed)
     repeated = [node for node in graph.nodes if node in needs and is_recomputed(node)]
+    # Listed before copies are inserted: a copy reads stand-ins from the start.
     readers = list(filter(is_backward, graph.nodes))
     by_name = {node.name: node for node in graph.nodes}
     # Offloaded activations have a copy in backward already. A repeated call must read that copy, or the original would
     # stay alive until the repeated call.
     stand_ins = {by_name[n.meta[STANDS_FOR_KEY]]: n for n in graph.nodes if STANDS_FOR_KEY in n.meta}
+    # 2. Copies, in forward's order: a copy reads the copies before it.
     for node in repeated:
         with graph.inserting_before(needs[node]):
             copy = graph.node_copy(node, lambda x: stand_ins.get(x, x))
@@ -48,6 +51,7 @@ def rematerialize(module: GraphModule, context: PassContext) -> GraphModule:
         copy.meta = {key: value for key, value in node.meta.items() if key != TAG_KEY} | {RECOMPUTED_KEY: True}
         put_in(copy, "backward")
         stand_ins[node] = copy
+    # 3. Backward reads the copies.
     for reader in readers:
         for node in reader.all_input_nodes:
             if node in stand_ins:

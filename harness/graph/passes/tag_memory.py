@@ -68,6 +68,7 @@ def _read_sizes_in_forward(module: GraphModule) -> None:
     for node in list(module.graph.nodes):
         source = node.args[0] if node.target is torch.ops.aten.sym_size.int else None
         if isinstance(source, Node) and is_backward(node) and is_forward_value(source):
+            # Right behind the value, which may then be freed.
             source.append(node)
             node.meta[META_KEY] = origin_of(node)._replace(direction="forward")
             put_in(node, "forward")
@@ -81,6 +82,8 @@ class _Tagger:
         self.saves_heavy = context.memory.policy != "full"
         self.bytes = TensorBytes(self.graph, context.chunk_symbol)
         self.owners = operators.storage_owners(self.graph.nodes)
+        # `aliases`: all nodes with the storage of an owner. `written`: owners of storages that calls write. `border`:
+        # values that another block reads. `smaller`: see rule 3.
         self.aliases: dict[Node, list[Node]] = {}
         self.written: set[Node] = set()
         self.border: set[Node] = set()
@@ -95,6 +98,7 @@ class _Tagger:
                 self.border.update(entering, [self.owners[x] for x in entering])
 
     def tag(self) -> None:
+        # Step 3 comes first: saving a smaller value changes which others are needed.
         self.smaller = self._smaller_than_their_source()
         needs = first_needs(self.graph, self._is_recomputed)
         for node in needs:
@@ -112,6 +116,7 @@ class _Tagger:
         return (self.bytes.of(value) or 0) if isinstance(value, torch.Tensor) else 0
 
     def _is_recomputed(self, node: Node) -> bool:
+        # The table at the top; the first rule that applies counts.
         if self._block(node) is None or not self._can_run_twice(node) or node in self.border or node in self.smaller:
             return False
         if node.target is operator.getitem or operators.is_wait(node):
@@ -125,6 +130,7 @@ class _Tagger:
         return named(operators.operator_name(node)).is_batched and self._size(node) > factors
 
     def _can_run_twice(self, node: Node) -> bool:
+        # Attention has no effects; those of other higher-order operators are unknown.
         if isinstance(node.target, HigherOrderOperator):
             return operators.attends(node)
         touches_written = any(self.owners[x] in self.written for x in (node, *node.all_input_nodes))
@@ -139,6 +145,7 @@ class _Tagger:
             if self._block(source) is None or self._is_recomputed(source) or source in self.border:
                 continue
             aliases = self.aliases[self.owners[source]]
+            # Views of the larger value count as the value itself: what matters is who reads any of them.
             readers = {user for x in aliases for user in x.users if user not in aliases}
             needed = [user for user in readers if user in needs or is_backward(user)]
             if len(needed) == 1 and needed[0] in needs and 0 < self._size(needed[0]) < self._size(source):
@@ -164,6 +171,7 @@ class _Tagger:
         ]
         budget = self.context.memory.offload_gib * GIB
         moved = 0
+        # A value that exceeds the rest of the budget is passed over, and a smaller one may still fit.
         for node in sorted(candidates, key=lambda node: (-self._size(node), place[node])):
             if moved + self._size(node) <= budget:
                 moved += self._size(node)

@@ -67,6 +67,7 @@ class _Step(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the loss."""
+        # torch has swapped the first names' tensors. The other names of a tied tensor must have the same one.
         now = _state_of(self.model)
         with swapped_state(self.model, {name: now[first] for name, first in self._first_names.items()}):
             # Torch first runs a module to find its writes and results.
@@ -82,6 +83,7 @@ class _Step(nn.Module):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield (name, parameter) for each parameter once, even if it is tied and so has several names."""
+        # `remove_duplicate` is ignored: with every name of a tied parameter, torch would make several inputs of it.
         return super().named_parameters(prefix, recurse)
 
     def named_buffers(
@@ -120,8 +122,10 @@ def export_joint_step(
     shape_env = ShapeEnv()
     fake_mode = step_fake_mode(shape_env=shape_env)
     state = _state_of(model)
+    # Parameters first, then buffers: the order of the graph's inputs.
     names = list(state)
     parameter_names = [name for name, _ in model.named_parameters()]
+    # No symbols: every size is fixed in an exported step.
     fakes = {name: fixed_fake(fake_mode, x, device) for name, x in state.items()}
     fake_inputs = tuple(fixed_fake(fake_mode, x, device) for x in inputs)
     recorder = OriginRecorder(model)
@@ -135,11 +139,12 @@ def export_joint_step(
         step.before_backward = recorder.before_backward
         # On a single thread, since the recorder follows backward from autograd node to autograd node.
         one_thread = torch.autograd.set_multithreading_enabled(False)
-        with _refusing(), one_thread, lazily_compiled(), swapped_state(model, fakes):
+        with _trace_errors(), one_thread, lazily_compiled(), swapped_state(model, fakes):
             exported = joint_graph(step, fake_inputs)
     ends = _Ends.of(exported)
     _refuse_shared_memory(ends, state)
     module = _as_step(exported, ends, parameter_names, names[len(parameter_names) :], len(inputs), gradient_seed)
+    # torch gives references to nested graphs no value, but passes read a `val` of each node.
     for reference in module.graph.find_nodes(op="get_attr"):
         reference.meta["val"] = getattr(module, reference.target)
     complete_checks(module)
@@ -223,6 +228,7 @@ def _as_step(
         node = env[source] = graph.placeholder(source.name)
         node.meta["val"] = source.meta["val"]
     writes = [
+        # Checked before anything is written: only buffers may get new values.
         (_written_buffer(ends, role), value)
         for role, value in ends.outputs.items()
         if role.kind == "written" and value is not None
@@ -260,6 +266,7 @@ def _written_buffer(ends: _Ends, role: Role) -> Node:
 
 
 def _refuse_shared_memory(ends: _Ends, state: Mapping[str, Tensor]) -> None:
+    # The exported graph shows a write only in the named buffer: later reads of the other tensor would have old values.
     written = [role.of for role, value in ends.outputs.items() if role.kind == "written" and value is not None]
     for name in filter(state.__contains__, written):
         for other, tensor in state.items():
@@ -296,7 +303,7 @@ def write_back(graph: Graph, buffer: Node, value: Node) -> Node:
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def _trace_errors() -> Iterator[None]:
     try:
         yield
     except TraceError:

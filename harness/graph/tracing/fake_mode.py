@@ -26,17 +26,16 @@ from bitproof.harness.torch_tracing import device_asked
 def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True, repeats: bool = False) -> FakeTensorMode:
     """Return a FakeTensorMode in which uneven all-to-alls have short sums as sizes.
 
-    The mode's class is FakeTensorMode itself, as higher-order operators look up their rules by exact class.
-
     - `remembers`: use torch's cache of calls by arguments. The cache costs more than it saves if no call repeats.
-    - `repeats`: compute only one of several layers that differ only in their symbols (torch_fakes.py). A trace with an
-      open dim does not use this: sizes in repeated results would be new objects, and that would change the numbers of
-      the tracer's nodes. It would also be slower: 61 layers took 109 s instead of 64 s.
+    - `repeats`: compute only one of several layers that differ only in their symbols (torch_fakes.py).
     """
+    # A trace with an open dim does not use `repeats`: sizes in repeated results would be new objects, and that would
+    # change the numbers of the tracer's nodes. It would also be slower: 61 layers took 109 s instead of 64 s.
     mode = FakeTensorMode(shape_env=shape_env)
     remember_arithmetic(shape_env)
     mode.cache_enabled = mode.cache_enabled and remembers
     compute = FakeResults(mode, shape_env, mode.dispatch) if repeats else mode.dispatch
+    # An attribute of the object, not a subclass: higher-order operators look up their rules by exact class.
     mode.dispatch = _Dispatch(mode, shape_env, compute)  # type: ignore[method-assign]
     return mode
 
@@ -59,10 +58,11 @@ class _Dispatch:
             splits = tuple(map(symbols.expression, args[1]))
             # A sum of at most two splits is as short as it can be, and a sum of numbers is a number.
             if len(splits) > 2 and not all(isinstance(split, int) for split in splits):
-                return self._deliver(args[0], args[1][0], splits)
+                return self._all_to_all(args[0], args[1][0], splits)
         return self._plain(func, types, args, kwargs or {})
 
-    def _deliver(self, x: Tensor, first: Any, splits: tuple[Any, ...]) -> Tensor:
+    def _all_to_all(self, x: Tensor, first: Any, splits: tuple[Any, ...]) -> Tensor:
+        # Equal splits get the same symbol, so that equal sizes stay equal.
         if splits not in self._num_rows:
             with self._shape_env.ignore_fresh_unbacked_symbols():
                 rest = self._shape_env.create_unbacked_symint()

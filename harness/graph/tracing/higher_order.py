@@ -32,6 +32,8 @@ def refuse_calls(calls: Iterable[tuple[Node, str]], symbol: sympy.Symbol) -> Non
     """
     for node, module in calls:
         graphs = [x.name for x in node.all_input_nodes if operators.graph_of(x) is not None]
+        # Without nested graphs there is nothing to divide. A call of a single graph with its own operands is followed
+        # through that graph, and the table of operators has rules for the others that can be followed.
         if not graphs or operators.nested_call(node) or named(operators.operator_name(node)).is_understood:
             continue
         if any(symbols.carries(x.meta.get("val"), symbol) for x in node.all_input_nodes):

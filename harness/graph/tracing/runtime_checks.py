@@ -46,6 +46,7 @@ def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[
     def written(
         check_with: Check, error_type: type[Exception], condition: Any, message: Callable[[], Any] | None
     ) -> None:
+        # Without data, or if torch itself asks, torch's own check decides and leaves no call.
         data = symbols.free_symbols(condition) - {chunk_symbol}
         place = _asking_line(sys._getframe(1)) if data else None
         if place is None:
@@ -54,6 +55,8 @@ def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[
         text, asked = str(message()) if message is not None else _NO_MESSAGE, str(condition)
         torch.ops.aten._assert_scalar.default(condition, f"{text} (checked at {place})")
         check_with(error_type, condition, message)
+        # torch has noted the condition by now: an equality with the chunk symbol replaces the number by an expression
+        # of that symbol.
         if equal := sorted(str(x) for x in data if chunk_symbol in shape_env.replace(x).free_symbols):
             raise TraceError(
                 f"a number from data, {equal[0]}, is asserted to equal an expression of the chunked dim",
@@ -73,6 +76,7 @@ def _asking_line(frame: FrameType | None) -> str | None:
 
     `frame` is the innermost frame of the call, in one of torch's wrappers of `torch._check`.
     """
+    # A variant of `torch._check` calls another, so several frames may be torch's.
     while frame is not None and frame.f_code.co_filename in _WRAPPERS:
         frame = frame.f_back
     return user_line(frame.f_code.co_filename, frame.f_lineno) if frame is not None else None

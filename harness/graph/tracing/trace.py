@@ -76,7 +76,7 @@ class StepGraph:
     """A step as a graph.
 
     The graph's inputs are the parameters, in the order of `parameter_names`, the buffers, in the order of
-    `buffer_names`, and the step's own inputs, of which there are `num_inputs`.
+    `buffer_names`, and `num_inputs` inputs of the step itself.
     """
 
     module: GraphModule
@@ -105,24 +105,25 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _tells_untested_release(trace: Callable[P, R]) -> Callable[P, R]:
+def _naming_untested_release(trace: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function that traces: if torch's version is untested, its TraceError begins with this version."""
 
     @functools.wraps(trace)
-    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+    def traced(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return trace(*args, **kwargs)
         except TraceError as error:
             if (untested := untested_release()) is None:
                 raise
+            # Each field is kept; only the text and the fix change.
             facts = {name: getattr(error, name) for name in ("expected", "found", "where", "replay")}
             fix = f"install a tested version, or, if it is not to blame: {error.fix}"
             raise TraceError(f"{untested}; on it: {error.what}", fix=fix, **facts) from error
 
-    return told
+    return traced
 
 
-@_tells_untested_release
+@_naming_untested_release
 def trace_joint_step(
     model: nn.Module,
     loss_function: LossFunction,
@@ -145,6 +146,7 @@ def trace_joint_step(
     Raises TraceError for code that cannot be traced (the error names the line), CaseError for a pattern that matches no
     module, and ChunkError for a higher-order operator in a module that `chunking` chooses.
     """
+    # 1. Fake tensors, with one symbol for the chunked dim of all inputs.
     extent = _common_extent(inputs, chunk_dim, is_cut)
     fake_mode = step_fake_mode(shape_env=ShapeEnv())
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -154,11 +156,13 @@ def trace_joint_step(
     parameter_names = [name for name, _ in model.named_parameters()]
     recorder = OriginRecorder(model)
 
+    # 2. Forward and backward, with the state as arguments, so that the graph reads it as inputs.
     def joint_step(state_tensors: list[Tensor], input_tensors: list[Tensor]) -> list[Tensor]:
         with swapped_state(model, dict(zip(names, state_tensors, strict=True))):
             with keeping_state(model):
                 loss = loss_function(*input_tensors)
             recorder.before_backward(loss)
+            # Parameters come first in the state; buffers get no gradients.
             parameters = state_tensors[: len(parameter_names)]
             return [loss, *torch.autograd.grad(loss, parameters, torch.full_like(loss, gradient_seed))]
 
@@ -168,6 +172,7 @@ def trace_joint_step(
 
     def recorded(*args: Any) -> list[Tensor]:
         tracer = cast(Any, get_proxy_mode()).tracer
+        # The tracer exists only while make_fx runs, so recording begins in here.
         with recorder.recording(tracer), checks, marking(model, observe, tracer, symbol):
             return joint_step(*args)
 
@@ -178,12 +183,14 @@ def trace_joint_step(
     except (CaseError, TraceError):
         raise
     except Exception as error:
+        # A higher-order operator in a chunked module has an error of its own, which names the operator.
         caller = recorder.module_of(error)
         if chunking is not None and caller and chunking.root_of(caller):
             higher_order.refuse_failed(caller, error, _innermost_user_line(error))
         what = f"cannot trace the training step with dim {chunk_dim} of its inputs left open"
         raise _refusal(what, "that dim", error) from error
     _complete(module)
+    # 3. to 5. Refusals and conditions. The refusals read the complete graph.
     guards = _deferred_guards(fake_mode.shape_env, symbol)
     _refuse_fixed_symbol(fake_mode.shape_env, symbol, chunk_dim, guards)
     refuse_opaque_nested_graphs(module)
@@ -231,6 +238,7 @@ def trace_fixed_step(
     The graph is for inspection, not for passes. The graph has the operators of eager code, even of code that splits its
     tensors into chunks itself.
     """
+    # Nothing is open, so repeated layers may be computed once (see `step_fake_mode`).
     fake_mode = step_fake_mode(shape_env=ShapeEnv(), repeats=True)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     names = [name for name, _ in model.named_parameters()]
@@ -254,7 +262,7 @@ def trace_fixed_step(
     return StepGraph(module, names, list(state)[len(names) :], len(inputs))
 
 
-@_tells_untested_release
+@_naming_untested_release
 def trace_forward(
     name: str, module: nn.Module, forward: Callable[..., Any], arguments: Mapping[str, Any], *, chunk_dim: int
 ) -> tuple[GraphModule, sympy.Symbol]:
@@ -327,6 +335,7 @@ def keeping_state(model: nn.Module) -> Iterator[None]:
 
     A graph only reads its inputs and writes into them, so it would not replace the buffer.
     """
+    # Compared by identity: a write in place keeps the tensor.
     before = dict(model.named_buffers())
     yield
     after = dict(model.named_buffers())
@@ -350,13 +359,13 @@ def _fake_input(
 ) -> FakeTensor:
     # This tensor is real: on `device` it could need a GPU.
     placeholder = torch.empty(x.shape, dtype=x.dtype, device="cpu")
-    # With a single size the dim would not be symbolic.
-    # From the rows of a chunk to all rows.
+    # From the rows of a chunk to all rows. With a single size the dim would not be symbolic.
     bounds = max(extent // 2, 1), max(extent, 2)
     fake = open_dim(fake_mode, placeholder, dim, bounds, f"input_{index}", shared="chunk")
     if device.type == "cpu":
         return fake
     with fake_mode:
+        # A copy of the fake tensor keeps the symbol.
         return cast(FakeTensor, torch.empty_like(fake, device=device))
 
 
@@ -369,6 +378,7 @@ def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: 
     fixed = shape_env.replacements.get(symbol)
     if fixed is None:
         return
+    # The condition that fixed the symbol has the source line.
     proofs = (guard.source for guard in guards if guard.condition == sympy.Eq(symbol, fixed))
     raise TraceError(
         f"the training step fixes the size of dim {dim} of its inputs, which must be left open",
@@ -389,6 +399,7 @@ def refuse_opaque_nested_graphs(module: GraphModule) -> None:
             # The top graph has the path "": its effects are visible.
             if hidden := operators.hidden_effect(node):
                 name = path.split(".")[0]
+                # The error names the operator that runs the nested graph, since the user knows that call.
                 [reader, *_] = (x for ref in module.graph.find_nodes(op="get_attr", target=name) for x in ref.users)
                 raise TraceError(
                     f"nested graph `{path}` of {operators.operator_name(reader)} does more than compute from operands",

@@ -107,12 +107,14 @@ class _Chunker:
         """The calls of each chosen module that are written in chunks."""
         self.roots = {node: self._root_of_module(node) for node in self.graph.nodes}
         self.owners = operators.storage_owners(self.graph.nodes)
+        # The storages that chosen modules write in place, such as token counts.
         self.mutated = {
             self.owners[written]
             for node in self.graph.nodes
             if self.roots[node]
             for written in operators.written_arguments(node)
         }
+        # With early accumulation, `gradients` has the values that are added before their reduction.
         self.outputs = frozenset(gradient_outputs(self.graph.output_node()))
         self.gradients = set(self.outputs)
         self.reductions: set[Node] = set()
@@ -140,8 +142,8 @@ class _Chunker:
         return self.writer.module()
 
     def _refuse_before_writing(self) -> None:
-        """Raise ChunkError for modules that mix rows of different chunks. This comes before anything is written: a call
-        that mixes rows may not even run on half of them."""
+        """Raise ChunkError for modules that mix rows of different chunks."""
+        # Before anything is written: a call that mixes rows may not even run on half of them.
         for node in self.graph.nodes:
             if self.roots[node] and any(symbols.carries(x.meta.get("val"), self.symbol) for x in node.all_input_nodes):
                 refusals.refuse_attention_over_sequence(node, self.chunking.dim)
@@ -187,9 +189,7 @@ class _Chunker:
 
         A sum with the chunk symbol in its shape is written once per chunk if both operands are in chunks, also of
         different modules, or already split. Any other sum in chunks adds the gradients of two uses of a parameter.
-        Raises ChunkError if these uses are not both in one module, or if their sum is the parameter's whole gradient:
-        for uses a and b, eager computes ((b1 + a1) + b0) + a0 in one module and ((b1 + b0) + a1) + a0 in two, and
-        adding chunk by chunk equals neither.
+        Raises ChunkError if these uses are not both in one module, or if their sum is the parameter's whole gradient.
         """
         if node.target is not aten.add.Tensor or origin_of(node) != Origin(None, "backward"):
             return None
@@ -198,6 +198,8 @@ class _Chunker:
         if symbols.carries(node.meta["val"], self.symbol):
             is_chunked = all(isinstance(self.env.get(x), Pair) or x in self.split for x in operands)
             return roots[0] if roots and is_chunked else None
+        # For uses a and b of a parameter, eager computes ((b1 + a1) + b0) + a0 in one module and ((b1 + b0) + a1) + a0
+        # in two. Adding chunk by chunk equals neither.
         if roots and (len(roots) < len(operands) or len(set(roots)) > 1 or node in self.outputs):
             raise refusals.refuse_second_use(node)
         return roots[0] if roots else None
@@ -277,6 +279,7 @@ class _Chunker:
 
     def _write_held_back(self) -> None:
         """Write chunk 1 of all values that only have chunk 0 so far."""
+        # Emptied first, since writing chunk 1 may join a value and so call this method again.
         nodes, self.held_back = self.held_back, []
         for node in nodes:
             pair = self.env[node]
@@ -310,6 +313,7 @@ class _Chunker:
             return self.writer.get_attr(node, self.half)
         stored = self.env[node]
         if isinstance(stored, Pair):
+            # Another module's chunks: eager concatenates them and splits the whole again.
             if stored.root != root and not self._is_laid_out_as_half(node, stored):
                 whole = self._join(node, stored)
                 return self._split(node, whole, reader)[index] if symbols.carries(value, self.symbol) else whole
@@ -345,6 +349,7 @@ class _Chunker:
     def _half(self, node: Node, whole: Node, dim: int, index: int, origin: Origin) -> Node:
         bounds = (dim, index * self.half, (index + 1) * self.half)
         write = partial(self.writer.call, node, chunk=index, origin=origin)
+        # A slice is a view, as the halves are in eager.
         half = write((whole, *bounds), {}, target=aten.slice.Tensor)
         if half.meta["val"].is_contiguous() or origin_of(node).direction == "backward":
             return half

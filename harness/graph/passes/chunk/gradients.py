@@ -28,6 +28,7 @@ def reduction_tail(gradient: Node) -> list[Node]:
     """
     tail: list[Node] = []
     node = gradient
+    # Only the output itself may have other readers: a value on the way with a second reader is needed as it is.
     while _continues(node) and (not tail or len(node.users) == 1):
         tail.append(node)
         node = node.all_input_nodes[0]

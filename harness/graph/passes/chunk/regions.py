@@ -39,6 +39,7 @@ def regions_of(roots: Mapping[Node, str | None]) -> Iterator[Region]:
         if root is not None:
             inside.setdefault((root, origin_of(node).direction), {})[node] = None
     for (module, direction), nodes in inside.items():
+        # `_tensors` drops repetitions, and values that are no tensors.
         read = (x for node in nodes for x in node.all_input_nodes if x not in nodes)
         given = (node for node in nodes if any(user not in nodes for user in node.users))
         yield Region(module, direction, len(nodes), _tensors(read), _tensors(given))

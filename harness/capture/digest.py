@@ -155,8 +155,8 @@ def placements(tensor: torch.Tensor) -> str | None:
     if type(tensor) is torch.Tensor or not hasattr(tensor, "to_local"):
         return None
     placed: Any = tensor
-    told = ", ".join(map(repr, placed.placements))
-    return f"{told} of {list(placed.shape)} over {list(placed.device_mesh.shape)}"
+    text = ", ".join(map(repr, placed.placements))
+    return f"{text} of {list(placed.shape)} over {list(placed.device_mesh.shape)}"
 
 
 def _unwrap(tensor: torch.Tensor) -> torch.Tensor:

@@ -170,7 +170,7 @@ def tell_ranks(ranks: Sequence[int]) -> str:
             parts[-1].append(rank)
         else:
             parts.append([rank])
-    told = [
+    lines = [
         str(part[0]) if len(part) == 1 else f"{part[0]}{' to ' if len(part) > 2 else ', '}{part[-1]}" for part in parts
     ]
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(told)}"
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(lines)}"

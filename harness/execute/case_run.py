@@ -348,7 +348,7 @@ class CaseRun:
             self.seconds.passes = (self.seconds.passes or {}) | {entry.name: entry.seconds for entry in graph.passes}
             self.graph = graph
             self.remarks += [graph.artifact.tell(role)] if graph.artifact else []
-            self.remarks += [f"{role} {getattr(self.case, role)}: {told}" for told in graph.compiled]
+            self.remarks += [f"{role} {getattr(self.case, role)}: {each}" for each in graph.compiled]
 
     def _measured(self) -> dict[str, Any]:
         passes = self.graph.passes if self.graph else []

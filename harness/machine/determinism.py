@@ -217,11 +217,11 @@ class Switches:
     def changes(self) -> list[str]:
         """A line for each change since this state was read, such as `mkldnn_enabled True -> False`."""
         now = Switches.now()
-        told = [
+        lines = [
             f"{name} {was} -> {now.switches[name]}" for name, was in self.switches.items() if now.switches[name] != was
         ]
         drawn = [name for name, state in self.generators.items() if now.generators[name] != state]
-        return [*told, *(f"the state of {name}'s random number generator" for name in drawn)]
+        return [*lines, *(f"the state of {name}'s random number generator" for name in drawn)]
 
     def restore(self) -> None:
         """Restore this state, except for changes that cannot be undone within a process."""

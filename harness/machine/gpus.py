@@ -129,10 +129,10 @@ def agreed_facts(by_rank: Sequence[Mapping[str, str | int | list[str] | None] | 
 
     For example, "driver" is "550.54.15", or ["rank 0: 550.54.15", "rank 1: 535.86.10"].
     """
-    told = [(rank, facts) for rank, facts in enumerate(by_rank) if facts is not None]
+    lines = [(rank, facts) for rank, facts in enumerate(by_rank) if facts is not None]
     agreed: MachineFacts = {}
-    for name in dict.fromkeys(name for _, facts in told for name in facts):
-        said = {rank: facts[name] for rank, facts in told if facts.get(name) is not None}
+    for name in dict.fromkeys(name for _, facts in lines for name in facts):
+        said = {rank: facts[name] for rank, facts in lines if facts.get(name) is not None}
         # By their text, since a list has no hash.
         distinct = list({repr(value): value for value in said.values()}.values())
         one = distinct[0] if distinct else None

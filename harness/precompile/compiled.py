@@ -97,8 +97,8 @@ def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compile
     try:
         facts = next(entry.facts for entry in passes if entry.name == "backend")
         read_again, parts = found.value["read_again"], found.value["parts"]
-        told = [facts] if read_again is None else [facts["forward"], facts["backward"]]
-        loaded = [load_compiled(_files(part), _path(part["main"]), f) for part, f in zip(parts, told, strict=True)]
+        lines = [facts] if read_again is None else [facts["forward"], facts["backward"]]
+        loaded = [load_compiled(_files(part), _path(part["main"]), f) for part, f in zip(parts, lines, strict=True)]
         return loaded[0] if read_again is None else CompiledHalves(loaded[0], loaded[1], tuple(read_again))
     except WouldCompileError as error:
         raise ArtifactError(

@@ -293,7 +293,7 @@ def join_recording(
         chunked=agreed_by_ranks(request.system, [rank.chunked for rank in done], request.case.parallelism.stage_ranks),
         alone=[rank for rank, account in enumerate(done) if account.is_alone],
         compiled=[rank.compiled for rank in done],
-        unshown=list(dict.fromkeys(told for rank in done for told in rank.unshown)),
+        unshown=list(dict.fromkeys(each for rank in done for each in rank.unshown)),
         shows_every_buffer=all(rank.shows_every_buffer for rank in done),
         meetings=None if request.across is None else _met(done),
     )

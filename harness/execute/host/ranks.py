@@ -250,8 +250,8 @@ class Ranks:
             for rank in lagging[:_NUM_STACKS]
         ]
         if left := lagging[_NUM_STACKS:]:
-            told = [f"rank {rank.rank}:\n{self._collective_of(rank)}".rstrip() for rank in left]
-            stacks.append("\n".join([f"and {len(left)} more ranks, in their logs", *told]))
+            lines = [f"rank {rank.rank}:\n{self._collective_of(rank)}".rstrip() for rank in left]
+            stacks.append("\n".join([f"and {len(left)} more ranks, in their logs", *lines]))
         return End(unfinished={rank.rank: rank.place for rank in unfinished}, stacks="\n\n".join(stacks))
 
     def _collective_of(self, rank: Rank) -> str:
@@ -305,7 +305,7 @@ def _run_reporting(
 
     A refusal (an error that bitproof raises within user code) is reported at once, as user code might catch it.
     """
-    turn, told = threading.Lock(), list[BaseException]()
+    turn, lines = threading.Lock(), list[BaseException]()
 
     def tell_in_turn(account: Account | Failure) -> None:
         with turn:  # a refusal may come from any thread
@@ -313,9 +313,9 @@ def _run_reporting(
 
     def fail(error: BaseException, around: Sequence[FrameSummary] = ()) -> None:
         # A refusal is reported when it is raised, and arrives again as the exception that ends the rank.
-        if any(error is each for each in told):
+        if any(error is each for each in lines):
             return
-        told.append(error)
+        lines.append(error)
         failure = failure_of_exception(rank, error, around)
         print(failure.details, file=sys.stderr, flush=True)
         tell_in_turn(failure)

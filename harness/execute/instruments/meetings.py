@@ -155,20 +155,20 @@ class Sums:
         share = frexp(factor)[0] if isinstance(factor, int | float) else 0.5
         if share == 0.5:
             return
-        phase, told, memory = self._phase(backward_number()), f"{sign}{2 * share:.17g}", _memory(into)
+        phase, text, memory = self._phase(backward_number()), f"{sign}{2 * share:.17g}", _memory(into)
         if memory is None:
             return
-        self._scaled[memory] = told
+        self._scaled[memory] = text
         # A factor that follows a sum in the same phase rounds that sum.
         when, ranks = self._summed.get(memory, ("", ""))
         if when == phase:
-            self._in_step.setdefault((phase, SCALE, ranks, f"after {told}", 0), set()).add(-1)
+            self._in_step.setdefault((phase, SCALE, ranks, f"after {text}", 0), set()).add(-1)
 
     def note_copy(self, sources: list[Any], into: list[Any]) -> None:
         """If the memory of any of `sources` was scaled, mark the memory of `into`, their copy or concatenation, as
         scaled, too."""
-        told = [self._scaled[where] for where in _memories(sources) if where in self._scaled]
-        self._scaled |= dict.fromkeys(_memories(into), told[0]) if told else {}
+        lines = [self._scaled[where] for where in _memories(sources) if where in self._scaled]
+        self._scaled |= dict.fromkeys(_memories(into), lines[0]) if lines else {}
 
     def _note(self, row: Operator, args: list[Any]) -> None:
         backward = backward_number()
@@ -189,8 +189,8 @@ class Sums:
         scales = {f"before {self._scaled[where]}" for where in memory if where in self._scaled}
         if tensors and any(map(averages, args)) and (share := frexp(num_ranks)[0]) != 0.5:
             scales.add(f"after /{2 * share:.17g}")
-        for told in scales:
-            self._in_step.setdefault((phase, SCALE, ranks, told, 0), set()).add(-1)
+        for each in scales:
+            self._in_step.setdefault((phase, SCALE, ranks, each, 0), set()).add(-1)
         self._summed |= dict.fromkeys(memory, (phase, ranks))
 
     def _phase(self, backward: int) -> str:

@@ -123,8 +123,8 @@ def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str 
         cores, ranks = len(os.sched_getaffinity(0)), case.parallelism.world_size
         # If ranks outnumber cores, a rank has only a share of a core.
         share = min(1.0, cores / ranks)
-        told = f"measured by products of {_SIZE} in {case.precision.compute} on a core"
-        return measured_peak(case.precision.compute) * share, told + (
+        text = f"measured by products of {_SIZE} in {case.precision.compute} on a core"
+        return measured_peak(case.precision.compute) * share, text + (
             f", {cores} for {ranks} ranks" if share < 1 else ""
         )
     name = str((first.gpu or {}).get("gpu", "")).partition(",")[0]

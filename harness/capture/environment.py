@@ -30,7 +30,9 @@ _NAMES = {
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
     *("PYTORCH_REORDER_COLLECTIVES_LIMIT", "PYTORCH_SINK_WAITS_LIMIT", "PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK"),
 }
+# Variables of torch that a manifest does not list are in the key of a cache, too.
 _OF_KEYS = (*_LIBRARIES, "TORCH", "PYTORCH")
+# They differ from launch to launch, and change no bit.
 _OF_ONE_LAUNCH = ("TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR")
 
 _SECRET_NAME = re.compile(

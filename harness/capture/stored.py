@@ -50,6 +50,7 @@ compress, but parameters that nothing updates have the same digests at every ste
 _MOST_TEXT, _MOST_PARTS = 1 << 24, 1 << 18
 """The maximum number of bytes of a text, and of row groups, in a file's metadata. In memory Arrow takes ten times as
 much for them."""
+# The columns in which a rank's rows must agree for equal layouts, and to be recorded alike.
 _LIES = ("step", "kind", "name", "box", "placements")
 _LIKENESS = ("step", "kind", "name", "dtype", "shape", "content", "placements")
 
@@ -194,14 +195,11 @@ class DigestFile:
             raise RecordingError(f"{path} is too large", found=f"{self.num_rows} rows")
 
     def table(self, group: int | None = None) -> pa.Table:
-        """The rows of a row group, or of the whole file. Raises RecordingError if they are damaged or too large.
-
-        They are read batch by batch, because the size that the file states is not trusted: a dictionary with a single
-        long name can make a huge table of a small file. Each batch is measured before it is unpacked, so such a table
-        is never in memory.
-        """
+        """The rows of a row group, or of the whole file. Raises RecordingError if they are damaged or too large."""
         groups = None if group is None else [group]
         try:
+            # Batch by batch, as the size that the file states is not trusted: a dictionary with a single long name can
+            # make a huge table of a small file. Each batch is measured before it is unpacked.
             self._refuse_size(self._stated_bytes(groups or range(self.num_groups)))
             batches, num_bytes = [], 0
             for batch in self._file.iter_batches(_BATCH_ROWS, groups, use_threads=False):  # no threads: the host forks
@@ -250,10 +248,8 @@ def _unpacked(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
-    """The recording whose digests are in `file`. Raises RecordingError for a value out of range or a repeated key.
-
-    The statistics of row groups are not read, because Arrow crashes the process if they are damaged.
-    """
+    """The recording whose digests are in `file`. Raises RecordingError for a value out of range or a repeated key."""
+    # The statistics of row groups state the ranks in each, but Arrow crashes the process if they are damaged.
     if (
         file.num_rows > KEPT_ROWS
         and file.num_groups <= manifest.world_size
@@ -375,6 +371,7 @@ def damaged(path: Path, error: BaseException) -> RecordingError:
 def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
     """Split a table into slices of consecutive rows with the same rank. Returns pairs of the rank and the slice."""
     ranks = numpy.array(values_of(table["rank"]))
+    # The indices at which the rank changes, and both ends.
     starts = [0, *(numpy.flatnonzero(numpy.diff(ranks)) + 1).tolist(), len(ranks)]
     return [(int(ranks[start]), table.slice(start, end - start)) for start, end in pairwise(starts) if start < end]
 

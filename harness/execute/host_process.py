@@ -82,6 +82,7 @@ class HostProcess:
         try:
             self._process.tell(request)
         except OSError as error:
+            # The pipe is closed: the host has died since the last request.
             raise self._crash() from error
         while True:
             match framing.read(self._next_line(deadline, timeout, is_abandoned), Event, Problem, request.answer):
@@ -112,6 +113,7 @@ class HostProcess:
 
     def _next_line(self, deadline: float, timeout: float, is_abandoned: Callable[[], bool]) -> bytes:
         inlet = self._process.inlet
+        # Short waits, so that an abandoned request is noticed soon.
         while (line := inlet.wait(max(0.0, min(deadline - time.monotonic(), _LOOK_SECONDS)))) is None:
             if inlet.is_over:
                 raise self._crash()

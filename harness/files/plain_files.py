@@ -39,6 +39,7 @@ def read_plain(path: Path | str, most: int = SOURCE) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         _check(os.fstat(descriptor), path, most)  # the file may have been replaced since the first check
+        # A byte more than allowed, to notice a file that has grown since the check.
         blocks, left = [], most + 1
         while left > 0 and (block := os.read(descriptor, min(left, _BLOCK))):
             blocks.append(block)

@@ -74,9 +74,10 @@ def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) ->
     """The choices with the least sum of `costs` and the edges' costs; None if no choices meet the bound."""
     forced, kept, base = _reduced(program, costs)
     choices = {name: kept[name] for name in program.nodes if name not in forced}
-    lines = _written(program, choices, base)
+    lines = _linear_program(program, choices, base)
     taken, gap = dict(forced), 0.0
     if choices:
+        # Fixed nodes are no variables, so their bytes are subtracted from the bound.
         spent = sum(program.nodes[name][index].bytes for name, index in forced.items())
         sizes = [program.nodes[name][i].bytes / MIB for name, left in choices.items() for i in left]
         solved = _minimized(lines, sizes, (bound - spent) / MIB)
@@ -84,6 +85,7 @@ def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) ->
             return None
         values, gap = solved
         for name, left in choices.items():
+            # A variable is 0 or 1 only up to the solver's tolerance.
             taken[name] = left[int(np.argmax(values[lines.first[name] : lines.first[name] + len(left)]))]
     found = program.take({name: taken[name] for name in program.nodes})
     # The solver works with tolerances, so its answer is checked exactly.
@@ -119,12 +121,13 @@ class _Lines:
         self.equals.append(right)
 
 
-def _written(program: PlacementProblem, choices: dict[str, list[int]], base: dict[str, list[float]]) -> _Lines:
+def _linear_program(program: PlacementProblem, choices: dict[str, list[int]], base: dict[str, list[float]]) -> _Lines:
     """The linear program for the remaining `choices` and their own costs: steps 2 and 3 at the top of this file."""
     first: dict[str, int] = {}
     count = 0
     for name, left in choices.items():
         first[name], count = count, count + len(left)
+    # `rank` is the position among the node's choices: the small cost prefers the first of equals.
     objective = [base[name][i] + TIE * rank for name, left in choices.items() for rank, i in enumerate(left)]
     lines = _Lines(first, count, objective)
     for name, left in choices.items():

@@ -114,8 +114,8 @@ def _precompile(
 def write_program(program: GraphProgram, case: Case, system: str, made_of: Fields, folder: Path) -> Artifact:
     """Write a program and its fingerprint, `made_of`. Raises ArtifactError if the program cannot be written as data."""
     try:
-        told = written(program)
-        refuse_operators(told["graph"], ALLOWED)
+        data = written(program)
+        refuse_operators(data["graph"], ALLOWED)
     except UnkeptError as error:
         raise ArtifactError(
             f"the step of case {case.name} has no form as data: {error.what}",
@@ -123,8 +123,9 @@ def write_program(program: GraphProgram, case: Case, system: str, made_of: Field
             found=error.found,
             fix="run the case without precompiling it",
         ) from error
+    # Before the step's own file, which has the sha256 of this one.
     code = compiled.write(program.run, folder) if case.pipeline.compiles else None
-    value = {"case": case.name, "fingerprint": made_of, "program": told, "layout": program.layout, "compiled": code}
+    value = {"case": case.name, "fingerprint": made_of, "program": data, "layout": program.layout, "compiled": code}
     read = file.write(folder, value)
     return _describe(value, read, program)
 

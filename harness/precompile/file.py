@@ -112,12 +112,12 @@ def read(folder: Path, name: str = NAME) -> Read:
             where=str(file),
         )
     end = len(_HEAD) + _HASH_LETTERS
-    told, body = packed[len(_HEAD) : end], packed[end + 1 :]
+    stated, body = packed[len(_HEAD) : end], packed[end + 1 :]
     content = hashlib.sha256(body).hexdigest()
-    if told != content.encode() or packed[end : end + 1] != b"\n":
+    if stated != content.encode() or packed[end : end + 1] != b"\n":
         raise ArtifactError(
             f"the {called} is damaged",
-            expected=f"a body of sha256 {told.decode(errors='replace')}, as its first line says",
+            expected=f"a body of sha256 {stated.decode(errors='replace')}, as its first line says",
             found=content,
             where=str(file),
         )
@@ -128,6 +128,7 @@ def read(folder: Path, name: str = NAME) -> Read:
 
 
 def _unpacked(body: bytes) -> bytes:
+    # The limit comes before the content is parsed: a few bytes could unpack to gigabytes.
     packed, most = zlib.decompressobj(), min(MAX_BYTES, most_unpacked(len(body)))
     content = packed.decompress(body, most)
     if not packed.eof or packed.unused_data:

@@ -76,10 +76,12 @@ class SafeStream:
     def _lose(self, error: OSError) -> None:
         """Store the failure, and redirect the stream's descriptor to /dev/null, into which the rest of the buffer then
         goes."""
+        # A reader may end early, as `head` does.
         if error.errno != errno.EPIPE:
             self.lost = self.lost or error
         with contextlib.suppress(OSError, ValueError):
             descriptor = self._stream.fileno()
+            # Otherwise Python would fail once more when it flushes the buffer at its end.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, descriptor)
             os.close(nowhere)

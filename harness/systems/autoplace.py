@@ -120,9 +120,11 @@ def by_hand(traced: Traced) -> dict[str, Taken]:
     program, scene = traced.program, traced.scene
     found = {}
     for name, kinds in (("fsdp", (WHOLE, SPLIT)), ("fsdp and tp", (SPLIT, WHOLE))):
+        # The index of each layer's choice: the preferred kind, or the other if the layer cannot have it.
         layers = {x.name: x.may_be.index(next(kind for kind in kinds if kind in x.may_be)) for x in scene.layers}
         # All parameters are sharded over data ranks. Over tensor ranks, a parameter is split if its layer is.
         for parameter in scene.parameters:
+            # A choice's name is its placement on the data axis and on the tensor axis, such as `S0 R`.
             choices = program.nodes[parameter.name]
             layer = next((x for x in scene.layers if x.name == parameter.layer), None)
             is_split = (

@@ -43,7 +43,7 @@ class KeptBeside:
         self._models = list(models)
         self._settings = {key: _content(value) for key, value in _settings(holder)}
         self._groups = len(getattr(holder, "param_groups", ()))
-        self._attributes = {name: _content(value) for name, value in self._held()}
+        self._attributes = {name: _content(value) for name, value in self._unrecorded_leaves()}
 
     def changed_settings(self) -> dict[int, dict[str, Tensor]]:
         """The settings that have changed since the step began, by the index of the parameter group, then by name.
@@ -59,16 +59,17 @@ class KeptBeside:
 
     def changed_attributes(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the attributes that have changed since the step began, each by its path with the ending `@changed`."""
-        for name, value in self._held():
+        for name, value in self._unrecorded_leaves():
             if _content(value) != self._attributes.get(name):
                 yield f"{name}{CHANGED}", tensor_of(value)
 
-    def _held(self) -> Iterator[tuple[str, Any]]:
+    def _unrecorded_leaves(self) -> Iterator[tuple[str, Any]]:
         """Yield path and value of each tensor and number in the holder's attributes, if no other record has the value.
 
         Tensors that share memory with a parameter, a buffer, a gradient or a state are in other records.
         """
         names = _names_of(self._optimizers)
+        # The search must not enter an optimizer, its state or its groups again, as their content is recorded.
         known = {id(place) for each in self._optimizers for place in (each, each.state, each.param_groups)}
         tensors = [*_tensors_of(self._optimizers, self._models)]
         shown, memory = {id(tensor) for tensor in tensors}, {_memory(tensor) for tensor in tensors} - {None}
@@ -99,11 +100,13 @@ def _leaves_in(
     import numpy
     from torch import Tensor, nn
 
+    # First of all, as a bool is an int.
     if isinstance(place, (bool, str, bytes, *_NO_PLACES)) or place is None:
         return
     if isinstance(place, (Tensor, int, float, complex)):
         yield prefix, place
     elif isinstance(place, (numpy.ndarray, numpy.generic)):
+        # Integers, floats and complex numbers.
         if place.dtype.kind in "iufc":
             yield prefix, tensor_of(place)
     elif id(place) not in known:
@@ -138,6 +141,7 @@ def _key(key: Any, number: int, names: Mapping[int, str]) -> str:
 
 
 def _names_of(optimizers: Iterable[Optimizer]) -> dict[int, str]:
+    # A name must be the same in every run, so it is the parameter's number, not its id.
     held = [p for each in optimizers for group in each.param_groups for p in group["params"]]
     # Reversed, so that a parameter of two groups gets the name of its first place.
     return {id(p): f"param{number}" for number, p in reversed([*enumerate(held)])}
@@ -166,6 +170,7 @@ def _memory(value: Any) -> int | None:
     if not isinstance(value, Tensor):
         return None
     try:
+        # Tensors without elements have address 0, and share nothing.
         return value.untyped_storage().data_ptr() or None
     except (NotImplementedError, RuntimeError):
         return None

@@ -113,6 +113,7 @@ def _sums_of(manifest: Manifest) -> str | None:
     if manifest.collectives == "native":
         return "in NCCL's own order"
     said = (manifest.machine or {}).get("sums_over_ranks")
+    # Ranks that differ make a list of what each of them states: see `agreed_facts`.
     how = f"({'; '.join(map(str, said))})" if isinstance(said, list) else said or "by additions"
     return f"in rank order {how}" if manifest.collectives != "nccl" or said else "in rank order"
 

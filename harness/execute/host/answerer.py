@@ -207,6 +207,7 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: 
                 found=f"code hash {end.graph.code_hash}, not {ends[0].graph.code_hash}",
             )
     done = [account for end in ends for account in end.done]
+    # The graph was prepared before the steps, or torch.compile captured it during the steps.
     graph = ends[0].graph or done[0].graph
     refuse_other_placements([account.system.get(_PLACEMENT) for account in done])
     if request.replay is None:
@@ -220,6 +221,7 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: 
             keep_archives(request.watch.folder, [part.with_suffix(ARCHIVE) for part in parts])
     else:
         keep_archives(request.out, parts)
+    # Two ranks that launch collectives in different orders may deadlock: only all ranks' turns show that.
     stuck = map(str, crossed({rank: account.turns for rank, account in enumerate(done) if account.turns}))
     races = [*(graph.races if graph else ()), *(race for rank in done for race in rank.races), *stuck]
     return RunAnswer(
@@ -229,6 +231,7 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: 
         switches_changed=tuple(tell_changes(first_changed([rank.switches for rank in done]))),
         races=tuple(dict.fromkeys(races)),
         narrow=next((rank.narrow for rank in done if rank.narrow), None),
+        # Each part of a run takes as long as its slowest rank.
         seconds=RunSeconds(
             prepare=max(end.prepare_seconds for end in ends),
             start_ranks=max(end.start_seconds for end in ends),

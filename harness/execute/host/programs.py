@@ -36,13 +36,13 @@ def prepare_program(
     """Trace the case's training step and run the graph passes over it.
 
     `enter` is called at the start of each phase with the phase's name, such as "in pass chunk". Determinism switches
-    must be set before this call, because torch chooses operators by them, for example for attention, and the trace
-    contains these operators.
+    must be set before this call.
     """
     import torch
 
     from bitproof.harness.systems.graph import prepare
 
+    # torch chooses operators by these switches, for example for attention, and the trace contains these operators.
     assert torch.are_deterministic_algorithms_enabled(), "a program is traced under determinism switches"
     assert device.type == "cpu" or device.index in (None, torch.cuda.current_device()), "and on the current device"
 

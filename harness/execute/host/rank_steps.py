@@ -150,6 +150,7 @@ class RankSteps:
 
     @contextmanager
     def _timing(self, step: int) -> Iterator[Observe]:
+        # The phase of a profile is outermost: it includes the wait for the device at the step's end.
         with phase(f"step {step}"), self.stopwatch.running():
             yield self._observe
 
@@ -163,6 +164,7 @@ class RankSteps:
                 self.recorder.observe(kind, name, tensor)
 
         rank = self.recorder.rank
+        # `names` maps the sites of calls to the names under which their values are stored.
         names, captured = replay.values_of(rank), getattr(system, "captured", None)
         # A replay may log earlier steps as well, but values and exchanges are those of its last step.
         is_last = step == replay.step

@@ -57,6 +57,8 @@ from bitproof.harness.within_user_code import refusals_raised
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+# After a rank's first failure, the time for other ranks to report an earlier one; longer if all failures so far are
+# only lost connections.
 GRACE_SECONDS = 0.5
 SECONDARY_GRACE_SECONDS = 3.0
 POLL_SECONDS = 0.2
@@ -238,6 +240,7 @@ class Ranks:
         """Describe a run that exceeded its time limit: its unfinished ranks, and stacks of those that are furthest
         behind."""
         unfinished = [rank for rank in self.ranks if rank.place != "at the end" and not rank.exited]
+        # If all ranks have taken their steps, those that have not exited are stuck in writing or in leaving groups.
         unfinished = unfinished or [rank for rank in self.ranks if not rank.exited]
         # All late ranks write their stacks into their logs. The error shows those of the ranks at the earliest step:
         # the others probably wait for these.
@@ -266,7 +269,7 @@ def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int)
     A trainer that runs as a system finds the default process group already made. It may also make its own store at
     MASTER_ADDR and MASTER_PORT: `port` is reserved for that. Ranks that a launcher started keep the launcher's address.
     """
-    told = {
+    variables = {
         FORKED: str(rank),
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
@@ -275,11 +278,11 @@ def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int)
     if rank_slots.server is None:
         one_machine = {"LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(port)}
         # No agent serves a store here, so a trainer's own TCPStore must be a server on rank 0.
-        return told | one_machine | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+        return variables | one_machine | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
     # Under a launcher, code that counts ranks per machine must see the launcher's numbers.
     host, number = rank_slots.server
     many = str(world_size if rank_slots.local_world_size is None else rank_slots.local_world_size)
-    return told | {"LOCAL_WORLD_SIZE": many, "MASTER_ADDR": host, "MASTER_PORT": str(number)}
+    return variables | {"LOCAL_WORLD_SIZE": many, "MASTER_ADDR": host, "MASTER_PORT": str(number)}
 
 
 def reserved_port() -> socket.socket:
@@ -305,7 +308,7 @@ def _run_reporting(
 
     A refusal (an error that bitproof raises within user code) is reported at once, as user code might catch it.
     """
-    turn, lines = threading.Lock(), list[BaseException]()
+    turn, reported = threading.Lock(), list[BaseException]()
 
     def tell_in_turn(account: Account | Failure) -> None:
         with turn:  # a refusal may come from any thread
@@ -313,9 +316,9 @@ def _run_reporting(
 
     def fail(error: BaseException, around: Sequence[FrameSummary] = ()) -> None:
         # A refusal is reported when it is raised, and arrives again as the exception that ends the rank.
-        if any(error is each for each in lines):
+        if any(error is each for each in reported):
             return
-        lines.append(error)
+        reported.append(error)
         failure = failure_of_exception(rank, error, around)
         print(failure.details, file=sys.stderr, flush=True)
         tell_in_turn(failure)
@@ -336,12 +339,14 @@ def _frames_around(refusal: BaseException) -> list[FrameSummary]:
     """
     frames = extract_stack()
     names, own = [frame.name for frame in frames], within_user_code.__file__
-    first = (
-        names.index(_run_reporting.__name__) + 1 if _run_reporting.__name__ in names else 0
-    )  # another thread has all
+    # In another thread that function is missing, and all frames count.
+    first = names.index(_run_reporting.__name__) + 1 if _run_reporting.__name__ in names else 0
+    # The newest frames are those of reporting. Below them are the frames of `within_user_code` itself, then the code
+    # that raised the refusal.
     last = max(index for index, frame in enumerate(frames) if frame.filename == own)
     while frames[last].filename == own:
         last -= 1
+    # An error that was raised already has that code's frame in its traceback.
     return frames[first : last + (refusal.__traceback__ is None)]
 
 

@@ -155,6 +155,7 @@ class Stage:
         )
 
     def _silence(self, what: str, case_timeout: float) -> RankError:
+        # First, as the error's traceback is read from the log, into which the stage writes its stack.
         ask_for_stacks([self._child.pid])
         return RankError(
             f"{what} was not finished: the case ran longer than {case_timeout:g} s",

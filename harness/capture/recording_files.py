@@ -105,6 +105,7 @@ def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
             expected=f"values of {manifest.world_size} ranks, which a case with a bound records",
             fix="record the system again, with --values or a bound in the case",
         )
+    # The folder could be a link as well as the file.
     refuse_link(path.parent)
     check_file(path, _MAX_VALUES_BYTES)
     if (found := _sha256(path)) != known[rank]:
@@ -179,7 +180,7 @@ def read_recording(folder: Path) -> Recording:
         manifest = _read_manifest(folder)
         return read_rows(DigestFile(folder / DIGESTS, manifest.digests_sha256), manifest)
 
-    return _steadily(folder, read)
+    return _read_again_if_replaced(folder, read)
 
 
 def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
@@ -249,7 +250,7 @@ def _remove(old: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _steadily(folder: Path, read: Callable[[], A]) -> A:
+def _read_again_if_replaced(folder: Path, read: Callable[[], A]) -> A:
     """Call `read`, which reads files of a folder, and return its result. Repeats a failed call if the folder was
     replaced."""
     # The first attempt may have read some files of the old folder and some of the new.
@@ -363,7 +364,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises RecordingError if it is missing, damaged or hostile.
     """
-    return _steadily(folder, lambda: _read_manifest(folder))
+    return _read_again_if_replaced(folder, lambda: _read_manifest(folder))
 
 
 def _read_manifest(folder: Path) -> Manifest:

@@ -127,7 +127,7 @@ class StoredRecording(Recording):
 
     def _part(self, manifest: Manifest, keeps: Callable[[Any], Any]) -> StoredRecording:
         def part(table: Callable[[], pa.Table]) -> Callable[[], pa.Table]:
-            return lambda: _where(table(), "step", keeps)
+            return lambda: _filtered(table(), "step", keeps)
 
         return StoredRecording(manifest, {rank: part(table) for rank, table in self._tables.items()})
 
@@ -144,13 +144,13 @@ class StoredRecording(Recording):
         """The records of a rank in one step. No objects are created for other records."""
         if self.holds_records:
             return super().records_at(rank, step)
-        return read_records(_where(self.of_rank(rank).columns, "step", lambda at: at == step))
+        return read_records(_filtered(self.of_rank(rank).columns, "step", lambda at: at == step))
 
     def losses_of(self, rank: int) -> dict[Key, Record]:
         """The records of a rank's losses. No objects are created for other records."""
         if self.holds_records:
             return super().losses_of(rank)
-        return read_records(_where(self.of_rank(rank).columns, "kind", lambda kind: kind == "loss"))
+        return read_records(_filtered(self.of_rank(rank).columns, "kind", lambda kind: kind == "loss"))
 
     def of_rank(self, rank: int) -> RankRows:
         """The rows of a rank, in the order in which they are stored; no rows if the rank recorded nothing."""
@@ -249,7 +249,7 @@ def _unpacked(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
     """The recording whose digests are in `file`. Raises RecordingError for a value out of range or a repeated key."""
-    # The statistics of row groups state the ranks in each, but Arrow crashes the process if they are damaged.
+    # The statistics of row groups are not read, because Arrow crashes the process if they are damaged.
     if (
         file.num_rows > KEPT_ROWS
         and file.num_groups <= manifest.world_size
@@ -263,7 +263,7 @@ def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
         before: RankRows | None = None
         for part in parts:
             before = _checked_keys(file.path, RankRows(*part), before)
-        return StoredRecording(manifest, {rank: _given(part) for rank, part in parts})
+        return StoredRecording(manifest, {rank: _in_memory(part) for rank, part in parts})
     # The rows of some rank are not contiguous, so only all records together show a repeated key.
     records = read_records(table)
     _refuse_twice(file.path, len(records), len(table))
@@ -285,7 +285,7 @@ def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
         if len(parts) != 1 or parts[0][0] <= max(tables, default=-1):
             return None
         before = _checked_keys(file.path, RankRows(*parts[0]), before)
-        tables[parts[0][0]] = _again(file, group)
+        tables[parts[0][0]] = _read_again(file, group)
     return StoredRecording(manifest, tables)
 
 
@@ -331,7 +331,7 @@ def read_records(table: pa.Table) -> dict[Key, Record]:
     return dict(zip(keys, rows, strict=True))
 
 
-def _where(table: pa.Table, column: str, keeps: Callable[[Any], Any]) -> pa.Table:
+def _filtered(table: pa.Table, column: str, keeps: Callable[[Any], Any]) -> pa.Table:
     """The rows of a table for which `keeps` is True.
 
     `keeps` gets the values of the column as an array, and returns an array of bools.
@@ -393,10 +393,10 @@ def _refuse_twice(path: Path, num_keys: int, num_rows: int) -> None:
         raise RecordingError(f"{path} names a tensor twice", expected="each (step, kind, name, rank) once")
 
 
-def _given(table: pa.Table) -> Callable[[], pa.Table]:
+def _in_memory(table: pa.Table) -> Callable[[], pa.Table]:
     return lambda: table
 
 
-def _again(file: DigestFile, group: int) -> Callable[[], pa.Table]:
+def _read_again(file: DigestFile, group: int) -> Callable[[], pa.Table]:
     # A function of its own: a lambda in the caller's loop would read the last `group`.
     return lambda: file.table(group)

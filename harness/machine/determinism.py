@@ -149,6 +149,7 @@ def _setters() -> dict[str, Callable[[Any], object]]:
 
     return {
         "deterministic_algorithms": torch.use_deterministic_algorithms,
+        # torch sets both switches in one call.
         "deterministic_warn_only": lambda value: torch.use_deterministic_algorithms(
             torch.are_deterministic_algorithms_enabled(), warn_only=value
         ),
@@ -252,6 +253,7 @@ def keeping_switches(who: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
+        # The code's own error is reported, and not its changes.
         before.restore()
         raise
     if changed := before.changes():

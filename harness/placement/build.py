@@ -251,7 +251,7 @@ class _Builder:
             if share > 1 and source.is_parameter:  # an opaque layer reads its parameters in their own placement
                 continue
             costs = self._costs(source, tensors_of(x.meta["val"])[0], [s.inputs[place] for s in strategies])
-            self._join(source.node, node.name, costs * times)
+            self._add_edge(source.node, node.name, costs * times)
         if is_free and layer is not None:
             # Strategies that share work need a split layer.
             fits = [[np.inf if kind == WHOLE and x.is_shared else 0.0 for x in strategies] for kind in layer.may_be]
@@ -269,7 +269,7 @@ class _Builder:
         placements = [on_tensor for (on_tensor,) in self._placements[parameter.name]]
         x = gradient.meta["val"].to(self._scene.reduce)
         costs = self._costs(source, x, placements) * self._scene.times_of(parameter.name)
-        self._join(source.node, parameter.name, costs)
+        self._add_edge(source.node, parameter.name, costs)
 
     def _stored_bytes(self, x: Tensor, placement: str) -> float:
         whole = x.numel() * x.element_size()
@@ -288,7 +288,7 @@ class _Builder:
         before = [outputs[source.output] for outputs in self._placements[source.node]]
         return np.array([[cost(p, q) for q in wanted] for p in before])
 
-    def _join(self, first: str, second: str, costs: Matrix) -> None:
+    def _add_edge(self, first: str, second: str, costs: Matrix) -> None:
         if costs.any():
             self.program.add_edge(first, second, costs)
 

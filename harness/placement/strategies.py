@@ -128,6 +128,7 @@ def _placement_text(placement: Any) -> str:
         return REPLICATED
     if type(placement) is Partial:
         return PARTIAL if placement.reduce_op == "sum" else "?"
+    # torch's placeholder is a private class, so it is recognized by its name.
     is_shard = type(placement) is Shard or type(placement).__name__ == "_ShardingPlaceholder"
     return f"S{placement.dim}" if is_shard and placement.dim >= 0 else "?"
 

@@ -80,6 +80,7 @@ def precompile(
 def _precompile(
     case: Case, system: str, device: torch.device, folder: Path, fault: str | None, enter: Enter
 ) -> Precompiled:
+    # Before tracing: switches and variables are those that the traces read.
     made_of = fingerprint_of(case, system, device)
     last = case.parallelism.world_size - 1
     other_seconds, other_code = 0.0, None
@@ -225,6 +226,7 @@ def _edit(fault: str) -> Any:
 def _refuse_ranks_apart(case: Case, first: _Code, other: _Code, last: int) -> None:
     if first.hash == other.hash:
         return
+    # Equal texts with different hashes differ in a graph that is nested in them.
     lines = itertools.zip_longest(first.text.split("\n"), other.text.split("\n"), fillvalue="no more code")
     mine, theirs = next((pair for pair in lines if pair[0] != pair[1]), ("another graph nested in it",) * 2)
     raise ArtifactError(

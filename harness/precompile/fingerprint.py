@@ -150,4 +150,5 @@ def _digest_of(file: Path) -> str:
 def _capability(device: torch.device) -> list[Any]:
     if device.type == "cuda":
         return [torch.cuda.get_device_name(device), list(torch.cuda.get_device_capability(device))]
+    # torch chooses its CPU kernels by the instruction set.
     return [platform.machine(), torch.backends.cpu.get_cpu_capability()]

@@ -110,7 +110,7 @@ def _fork(body: Callable[..., int | None], log: Path | None, adds: bool, is_aske
         os.close(reader)
         if requests_writer is not None:
             os.close(requests_writer)
-        _live(body, parent, writer, requests, log, adds)
+        _run_child(body, parent, writer, requests, log, adds)
     os.close(writer)
     keep_private(reader)
     if requests is not None and requests_writer is not None:
@@ -119,7 +119,7 @@ def _fork(body: Callable[..., int | None], log: Path | None, adds: bool, is_aske
     return Child(pid, Inlet(reader), log, requests_writer)
 
 
-def _live(
+def _run_child(
     body: Callable[..., int | None], parent: int, writer: int, requests: int | None, log: Path | None, adds: bool
 ) -> NoReturn:
     status = 1

@@ -66,11 +66,11 @@ def read_cached(folder: Path, kind: str, key: str) -> Any:
     try:
         if not _is_own(folder):
             return None
-        _refuse_strange(os.lstat(file))  # before it is opened, as opening a device can have effects
+        _refuse_irregular(os.lstat(file))  # before it is opened, as opening a device can have effects
         with open(file, "rb", opener=_open_plain) as opened:
             # The opened file is checked again: the path may name another file by now.
             facts = os.fstat(opened.fileno())
-            _refuse_strange(facts)
+            _refuse_irregular(facts)
             if not _is_closed(facts):
                 raise ValueError("others may write it, or it is another user's")
             if facts.st_size > MAX_BYTES:
@@ -100,7 +100,8 @@ def keep(folder: Path, kind: str, key: str, value: Any) -> bool:
         if not _is_own(folder):
             return False
         with contextlib.suppress(FileNotFoundError):
-            _refuse_strange(os.lstat(file))
+            # `os.replace` would silently replace a link or a pipe.
+            _refuse_irregular(os.lstat(file))
         content = json.dumps({"key": key, "value": value}).encode()
         if len(content) > MAX_CONTENT:
             raise ValueError(f"it takes {len(content):,} bytes, more than the {MAX_CONTENT:,} that are read again")
@@ -126,7 +127,7 @@ def _file(folder: Path, kind: str, key: str) -> Path:
     return folder / f"bitproof-{kind}-{hashlib.sha256(key.encode()).hexdigest()}"
 
 
-def _refuse_strange(facts: os.stat_result) -> None:
+def _refuse_irregular(facts: os.stat_result) -> None:
     # This cache writes regular files only.
     if not stat.S_ISREG(facts.st_mode):
         kind = _KINDS.get(stat.S_IFMT(facts.st_mode), "no plain file")

@@ -53,6 +53,7 @@ class SafeStream:
         try:
             return self._stream.write(text)
         except UnicodeEncodeError as error:
+            # Escapes are ASCII, so this call cannot fail for the same reason.
             return self.write_as_it_is(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
         except OSError as error:
             self._lose(error)

@@ -94,6 +94,7 @@ def _marker(name: str, folder: os.stat_result) -> dict[str, object] | None:
         return None
     if not boot:
         return None
+    # A copy of the marker elsewhere, or a marker from before a restart, differs in at least one of these.
     return {
         "made_by": _MADE_BY,
         "folder": name,

@@ -126,9 +126,9 @@ class Capture:
             return module.forward
         if self._inductor:
             with settings_in(self._inductor):
-                return inductor_backend(self._finished, self._compiled)(module, inputs)
+                return inductor_backend(self._run_passes, self._compiled)(module, inputs)
         table = lowering_decompositions() if self._decomposes else None
-        return ahead_of_time(self._as_it_is, table)(module, inputs)
+        return ahead_of_time(self._run_uncompiled, table)(module, inputs)
 
     @contextmanager
     def run_by(self, runner: Callable[[GraphModule], Run], call: Call) -> Iterator[None]:
@@ -149,11 +149,11 @@ class Capture:
         """The hash of Inductor's generated code; None if it compiled nothing."""
         return hash_generated(self._inductor) if self._inductor and self._inductor.is_dir() else None
 
-    def _as_it_is(self, module: GraphModule, direction: str) -> Run:
-        finished = self._finished(module, direction)
+    def _run_uncompiled(self, module: GraphModule, direction: str) -> Run:
+        finished = self._run_passes(module, direction)
         return lambda *inputs: self.run(finished)(*inputs)
 
-    def _finished(self, module: GraphModule, direction: str) -> GraphModule:
+    def _run_passes(self, module: GraphModule, direction: str) -> GraphModule:
         """Run the passes over a graph of operators, and store its code, races and number of calls."""
         label = f"{len(self.codes):03d}-{direction}"
         for node in module.graph.nodes:
@@ -168,7 +168,7 @@ class Capture:
         with refusing(), disable_current_modes(), dump or contextlib.nullcontext():
             module, reports = run_pipeline(module, self.passes, context, dump)
         for report in reports:
-            self._add(report)
+            self._add_report(report)
         self.codes.append(module.code)
         self.races += hazard_lines(module)
         self.num_calls += sum(node.op == "call_function" for node in module.graph.nodes)
@@ -180,11 +180,11 @@ class Capture:
         with settings_in(self._inductor):
             run = compile_graph()
         facts = {"backend": "inductor", "nodes_compiled": num_nodes}
-        self._add(PassReport("backend", time.perf_counter() - began, num_nodes, num_nodes, facts=facts))
+        self._add_report(PassReport("backend", time.perf_counter() - began, num_nodes, num_nodes, facts=facts))
         graph = kernel_graph_of(module, f"{len(self.codes) - 1:03d}-{direction}", direction)
         return boxed(lambda inputs: self.call(graph, run, inputs))
 
-    def _add(self, report: PassReport) -> None:
+    def _add_report(self, report: PassReport) -> None:
         before = self.reports.get(report.name)
         if before is None:
             self.reports[report.name] = report

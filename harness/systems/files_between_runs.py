@@ -88,10 +88,10 @@ _RUNNING: list[RunFiles] = []
 def _listen() -> None:
     """Listen to this process's audit events, for all runs. A second call does nothing."""
     # Python cannot remove an audit hook.
-    sys.addaudithook(_heard)
+    sys.addaudithook(_on_audit_event)
 
 
-def _heard(event: str, args: tuple[Any, ...]) -> None:
+def _on_audit_event(event: str, args: tuple[Any, ...]) -> None:
     if _RUNNING and event in _FILES:
         # A copy, as another thread may enter or leave a run meanwhile.
         for files in [*_RUNNING]:
@@ -215,28 +215,28 @@ class RunFiles:
             if not is_theirs:
                 return
             if event == "open" and isinstance(args[0], str | bytes | os.PathLike):
-                self._opened(os.fsdecode(args[0]), *args[1:3])
+                self._note_opened(os.fsdecode(args[0]), *args[1:3])
             elif event == "sqlite3.connect" and isinstance(args[0], str | bytes | os.PathLike):
                 # SQLite opens the file itself, to read and to write.
-                self._opened(os.fsdecode(args[0]), "r+", 0)
+                self._note_opened(os.fsdecode(args[0]), "r+", 0)
             elif event in ("os.mkdir", "os.rename", "os.link", "os.symlink"):
                 # Only a rename replaces a file at the target; the other three fail if there is one.
                 if event == "os.rename":
                     self._keep_content(os.fsdecode(args[1]))
-                self._note(os.fsdecode(args[0 if event == "os.mkdir" else 1]))
+                self._note_written(os.fsdecode(args[0 if event == "os.mkdir" else 1]))
             elif event in _CHANGES and isinstance(args[0], str | bytes | os.PathLike):
                 self._keep_content(os.fsdecode(args[0]))
             elif event in _STARTS:
                 for word in _words(args[_STARTS[event]]):
-                    self._ask(word)
+                    self._note_question(word)
 
-    def _opened(self, path: str, mode: str | None, flags: int) -> None:
+    def _note_opened(self, path: str, mode: str | None, flags: int) -> None:
         # `open` has a mode; `os.open` has None in its place, and flags.
         is_read = "r" in mode or "+" in mode if mode else flags & os.O_ACCMODE != os.O_WRONLY
         is_written = any(c in mode for c in "wax+") if mode else flags & os.O_ACCMODE != os.O_RDONLY
         if is_written:
             self._keep_content(path)
-            self._note(path)
+            self._note_written(path)
         found = _stat(path)
         if found is None or not self._is_earlier(path, found):
             return
@@ -251,7 +251,7 @@ class RunFiles:
         else:  # the earlier content stays, so the file is still an earlier run's although this run writes it
             self._appended.add((found.st_dev, found.st_ino))
 
-    def _note(self, path: str) -> None:
+    def _note_written(self, path: str) -> None:
         path = os.path.realpath(path)
         # A line of the file is a path, so a path with a line break cannot be noted.
         if path not in self._noted and not self._is_ours(path) and "\n" not in path:
@@ -285,7 +285,7 @@ class RunFiles:
             if is_theirs:
                 self._within.us = False
 
-    def _ask(self, path: str, found: os.stat_result | None = None) -> None:
+    def _note_question(self, path: str, found: os.stat_result | None = None) -> None:
         if (found := found or _stat(path)) is not None and self._is_earlier(path, found):
             self._asked[os.path.abspath(path)] = None
 
@@ -295,7 +295,7 @@ class RunFiles:
             result = own(path, *args, **kwargs)
             with self._own_work() as is_theirs:
                 if is_theirs and isinstance(path, str | bytes | os.PathLike) and kwargs.get("dir_fd") is None:
-                    self._ask(os.fsdecode(path), result if isinstance(result, os.stat_result) else None)
+                    self._note_question(os.fsdecode(path), result if isinstance(result, os.stat_result) else None)
             return result
 
         for can in (os.supports_dir_fd, os.supports_effective_ids, os.supports_fd, os.supports_follow_symlinks):

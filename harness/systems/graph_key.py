@@ -85,6 +85,7 @@ def traced_part(case: Case) -> Case:
 
     These are its names, systems, verdict, requirements, steps, data and optimizer, and whether norms are recorded.
     """
+    # A field that is not named here is a part of the key: so a new field of a case is never forgotten.
     return replace(
         case,
         name="traced",

@@ -41,9 +41,9 @@ class KeptBeside:
         self._holder = holder
         self._optimizers = optimizers
         self._models = list(models)
-        self._settings = {key: _content(value) for key, value in _settings(holder)}
+        self._settings = {key: _comparable(value) for key, value in _settings(holder)}
         self._groups = len(getattr(holder, "param_groups", ()))
-        self._attributes = {name: _content(value) for name, value in self._unrecorded_leaves()}
+        self._attributes = {name: _comparable(value) for name, value in self._unrecorded_leaves()}
 
     def changed_settings(self) -> dict[int, dict[str, Tensor]]:
         """The settings that have changed since the step began, by the index of the parameter group, then by name.
@@ -53,14 +53,14 @@ class KeptBeside:
         found: dict[int, dict[str, Tensor]] = {}
         for (group, name), value in _settings(self._holder):
             # A group that was added during the step has no earlier settings.
-            if group < self._groups and _content(value) != self._settings.get((group, name)):
+            if group < self._groups and _comparable(value) != self._settings.get((group, name)):
                 found.setdefault(group, {})[f"{name}{CHANGED}"] = _number_of(value)
         return found
 
     def changed_attributes(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the attributes that have changed since the step began, each by its path with the ending `@changed`."""
         for name, value in self._unrecorded_leaves():
-            if _content(value) != self._attributes.get(name):
+            if _comparable(value) != self._attributes.get(name):
                 yield f"{name}{CHANGED}", tensor_of(value)
 
     def _unrecorded_leaves(self) -> Iterator[tuple[str, Any]]:
@@ -151,6 +151,7 @@ def _tensors_of(optimizers: Iterable[Optimizer], models: Iterable[Any]) -> Itera
     from torch import Tensor
 
     parameters = [p for each in optimizers for group in each.param_groups for p in group["params"]]
+    # Frozen parameters, for example, may be in no optimizer.
     parameters += [p for model in models for p in model.parameters()]
     for parameter in parameters:
         yield parameter
@@ -176,7 +177,7 @@ def _memory(value: Any) -> int | None:
         return None
 
 
-def _content(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     """A value for comparing a setting with its value at another time: two are equal only if the settings agree in every
     bit.
 

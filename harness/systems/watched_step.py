@@ -269,13 +269,11 @@ class WatchedStep:
                 observe("buffer", f"{prefix}{name}@{when}", buffer)
 
     def _show_state(self, optimizer: Optimizer, observe: Observe) -> None:
-        """Record an optimizer's state for each parameter, and its other state (`_show_beside`).
-
-        A parameter that has had no gradient so far has no state. Its records then have no elements, so that the names
-        are the same in each step.
-        """
+        """Record an optimizer's state for each parameter, and its other state (`_show_beside`)."""
         from torch.optim import LBFGS
 
+        # Each parameter gets the keys of all, so that the names are the same in each step: a parameter that has had no
+        # gradient so far has no state, and its records have no elements.
         states = {name: dict(_leaves(optimizer.state.get(p, {}))) for name, p in self._parameters_of(optimizer)}
         keys = dict.fromkeys(key for state in states.values() for key in state)
         if isinstance(optimizer, LBFGS):
@@ -421,6 +419,7 @@ def held_optimizers(given: Any) -> list[Optimizer]:
 
     if isinstance(given, (list, tuple)):
         return [optimizer for each in given for optimizer in held_optimizers(each)]
+    # First, as Accelerate's wrapper is itself an Optimizer of torch.
     for inner in (getattr(given, "optimizer", None), getattr(given, "optimizers", None)):
         if isinstance(inner, (Optimizer, list, tuple)):
             return held_optimizers(inner)

@@ -50,6 +50,7 @@ def place_by_now(name: str) -> ModulePlace | None:
             try:
                 spec = finder.find_spec(name, path)
             except Exception:
+                # A finder of another package may fail at names that are not its own.
                 continue
             if spec is not None:
                 return _place(spec)

@@ -81,7 +81,7 @@ class ActivityMonitor:
     def end_step(self) -> None:
         """Add the counts since the last step's end to the totals."""
         groups = self._collectives()
-        self.collectives += sum(_added(self._groups, groups).values())
+        self.collectives += sum(_increase(self._groups, groups).values())
         self._groups = groups
         self._read_dynamo()
 
@@ -109,14 +109,14 @@ class ActivityMonitor:
     def _read_dynamo(self) -> None:
         counts = compile_counters()
         for name, found in counts.items():
-            self._found.setdefault(name, Counter()).update(_added(self._dynamo.get(name, {}), found))
+            self._found.setdefault(name, Counter()).update(_increase(self._dynamo.get(name, {}), found))
         self._dynamo = counts
 
     def _collectives(self) -> Counts:
         return {**collectives_by_group(), **self._in_memory()}
 
 
-def _added(before: Counts, after: Counts) -> dict[str, int]:
+def _increase(before: Counts, after: Counts) -> dict[str, int]:
     """The increase of each counter. If a counter is lower than before, it was reset, and its whole count is the
     increase.
     """

@@ -286,7 +286,7 @@ def join_recording(
         request.placement,
         determinism=done[0].determinism,
         switches=first_changed([rank.switches for rank in done]),
-        graph=_decisive(graph) if graph else None,
+        graph=_identity_of(graph) if graph else None,
         fault=request.options.inject,
         systems=[rank.system for rank in done],
         stress=dataclasses.asdict(request.options.stress) if request.options.stress else None,
@@ -298,16 +298,16 @@ def join_recording(
         compiled=[rank.compiled for rank in done],
         unshown=list(dict.fromkeys(each for rank in done for each in rank.unshown)),
         shows_every_buffer=all(rank.shows_every_buffer for rank in done),
-        meetings=None if request.across is None else _met(done),
+        meetings=None if request.across is None else _meetings_of(done),
     )
     join_parts(request.out, manifest, parts, values)
 
 
-def _met(done: Sequence[Done]) -> list[Meeting]:
+def _meetings_of(done: Sequence[Done]) -> list[Meeting]:
     return list(dict.fromkeys(meeting for rank in done for meeting in rank.meetings or ()))
 
 
-def _decisive(graph: PreparedGraph) -> GraphIdentity:
+def _identity_of(graph: PreparedGraph) -> GraphIdentity:
     """The facts that decide a graph's bits: the hashes of its code, and the settings of its passes."""
     passes = [PassSettings(name=entry.name, settings=entry.settings) for entry in graph.passes]
     return GraphIdentity(code_hash=graph.code_hash, generated_hash=graph.generated_hash, passes=passes)

@@ -76,7 +76,7 @@ def read_precompiled(case: Case, device: torch.device, step: StepFolder, system:
     """
     from bitproof.harness.precompile.artifact import read_program
 
-    return read_program(step.path, case, _made_as(system), device, step.trust_compiled)
+    return read_program(step.path, case, _traced_system(system), device, step.trust_compiled)
 
 
 def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) -> PrecompileAnswer:
@@ -87,10 +87,10 @@ def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) ->
 
     set_determinism(request.case.seed)
     device = torch.device(request.device)
-    made = precompile(request.case, _made_as(request.system), device, request.out, request.inject, enter)
+    made = precompile(request.case, _traced_system(request.system), device, request.out, request.inject, enter)
     return PrecompileAnswer(**made._asdict())
 
 
-def _made_as(system: str) -> str:
+def _traced_system(system: str) -> str:
     """The system whose tracing makes the step that `system` reads: "graph" for "precompiled", else `system` itself."""
     return GRAPH if system == PRECOMPILED else system

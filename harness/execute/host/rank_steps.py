@@ -95,7 +95,7 @@ class RankSteps:
 
         @contextmanager
         def taking(step: int) -> Iterator[Observe]:
-            with self._surrounding(step, system, generators) as shown:
+            with self._step_context(step, system, generators) as shown:
                 yield shown
 
         self.monitor.begin_steps()
@@ -129,7 +129,7 @@ class RankSteps:
             write_values(job.values_of(recorder.rank), recorder.values)
 
     @contextmanager
-    def _surrounding(self, step: int, system: System, generators: Generators) -> Iterator[Observe]:
+    def _step_context(self, step: int, system: System, generators: Generators) -> Iterator[Observe]:
         from bitproof.harness.systems.default_group import as_lent
 
         recorder = self.recorder

@@ -149,7 +149,7 @@ class Ranks:
         with Watch([*rank_of], hangup) as watch:
             while not all(rank.exited for rank in self.ranks):
                 for process, line in watch.look(POLL_SECONDS):
-                    self._hear(rank_of[process], line, began)
+                    self._read_message(rank_of[process], line, began)
                 # All ranks have saved: kill them at once, so that no rank gets further than the others.
                 if self.job.is_killed and all(rank.done for rank in self.ranks):
                     for process in rank_of:
@@ -160,7 +160,7 @@ class Ranks:
                 if limit is not None and time.monotonic() >= limit:
                     break
                 if limit is None and time.monotonic() >= deadline:
-                    return self._hang()
+                    return self._report_hang()
         if failures := self._failures():
             failure = blame(failures)
             rank = next(rank for rank in self.ranks if rank.rank == failure.rank)
@@ -168,15 +168,15 @@ class Ranks:
         done = [rank.done for rank in self.ranks if rank.done is not None]
         return End(done=done, graph=self.ranks[0].graph, start_seconds=self.start_seconds)
 
-    def _hear(self, rank: Rank, line: bytes, began: float) -> None:
+    def _read_message(self, rank: Rank, line: bytes, began: float) -> None:
         try:
             account = framing.read(line, *STATUS_MESSAGES)
         except ValueError as error:  # a system may write into any descriptor, so a bad message fails its own rank
             rank.failure = rank.failure or failure_of_garbage(rank.rank, error)
         else:
-            self._take(rank, account, began)
+            self._handle(rank, account, began)
 
-    def _take(self, rank: Rank, account: Account, began: float) -> None:
+    def _handle(self, rank: Rank, account: Account, began: float) -> None:
         match account:
             case Prepared(graph=graph):
                 rank.graph = graph
@@ -236,7 +236,7 @@ class Ranks:
         grace = SECONDARY_GRACE_SECONDS if all(failure.secondary for failure in failures) else GRACE_SECONDS
         return min(failure.time for failure in failures) + grace
 
-    def _hang(self) -> End:
+    def _report_hang(self) -> End:
         """Describe a run that exceeded its time limit: its unfinished ranks, and stacks of those that are furthest
         behind."""
         unfinished = [rank for rank in self.ranks if rank.place != "at the end" and not rank.exited]

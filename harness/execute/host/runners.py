@@ -271,7 +271,7 @@ class Tracer:
             self._close_finishing()
             graph_cache = graph_cache_of_run(run, self._made_of)
             # A graph that is read, from the cache or from a precompiled step, needs no trace.
-            program = _read(graph_cache) if run.precompiled is None else _read_precompiled(run, run.precompiled)
+            program = _read_cached(graph_cache) if run.precompiled is None else _read_precompiled(run, run.precompiled)
             if program is None:
                 self._trace(run, send)
             finisher = Finisher(self._traced, program, graph_cache)
@@ -310,14 +310,14 @@ class Finisher:
         run, rank_slots = request.run, request.rank_slots
         if request.is_prefetch:
             try:
-                self._program = self._made(run, rank_slots, send)
+                self._program = self._finished_program(run, rank_slots, send)
             except BaseException as error:  # the caller of the run gets it
                 self._refusal = error
             return None
         if self._refusal is not None:
             raise self._refusal
         began = time.monotonic()
-        self._program = self._made(run, rank_slots, send)
+        self._program = self._finished_program(run, rank_slots, send)
         program = with_fault(self._program, run.fault, run.case)
         _find_races(program, run.case)
         send(StagePlace(""))
@@ -327,7 +327,8 @@ class Finisher:
         """Free the graph."""
         self._program = None
 
-    def _made(self, run: RunRequest, rank_slots: RankSlots, send: Send) -> GraphProgram:
+    def _finished_program(self, run: RunRequest, rank_slots: RankSlots, send: Send) -> GraphProgram:
+        # Passes modify the trace, so they run once, and later runs of the graph share the result.
         if self._program is not None:
             return self._program
         assert self._traced is not None, "a stage traces where it read no program"
@@ -363,7 +364,7 @@ def finish_program(traced: TracedStep, case: Case, options: GraphOptions, enter:
     return finish(traced, case, torch.device("cpu"), options, enter)
 
 
-def _read(graph_cache: GraphCache | None) -> GraphProgram | None:
+def _read_cached(graph_cache: GraphCache | None) -> GraphProgram | None:
     if graph_cache is None:
         return None
     from bitproof.harness.systems.cached_graph import read_program

@@ -103,7 +103,7 @@ def run_rank(
         job.graph_cache.keep_no_mixing()
     with phase("wait for all ranks"):
         dist.barrier()  # if a rank left early, the others would report it as dead
-    tell(_done(job, system, steps, determinism, switches))
+    tell(_done_message(job, system, steps, determinism, switches))
     if job.is_killed:
         signal.pause()  # until the watcher kills all ranks at once
     leave_groups()
@@ -141,7 +141,7 @@ def _join_groups(
     )
 
 
-def _done(
+def _done_message(
     job: Job, system: System, steps: RankSteps, determinism: dict[str, Any], switches: dict[str, dict[str, Any]]
 ) -> Done:
     from bitproof.harness.capture.digest import digest

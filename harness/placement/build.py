@@ -219,7 +219,7 @@ class _Builder:
         given = [(x, source) for x in _tensor_arguments(node) if (source := self._sources.get(x, {}).get(0))]
         args, kwargs = map_arg(node.args, _value), map_arg(node.kwargs, _value)
         strategies = [Strategy((REPLICATED,) * len(outputs), (REPLICATED,) * len(given))]
-        # Only such a layer has a choice. In all others, operators have their single, replicated strategy.
+        # Only operators of such a layer, and sums of gradients outside of all layers, have strategies to choose from.
         is_free = layer is not None and not layer.is_opaque and SPLIT in layer.may_be
         if given and self._size > 1 and (is_free or origin.module is None):
             strategies = strategies_of(node.target, args, kwargs, result, self._size)

@@ -80,7 +80,7 @@ def precompile(
 def _precompile(
     case: Case, system: str, device: torch.device, folder: Path, fault: str | None, enter: Enter
 ) -> Precompiled:
-    # Before tracing: switches and variables are those that the traces read.
+    # Before tracing, so that it has the switches and variables that the traces read.
     made_of = fingerprint_of(case, system, device)
     last = case.parallelism.world_size - 1
     other_seconds, other_code = 0.0, None

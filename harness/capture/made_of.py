@@ -88,12 +88,13 @@ def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -
 def loaded_files() -> Facts:
     """The sha256 of the file of each loaded module, by the module's name, and of each loaded library, by its file name.
 
-    Torch, Python's own modules and bitproof's (`own_digest`) are left out, because `facts_of_process` has facts about
-    them. So are the system's libraries, and modules that list the paths of editable installations, because they may
-    differ between machines. The trainers among bitproof's cases are included.
+    Torch, Python's own modules, bitproof's and the system's libraries are left out. The trainers among bitproof's cases
+    are included.
     """
     import torch
 
+    # `facts_of_process` has facts about torch, Python and bitproof's own packages. The system's libraries, and modules
+    # that list the paths of editable installations, may differ between machines.
     passed_over = {"torch", *sys.stdlib_module_names}
     own_packages = tuple(f"bitproof.{package}." for package in OWN)
     found, files = {}, set()
@@ -145,13 +146,14 @@ def differences(by_rank: Sequence[Facts], *, all_told: bool) -> Differences:
     """Compare the facts of ranks. `by_rank` has each rank's facts.
 
     With `all_told`, all ranks must have the same facts. Otherwise a fact is compared only between the ranks that have
-    it, because some ranks may load a module that others do not need.
+    it.
     """
     lines: list[str] = []
     others: set[int] = set()
     for name in sorted({name for facts in by_rank for name in facts}):
         said: dict[str | None, list[int]] = {}
         for rank, facts in enumerate(by_rank):
+            # A rank may have loaded a module that others do not need, such as that of its pipeline stage.
             if name in facts or all_told:
                 said.setdefault(facts.get(name), []).append(rank)
         if len(said) > 1:

@@ -158,16 +158,14 @@ class StoredRecording(Recording):
 
 
 class DigestFile:
-    """An open file of digests. Its schema and sizes are checked when it is opened, and its sha256 if that is known.
-
-    Parquet files have no checksum: without the sha256, a flipped bit in a digest would look like a difference.
-    """
+    """An open file of digests. Its schema and sizes are checked when it is opened, and its sha256 if that is known."""
 
     def __init__(self, path: Path, sha256: str | None = None) -> None:
         check_file(path, MAX_DIGESTS_BYTES)
         self.path = path
         try:
-            # The open file is hashed and read, so another file under its name cannot take its place.
+            # The open file is hashed and read, so another file under its name cannot take its place. Parquet files have
+            # no checksum: without the hash, a flipped bit in a digest would look like a difference.
             self._source = pa.OSFile(str(path))
             self._num_bytes = self._source.size()
             if sha256 is not None and (found := hashlib.file_digest(self._source, "sha256").hexdigest()) != sha256:

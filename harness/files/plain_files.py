@@ -61,10 +61,8 @@ def most_unpacked(packed: int) -> int:
 
 
 def check_plain(path: Path | str, most: int | None = None) -> None:
-    """Raise OSError if a path is no regular file. Called before another program or library reads the file.
-
-    The file is not opened, because opening a device can have effects.
-    """
+    """Raise OSError if a path is no regular file. Called before another program or library reads the file."""
+    # The file is not opened, because opening a device can have effects.
     try:
         _check(os.stat(path), path, most)
     except ValueError as error:  # a zero byte in the name

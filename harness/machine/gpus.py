@@ -29,11 +29,12 @@ _OF_ONE_RUN = ("NCCL_HOSTID",)
 
 
 def num_gpus() -> int:
-    """The number of GPUs that torch can use. CUDA is not started, because ranks are forked from this process."""
+    """The number of GPUs that torch can use. Does not start CUDA."""
     import torch
 
     from bitproof.harness.torch_compat import count_gpus_by_driver
 
+    # Ranks are forked from this process, and could not use a GPU after a start of CUDA here.
     if torch.version.cuda is None:
         return 0
     counted = count_gpus_by_driver()

@@ -73,10 +73,10 @@ class Started:
             self._process.stdin.close()
 
     def has_ended(self) -> bool:
-        """Whether the process has ended. It is not reaped yet, so that no new process or group gets its id."""
+        """Whether the process has ended. It is not reaped yet."""
         if self._process.returncode is not None:
             return True
-        # With WNOWAIT the process stays a zombie, and keeps its id.
+        # With WNOWAIT the process stays a zombie, so that no new process or group gets its id.
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def wait(self, seconds: float) -> None:

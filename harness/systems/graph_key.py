@@ -125,9 +125,9 @@ def placed_case(case: Case) -> Case:
 def step_part(case: Case) -> Case:
     """The case with default values in all fields that do not affect tracing.
 
-    These are the fields that `traced_part` drops, and those that affect only passes. The dim of chunking is kept, as
-    tracing reads it.
+    These are the fields that `traced_part` drops, and those that affect only passes.
     """
+    # Tracing reads the chunked dim. The choice of modules belongs to the chunk pass.
     chunking = case.chunking and Chunking(dim=case.chunking.dim, modules="*")
     return replace(traced_part(case), chunking=chunking, memory=Memory(), pipeline=Pipeline())
 

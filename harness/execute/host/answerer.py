@@ -169,6 +169,8 @@ class Answerer:
 
 
 def _call(request: CallRequest) -> CallAnswer:
+    # Imported here: only a command that asks for the standalone files of a shrunk case, for example, loads the code
+    # that writes them.
     module, _, name = request.function.partition(":")
     return CallAnswer(values=getattr(importlib.import_module(module), name)(request.case, **request.values))
 

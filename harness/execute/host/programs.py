@@ -50,8 +50,8 @@ def prepare_program(
 
 
 def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
-    """The graph options of a rank that traces a graph itself. Only rank 0 dumps its graph, as all ranks' graphs are
-    equal."""
+    """The graph options of a rank that traces a graph itself: only rank 0 dumps its graph."""
+    # All ranks' graphs are equal.
     return options if rank == 0 else replace(options, dump_dir=None)
 
 

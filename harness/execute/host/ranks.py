@@ -198,8 +198,8 @@ class Ranks:
                 rank.failure = rank.failure or account
 
     def _check_one_graph(self, rank: Rank) -> None:
-        """Mark a rank as failed if its graph differs from the first rank's: such ranks would compute other values or
-        deadlock."""
+        """Mark a rank as failed if its graph differs from the first rank's."""
+        # Such ranks would compute other values or deadlock.
         # Each rank is compared as soon as its graph is known, so a differing rank fails before the others wait for it.
         hashes = {r.rank: r.graph.code_hash for r in self.ranks if r.graph is not None}
         first = next(iter(hashes), rank.rank)
@@ -304,10 +304,7 @@ def _run_reporting(
     memory: SharedMemory | None,
     board: Board | None,
 ) -> int:
-    """Run a rank, report its failure if it fails, and return its exit status.
-
-    A refusal (an error that bitproof raises within user code) is reported at once, as user code might catch it.
-    """
+    """Run a rank, report its failure if it fails, and return its exit status."""
     turn, reported = threading.Lock(), list[BaseException]()
 
     def tell_in_turn(account: Account | Failure) -> None:
@@ -315,7 +312,8 @@ def _run_reporting(
             tell(account)
 
     def fail(error: BaseException, around: Sequence[FrameSummary] = ()) -> None:
-        # A refusal is reported when it is raised, and arrives again as the exception that ends the rank.
+        # A refusal, which is an error that bitproof raises within user code, is reported when it is raised: user code
+        # might catch it. Otherwise it arrives again as the exception that ends the rank.
         if any(error is each for each in reported):
             return
         reported.append(error)

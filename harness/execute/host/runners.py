@@ -103,11 +103,9 @@ class Runner:
         )
 
     def _run_preloaded(self, request: RunRequest, rank_slots: RankSlots) -> End:
-        """Run ranks that are forked from a process in which the case's `preload` modules are imported.
-
-        That process searches for modules in the same folders as the system, beginning with the system's own folder. So
-        there is such a process for each system's folder. It serves all cases with the same `preload`.
-        """
+        """Run ranks that are forked from a process in which the case's `preload` modules are imported."""
+        # That process searches for modules in the same folders as the system, beginning with the system's own folder.
+        # So there is such a process for each system's folder.
         modules, folder = request.case.preload, folder_of(request.system, request.case)
         # Keep only processes with the modules of this case. There may be several of them, for several folders.
         if any(preloaded != modules for preloaded, _ in self._preloaders):
@@ -200,8 +198,7 @@ class Tracer:
     """Answers requests in a stage: traces a step at the first request, and forks a finishing process for each graph.
 
     The finishing process runs the passes, including a user's pass, and forks the ranks. It is kept for further runs of
-    the same graph, unless a user's pass took part. No pass runs in the stage itself, because its trace serves all
-    graphs of the step.
+    the same graph, unless a user's pass took part.
     """
 
     def __init__(self, made_of: Installation | None = None) -> None:
@@ -274,6 +271,7 @@ class Tracer:
             program = _read_cached(graph_cache) if run.precompiled is None else _read_precompiled(run, run.precompiled)
             if program is None:
                 self._trace(run, send)
+            # A fork, as the trace in this process serves all graphs of the step, and passes would modify it.
             finisher = Finisher(self._traced, program, graph_cache)
             self._finishing = Stage(finisher.answer, log=run.trace_log, end=finisher.end, adds_to_log=True)
             self._program = run.program

@@ -22,6 +22,7 @@ def box_of(tensor: torch.Tensor) -> Box | None:
 
     None for any other tensor, for a partial sum, and if the local tensor has another size than its placements say.
     """
+    # The mark has the whole shape, and the indices of the part's first element and after its last.
     if (said := getattr(tensor, FLAT, None)) is not None:
         return Box(said[0], ((said[1:],),), is_flat=True) if said[2] - said[1] == tensor.numel() else None
     if type(tensor) is torch.Tensor or not hasattr(tensor, "to_local"):
@@ -31,6 +32,7 @@ def box_of(tensor: torch.Tensor) -> Box | None:
     if coordinate is None or any(placement.is_partial() for placement in placed.placements):
         return None
     box = _box(tuple(placed.shape), tuple(placed.placements), tuple(placed.device_mesh.shape), tuple(coordinate))
+    # Interleaved shards may have more runs than a record has room for.
     fits = box.local_shape == tuple(placed.to_local().shape) and len(str(box)) <= MAX_TEXT
     return box if fits else None
 

@@ -21,6 +21,7 @@ _IS_HEX = numpy.isin(numpy.arange(256), list(b"0123456789abcdef"))
 def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
     """An Arrow array of the type of `field`. The values are int32 numbers, strings or None, or lists of int64."""
     if pa.types.is_list(field.type):
+        # Arrow stores the items of all lists one after another, and the index at which each list begins.
         offsets = _offsets([len(value) for value in values])
         items = _numbers([item for value in values for item in value], field.type.value_type)
         return pa.Array.from_buffers(field.type, len(values), [None, offsets], children=[items])
@@ -65,6 +66,7 @@ def _values_of(chunk: pa.Array) -> list[Any]:
         items, sizes = _values_of(chunk.flatten()), _values_of(pc.list_value_length(chunk))
         return [tuple(items[end - size : end]) for size, end in zip(sizes, accumulate(sizes), strict=True)]
     if pa.types.is_string(chunk.type):
+        # Each distinct text becomes a Python object once.
         encoded = chunk.dictionary_encode(null_encoding="encode")
         texts = encoded.dictionary.to_pylist()
         return [texts[index] for index in _values_of(encoded.indices)]

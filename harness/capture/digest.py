@@ -95,13 +95,11 @@ def _leaves(view: memoryview) -> bytes:
 
 
 def _may_be_constant(content: ctypes.Array[Any], dtype: torch.dtype) -> bool:
-    """Whether the first element is zero or not finite. This is rare; otherwise no further element needs to be read.
-
-    The element's highest byte is nearly always enough: it has the sign and seven bits of the exponent, which are all
-    ones if the element is not finite.
-    """
+    """Whether the first element is zero or not finite. This is rare; otherwise no further element needs to be read."""
     if not content:
         return False
+    # The element's highest byte is nearly always enough: it has the sign and seven bits of the exponent, which are all
+    # ones if the element is not finite.
     infinity, size = _INFINITY.get(dtype), dtype.itemsize
     if infinity is not None and _IS_LITTLE and 0 < content[size - 1] & 0x7F < infinity >> (8 * size - 8):
         return False
@@ -113,12 +111,14 @@ def _may_be_constant(content: ctypes.Array[Any], dtype: torch.dtype) -> bool:
 
 
 def _constant(content: ctypes.Array[Any], dtype: torch.dtype) -> str | None:
+    # Dtypes without infinity, such as integers, are zero if all bytes are.
     infinity, octets_of_all = _INFINITY.get(dtype), memoryview(content)
     if infinity is None:
         return None if numpy.frombuffer(octets_of_all, numpy.uint8).any() else "zero"
     magnitudes = numpy.frombuffer(octets_of_all, f"u{dtype.itemsize}") & ((1 << (8 * dtype.itemsize - 1)) - 1)
     if not magnitudes.any():
         return "zero"
+    # A NaN is larger than infinity, so the least magnitude decides.
     least = magnitudes.min()
     return "nan" if least > infinity else "inf" if least == infinity else None
 
@@ -155,8 +155,8 @@ def placements(tensor: torch.Tensor) -> str | None:
     if type(tensor) is torch.Tensor or not hasattr(tensor, "to_local"):
         return None
     placed: Any = tensor
-    told = ", ".join(map(repr, placed.placements))
-    return f"{told} of {list(placed.shape)} over {list(placed.device_mesh.shape)}"
+    text = ", ".join(map(repr, placed.placements))
+    return f"{text} of {list(placed.shape)} over {list(placed.device_mesh.shape)}"
 
 
 def _unwrap(tensor: torch.Tensor) -> torch.Tensor:

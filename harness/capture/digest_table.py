@@ -51,6 +51,7 @@ def check_values(path: Path, table: pa.Table, manifest: Manifest) -> None:
         f"kind among {', '.join(KINDS)}": _are_among(table["kind"], KINDS),
         # Names and dtypes repeat in many rows, so each distinct text is checked once.
         f"name of 1 to {_MAX_NAME} printable characters": _are_printable(table["name"].unique()),
+        # A name may become a part of a path.
         "name that leads nowhere else": pc.invert(_matches(table["name"].unique(), r"(^|/)\.\.(/|$)")),
         "dtype by its name": _matches(table["dtype"].unique(), r"^[a-z][a-z0-9_]{0,40}$"),
         "sizes that are not negative": pc.greater_equal(pc.list_flatten(table["shape"]), _scalar(0, pa.int64())),
@@ -71,6 +72,7 @@ def check_values(path: Path, table: pa.Table, manifest: Manifest) -> None:
             f"{path} holds a value out of range", expected="digest of 32 hexadecimal digits"
         ) from error
     for expected, passed in checks.items():
+        # A mask has a null where the column has one, and no rule is met there.
         if passed.null_count > 0 or (len(passed) and not pc.all(passed).as_py()):
             raise RecordingError(f"{path} holds a value out of range", expected=expected)
     if not all(is_box(text) for text in set(values_of(table["box"].drop_null()))):

@@ -30,7 +30,9 @@ _NAMES = {
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
     *("PYTORCH_REORDER_COLLECTIVES_LIMIT", "PYTORCH_SINK_WAITS_LIMIT", "PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK"),
 }
+# Variables of torch that a manifest does not list are in the key of a cache, too.
 _OF_KEYS = (*_LIBRARIES, "TORCH", "PYTORCH")
+# They differ from launch to launch, and change no bit.
 _OF_ONE_LAUNCH = ("TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR")
 
 _SECRET_NAME = re.compile(
@@ -54,7 +56,7 @@ def environment_variables() -> dict[str, str]:
     Variables that differ from launch to launch, and names that look like secrets, are left out. A value that looks like
     a secret is replaced by its digest, so that different values still differ.
     """
-    return {name: told(value) for name, value in _of(os.environ) if _is_listed(name)}
+    return {name: told(value) for name, value in _relevant(os.environ) if _is_listed(name)}
 
 
 def environment_of_keys() -> dict[str, str]:
@@ -62,7 +64,7 @@ def environment_of_keys() -> dict[str, str]:
 
     The latter have digests in place of values.
     """
-    return {name: told(value) if _is_listed(name) else _digest(value) for name, value in _of(os.environ)}
+    return {name: told(value) if _is_listed(name) else _digest(value) for name, value in _relevant(os.environ)}
 
 
 def told(value: str) -> str:
@@ -70,7 +72,7 @@ def told(value: str) -> str:
     return _digest(value) if _SECRET_VALUE.search(value) or _LONG_WORD.search(value) else value
 
 
-def _of(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+def _relevant(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     return [
         (name, value)
         for name, value in sorted(environment.items())

@@ -32,9 +32,11 @@ def _states() -> dict[str, bytes]:
     _, numbers, gauss = random.getstate()
     legacy: Any = numpy.random.get_state()
     found = {"torch": torch.get_rng_state()}
+    # Reading the state would start CUDA in a process that does not use it.
     if torch.cuda.is_initialized():
         found["cuda"] = torch.cuda.get_rng_state()
     return {name: state.numpy().tobytes() for name, state in found.items()} | {
+        # Both generators keep the second of two normal numbers for the next draw, so it is a part of the state.
         "python": struct.pack(f"<{len(numbers)}I?d", *numbers, gauss is not None, gauss or 0.0),
         "numpy": legacy[1].tobytes() + struct.pack("<qqd", *legacy[2:]),
     }

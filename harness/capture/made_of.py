@@ -44,7 +44,7 @@ _NAMED_FILE = re.compile(r"_[0-9a-f]{8}$")
 MAX_HASHED = 64 << 20
 """Bytes. Larger libraries, such as CUDA's, are compared by size only."""
 _OF_THE_SYSTEM = ("/lib", "/usr/lib")
-_MAX_TOLD = 20
+_MAX_SHOWN = 20
 
 
 def facts_of_process() -> Facts:
@@ -88,21 +88,22 @@ def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -
 def loaded_files() -> Facts:
     """The sha256 of the file of each loaded module, by the module's name, and of each loaded library, by its file name.
 
-    Torch, Python's own modules and bitproof's (`own_digest`) are left out, because `facts_of_process` has facts about
-    them. So are the system's libraries, and modules that list the paths of editable installations, because they may
-    differ between machines. The trainers among bitproof's cases are included.
+    Torch, Python's own modules, bitproof's and the system's libraries are left out. The trainers among bitproof's cases
+    are included.
     """
     import torch
 
+    # `facts_of_process` has facts about torch, Python and bitproof's own packages. The system's libraries, and modules
+    # that list the paths of editable installations, may differ between machines.
     passed_over = {"torch", *sys.stdlib_module_names}
-    told = tuple(f"bitproof.{package}." for package in OWN)
+    own_packages = tuple(f"bitproof.{package}." for package in OWN)
     found, files = {}, set()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str):
             files.add(file)
-        is_told = name.partition(".")[0] in passed_over or f"{name}.".startswith((*told, "__editable__"))
-        if is_told or not isinstance(file, str):
+        is_covered = name.partition(".")[0] in passed_over or f"{name}.".startswith((*own_packages, "__editable__"))
+        if is_covered or not isinstance(file, str):
             continue
         if digest := digest_of_loaded(file):
             # The name of such a module changes with its content, so only names without the hash can be compared.
@@ -111,11 +112,11 @@ def loaded_files() -> Facts:
     elsewhere = (*_OF_THE_SYSTEM, f"{sysconfig.get_path('stdlib')}/lib-dynload/", f"{os.path.dirname(torch.__file__)}/")
     for file in mapped_files() - files - {os.path.realpath(sys.executable)}:
         if not file.startswith(elsewhere) and os.path.isfile(file):
-            found[f"library {os.path.basename(file)}"] = _told_of_library(file)
+            found[f"library {os.path.basename(file)}"] = _describe_library(file)
     return found
 
 
-def _told_of_library(file: str) -> str:
+def _describe_library(file: str) -> str:
     size = os.path.getsize(file)
     return f"{size} bytes" if size > MAX_HASHED else f"sha256 {str(digest_of_loaded(file))[:16]}"
 
@@ -131,8 +132,8 @@ class Differences:
         """Raise CaseError, which names ranks and facts, if there are any differences."""
         if not self.lines:
             return
-        left = len(self.lines) - _MAX_TOLD
-        shown = self.lines[:_MAX_TOLD] + ([f"and {left} more"] if left > 0 else [])
+        left = len(self.lines) - _MAX_SHOWN
+        shown = self.lines[:_MAX_SHOWN] + ([f"and {left} more"] if left > 0 else [])
         raise CaseError(
             f"{tell_ranks(self.ranks)} {'is' if len(self.ranks) == 1 else 'are'} not made of what the others are",
             expected="one release, one installation and one environment on every rank",
@@ -145,20 +146,24 @@ def differences(by_rank: Sequence[Facts], *, all_told: bool) -> Differences:
     """Compare the facts of ranks. `by_rank` has each rank's facts.
 
     With `all_told`, all ranks must have the same facts. Otherwise a fact is compared only between the ranks that have
-    it, because some ranks may load a module that others do not need.
+    it.
     """
     lines: list[str] = []
     others: set[int] = set()
     for name in sorted({name for facts in by_rank for name in facts}):
         said: dict[str | None, list[int]] = {}
         for rank, facts in enumerate(by_rank):
+            # A rank may have loaded a module that others do not need, such as that of its pipeline stage.
             if name in facts or all_told:
                 said.setdefault(facts.get(name), []).append(rank)
         if len(said) > 1:
             first = min(rank for ranks in said.values() for rank in ranks)
+            # The lowest rank that has the fact is taken as right; the others are the ranks to refuse.
             others |= {rank for ranks in said.values() if first not in ranks for rank in ranks}
-            told = (f"{'nothing' if value is None else value} on {tell_ranks(ranks)}" for value, ranks in said.items())
-            lines.append(f"{name}: {'; '.join(told)}")
+            values = (
+                f"{'nothing' if value is None else value} on {tell_ranks(ranks)}" for value, ranks in said.items()
+            )
+            lines.append(f"{name}: {'; '.join(values)}")
     return Differences(ranks=sorted(others), lines=lines)
 
 
@@ -170,7 +175,7 @@ def tell_ranks(ranks: Sequence[int]) -> str:
             parts[-1].append(rank)
         else:
             parts.append([rank])
-    told = [
+    lines = [
         str(part[0]) if len(part) == 1 else f"{part[0]}{' to ' if len(part) > 2 else ', '}{part[-1]}" for part in parts
     ]
-    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(told)}"
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(lines)}"

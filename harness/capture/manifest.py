@@ -45,8 +45,8 @@ def build_manifest(
 
     `systems` has each rank's facts about its system; it becomes the manifest's `ranks`. `switches` has the readings of
     the lowest rank on which a switch changed. `gpus` has each rank's facts about CUDA and its libraries, and
-    `gpu_environments` the variables that these libraries read. Both are empty on a CPU, so that recordings on a CPU
-    remain comparable with older recordings. The other arguments are fields of the manifest.
+    `gpu_environments` the variables that these libraries read. Both are empty on a CPU. The other arguments are fields
+    of the manifest.
     """
     from bitproof.harness.capture.digest import ALGORITHM
 
@@ -73,6 +73,7 @@ def build_manifest(
         stress=stress,
         chunked=chunked,
         alone=list(alone),
+        # Facts that a run does not have stay None, so that it remains comparable with older recordings.
         compiled=list(compiled) if any(compiled) else None,
         unshown=list(unshown) or None,
         shows_every_buffer=shows_every_buffer or None,

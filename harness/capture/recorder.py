@@ -57,11 +57,12 @@ class Recorder:
             )
         part = plain(tensor)
         digest, constant = digest_and_constant(part)
-        told = (dtype_name(part.dtype), tuple(part.shape), _loss(kind, part), constant, placements(tensor))
+        # In the order of Record's fields after the digest.
+        facts = (dtype_name(part.dtype), tuple(part.shape), _loss(kind, part), constant, placements(tensor))
         # Only DTensors and parts of flattened tensors have placements, and so a box.
-        box = box_of(tensor) if told[-1] else None
+        box = box_of(tensor) if facts[-1] else None
         self.rows[key] = Record(
-            digest, *told, str(box) if box else None, self._cells(f"{kind}/{name}", told[-1], part, box)
+            digest, *facts, str(box) if box else None, self._cells(f"{kind}/{name}", facts[-1], part, box)
         )
         if self.keep is not None and self.keep == key:
             self.kept = copy_value(part)
@@ -71,6 +72,7 @@ class Recorder:
 
     def _cells(self, tensor: str, placed: str | None, part: torch.Tensor, box: Box | None) -> str | None:
         cuts = self.cuts.get(tensor)
+        # A shard without a box has no known position, so its cells are unknown, too.
         if cuts is None or (placed and box is None):
             return None
         return digests_of_cells(part, box or Box.whole(part.shape), cuts)

@@ -81,9 +81,9 @@ def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: 
     """Join the files of ranks into a recording in `folder`.
 
     `parts` are the ranks' files of rows, in the order of the recording. `values` are the ranks' files of values, which
-    are moved into the folder. If the parts are large, only a single part at a time is in memory, and each becomes a row
-    group of the recording.
+    are moved into the folder.
     """
+    # If the parts are large, only a single part at a time is in memory, and each becomes a row group of the recording.
     parts = list(parts)
     tables: Iterable[pa.Table] = (DigestFile(part).table() for part in parts)
     if sum(part.stat().st_size for part in parts) <= HELD_BYTES:
@@ -105,6 +105,7 @@ def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
             expected=f"values of {manifest.world_size} ranks, which a case with a bound records",
             fix="record the system again, with --values or a bound in the case",
         )
+    # The folder could be a link as well as the file.
     refuse_link(path.parent)
     check_file(path, _MAX_VALUES_BYTES)
     if (found := _sha256(path)) != known[rank]:
@@ -120,7 +121,7 @@ def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
 def add_calls(folder: Path, step: int, logs: Sequence[bytes]) -> None:
     """Write the logs of a step's operator calls, a file per rank, into a recording's folder, and name them in its
     manifest."""
-    with _written(folder):
+    with _writing(folder):
         (folder / CALLS).mkdir()
         for rank, content in enumerate(logs):
             _calls_path(folder, rank).write_bytes(content)
@@ -133,8 +134,9 @@ def restate(folder: Path, **facts: Any) -> None:
     """Change fields of the manifest of a finished recording. `facts` maps fields to new values."""
     about = {"schema": SCHEMA} | replace(read_manifest(folder), **facts).to_dict()
     about["manifest_sha256"] = sha256_of_manifest(about)
+    # Readers see the old manifest or the new, never a part.
     partial = folder / f".{MANIFEST}.{os.getpid()}.partial"
-    with _written(folder):
+    with _writing(folder):
         partial.write_text(json.dumps(about, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         partial.replace(folder / MANIFEST)
 
@@ -178,7 +180,7 @@ def read_recording(folder: Path) -> Recording:
         manifest = _read_manifest(folder)
         return read_rows(DigestFile(folder / DIGESTS, manifest.digests_sha256), manifest)
 
-    return _steadily(folder, read)
+    return _read_again_if_replaced(folder, read)
 
 
 def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
@@ -234,6 +236,7 @@ def _replaced_in_two_steps(new: Path, folder: Path) -> bool:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # another process was faster
             _remove(old)
             return False
+        # The old folder must not get lost because of another error, such as a missing permission.
         os.rename(old, folder)
         raise
     _remove(old)
@@ -247,7 +250,7 @@ def _remove(old: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _steadily(folder: Path, read: Callable[[], A]) -> A:
+def _read_again_if_replaced(folder: Path, read: Callable[[], A]) -> A:
     """Call `read`, which reads files of a folder, and return its result. Repeats a failed call if the folder was
     replaced."""
     # The first attempt may have read some files of the old folder and some of the new.
@@ -310,11 +313,12 @@ def _write_folder(
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.partial")
     left_out = list(takewhile(silent.__contains__, OF_LAYOUTS))
     schema = pa.schema([field for field in COLUMNS if field.name not in left_out])
-    with _written(folder), ExitStack() as after:
+    with _writing(folder), ExitStack() as after:
         after.callback(shutil.rmtree, partial, ignore_errors=True)
         partial.mkdir(parents=True)
         with pq.ParquetWriter(partial / DIGESTS, schema, compression="zstd", use_dictionary=_REPEATED) as writer:
             for table in tables:
+                # A table is a row group: in a long recording, a rank can then be read without the others.
                 writer.write_table(table.drop_columns(left_out), row_group_size=max(len(table), 1))
         about = {"schema": SCHEMA} | manifest.to_dict() | {"digests_sha256": _sha256(partial / DIGESTS)}
         del about["values_sha256"]  # if the manifest was read from another folder, they are about its files
@@ -329,7 +333,7 @@ def _write_folder(
 
 
 @contextmanager
-def _written(folder: Path) -> Iterator[None]:
+def _writing(folder: Path) -> Iterator[None]:
     """Context in which files are written. An OSError, such as a full disk, becomes a RecordingError."""
     try:
         yield
@@ -343,7 +347,8 @@ def _written(folder: Path) -> Iterator[None]:
 
 
 def _sha256(path: Path) -> str:
-    """The sha256 of a file. (Parquet files have no checksum: a flipped bit would look like a difference of systems.)"""
+    """The sha256 of a file."""
+    # Parquet files have no checksum: without the hash, a flipped bit would look like a difference of systems.
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -359,7 +364,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises RecordingError if it is missing, damaged or hostile.
     """
-    return _steadily(folder, lambda: _read_manifest(folder))
+    return _read_again_if_replaced(folder, lambda: _read_manifest(folder))
 
 
 def _read_manifest(folder: Path) -> Manifest:

@@ -50,6 +50,7 @@ compress, but parameters that nothing updates have the same digests at every ste
 _MOST_TEXT, _MOST_PARTS = 1 << 24, 1 << 18
 """The maximum number of bytes of a text, and of row groups, in a file's metadata. In memory Arrow takes ten times as
 much for them."""
+# The columns in which a rank's rows must agree for equal layouts, and to be recorded alike.
 _LIES = ("step", "kind", "name", "box", "placements")
 _LIKENESS = ("step", "kind", "name", "dtype", "shape", "content", "placements")
 
@@ -126,7 +127,7 @@ class StoredRecording(Recording):
 
     def _part(self, manifest: Manifest, keeps: Callable[[Any], Any]) -> StoredRecording:
         def part(table: Callable[[], pa.Table]) -> Callable[[], pa.Table]:
-            return lambda: _where(table(), "step", keeps)
+            return lambda: _filtered(table(), "step", keeps)
 
         return StoredRecording(manifest, {rank: part(table) for rank, table in self._tables.items()})
 
@@ -143,13 +144,13 @@ class StoredRecording(Recording):
         """The records of a rank in one step. No objects are created for other records."""
         if self.holds_records:
             return super().records_at(rank, step)
-        return read_records(_where(self.of_rank(rank).columns, "step", lambda at: at == step))
+        return read_records(_filtered(self.of_rank(rank).columns, "step", lambda at: at == step))
 
     def losses_of(self, rank: int) -> dict[Key, Record]:
         """The records of a rank's losses. No objects are created for other records."""
         if self.holds_records:
             return super().losses_of(rank)
-        return read_records(_where(self.of_rank(rank).columns, "kind", lambda kind: kind == "loss"))
+        return read_records(_filtered(self.of_rank(rank).columns, "kind", lambda kind: kind == "loss"))
 
     def of_rank(self, rank: int) -> RankRows:
         """The rows of a rank, in the order in which they are stored; no rows if the rank recorded nothing."""
@@ -157,16 +158,14 @@ class StoredRecording(Recording):
 
 
 class DigestFile:
-    """An open file of digests. Its schema and sizes are checked when it is opened, and its sha256 if that is known.
-
-    Parquet files have no checksum: without the sha256, a flipped bit in a digest would look like a difference.
-    """
+    """An open file of digests. Its schema and sizes are checked when it is opened, and its sha256 if that is known."""
 
     def __init__(self, path: Path, sha256: str | None = None) -> None:
         check_file(path, MAX_DIGESTS_BYTES)
         self.path = path
         try:
-            # The open file is hashed and read, so another file under its name cannot take its place.
+            # The open file is hashed and read, so another file under its name cannot take its place. Parquet files have
+            # no checksum: without the hash, a flipped bit in a digest would look like a difference.
             self._source = pa.OSFile(str(path))
             self._num_bytes = self._source.size()
             if sha256 is not None and (found := hashlib.file_digest(self._source, "sha256").hexdigest()) != sha256:
@@ -194,14 +193,11 @@ class DigestFile:
             raise RecordingError(f"{path} is too large", found=f"{self.num_rows} rows")
 
     def table(self, group: int | None = None) -> pa.Table:
-        """The rows of a row group, or of the whole file. Raises RecordingError if they are damaged or too large.
-
-        They are read batch by batch, because the size that the file states is not trusted: a dictionary with a single
-        long name can make a huge table of a small file. Each batch is measured before it is unpacked, so such a table
-        is never in memory.
-        """
+        """The rows of a row group, or of the whole file. Raises RecordingError if they are damaged or too large."""
         groups = None if group is None else [group]
         try:
+            # Batch by batch, as the size that the file states is not trusted: a dictionary with a single long name can
+            # make a huge table of a small file. Each batch is measured before it is unpacked.
             self._refuse_size(self._stated_bytes(groups or range(self.num_groups)))
             batches, num_bytes = [], 0
             for batch in self._file.iter_batches(_BATCH_ROWS, groups, use_threads=False):  # no threads: the host forks
@@ -250,10 +246,8 @@ def _unpacked(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
-    """The recording whose digests are in `file`. Raises RecordingError for a value out of range or a repeated key.
-
-    The statistics of row groups are not read, because Arrow crashes the process if they are damaged.
-    """
+    """The recording whose digests are in `file`. Raises RecordingError for a value out of range or a repeated key."""
+    # The statistics of row groups are not read, because Arrow crashes the process if they are damaged.
     if (
         file.num_rows > KEPT_ROWS
         and file.num_groups <= manifest.world_size
@@ -267,7 +261,7 @@ def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
         before: RankRows | None = None
         for part in parts:
             before = _checked_keys(file.path, RankRows(*part), before)
-        return StoredRecording(manifest, {rank: _given(part) for rank, part in parts})
+        return StoredRecording(manifest, {rank: _in_memory(part) for rank, part in parts})
     # The rows of some rank are not contiguous, so only all records together show a repeated key.
     records = read_records(table)
     _refuse_twice(file.path, len(records), len(table))
@@ -289,7 +283,7 @@ def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
         if len(parts) != 1 or parts[0][0] <= max(tables, default=-1):
             return None
         before = _checked_keys(file.path, RankRows(*parts[0]), before)
-        tables[parts[0][0]] = _again(file, group)
+        tables[parts[0][0]] = _read_again(file, group)
     return StoredRecording(manifest, tables)
 
 
@@ -335,7 +329,7 @@ def read_records(table: pa.Table) -> dict[Key, Record]:
     return dict(zip(keys, rows, strict=True))
 
 
-def _where(table: pa.Table, column: str, keeps: Callable[[Any], Any]) -> pa.Table:
+def _filtered(table: pa.Table, column: str, keeps: Callable[[Any], Any]) -> pa.Table:
     """The rows of a table for which `keeps` is True.
 
     `keeps` gets the values of the column as an array, and returns an array of bools.
@@ -375,6 +369,7 @@ def damaged(path: Path, error: BaseException) -> RecordingError:
 def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
     """Split a table into slices of consecutive rows with the same rank. Returns pairs of the rank and the slice."""
     ranks = numpy.array(values_of(table["rank"]))
+    # The indices at which the rank changes, and both ends.
     starts = [0, *(numpy.flatnonzero(numpy.diff(ranks)) + 1).tolist(), len(ranks)]
     return [(int(ranks[start]), table.slice(start, end - start)) for start, end in pairwise(starts) if start < end]
 
@@ -396,10 +391,10 @@ def _refuse_twice(path: Path, num_keys: int, num_rows: int) -> None:
         raise RecordingError(f"{path} names a tensor twice", expected="each (step, kind, name, rank) once")
 
 
-def _given(table: pa.Table) -> Callable[[], pa.Table]:
+def _in_memory(table: pa.Table) -> Callable[[], pa.Table]:
     return lambda: table
 
 
-def _again(file: DigestFile, group: int) -> Callable[[], pa.Table]:
+def _read_again(file: DigestFile, group: int) -> Callable[[], pa.Table]:
     # A function of its own: a lambda in the caller's loop would read the last `group`.
     return lambda: file.table(group)

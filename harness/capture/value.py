@@ -39,8 +39,10 @@ def unpack_value(packed: bytes, where: str) -> torch.Tensor:
             expected=f"{math.prod(shape) * dtype.itemsize} bytes of {dtype_name(dtype)} of shape {shape}",
             found=f"{len(content)} bytes",
         )
+    # `frombuffer` refuses an empty buffer.
     if not content:
         return torch.empty(shape, dtype=dtype)
+    # A copy, as a tensor must not share the memory of immutable bytes.
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).view(dtype).reshape(shape)
 
 

@@ -51,6 +51,8 @@ def mix(word: torch.Tensor, neighbour: torch.Tensor, key: torch.Tensor) -> torch
 
 def scramble(accumulator: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """The value of an accumulator after the end of a block, from its value before and a key."""
+    # `>>` copies the sign bit in int64, so a mask clears the upper bits. The factor is the specification's PRIME32_1, a
+    # literal as Triton compiles no global variables.
     return (accumulator ^ ((accumulator >> 47) & 0x1FFFF) ^ key) * 0x9E3779B1
 
 
@@ -115,6 +117,7 @@ def tables(device: torch.device) -> torch.Tensor:
     def key(offset: int) -> tuple[int, ...]:
         return struct.unpack_from("<8q", _SECRET, offset)
 
+    # The offsets in the secret are those of the specification.
     stripes = [key(8 * stripe) for stripe in range(STRIPES)]
     last = [*stripes[:-1], key(len(_SECRET) - 71)]
     ends = [key(len(_SECRET) - 64), key(len(_SECRET) - 75), key(11)]

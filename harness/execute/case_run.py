@@ -128,6 +128,7 @@ class CaseRun:
             result = result_of_error(self.case, error, **where, **self._measured(), remarks=tuple(self.remarks))
         else:
             self.seconds.total = time.monotonic() - began
+            # A candidate that continues from the reference's checkpoint lacks the steps before, so none are shown.
             losses = {role: self.firsts[role].from_step(self.case.first_step).losses() for role in ROLES}
             judgement = replace(judgement, remarks=(*judgement.remarks, *self.remarks))
             result = result_of(self.case, judgement, **where, losses=losses, **self._measured())
@@ -136,6 +137,7 @@ class CaseRun:
     def _judged(self) -> Judgement:
         for role in ROLES if self.options.profile else ():
             self.folders.profile(role).mkdir(parents=True, exist_ok=True)
+        # The next request is known already: its graph may be traced while the reference's ranks run.
         self._note("reference", self.record("reference", "first", later=self._request("candidate", "first")))
         self._read_first("reference")  # before a candidate runs that could rewrite it
         # While a graph is traced on another core, the reference's second run costs no time.
@@ -252,10 +254,12 @@ class CaseRun:
         kept: tuple[str, ...] = power_module("baselines.baseline_folders").values_to_keep(
             self.options.baseline_dir, self.case, system
         )
+        # A drift from a baseline is measured in ULPs, which needs the values of the baseline's tensors.
         return self.options.values + kept
 
     def _run(self, request: RunRequest) -> RunAnswer:
         def on_event(event: Event) -> None:
+            # The host sends only what happened: the case, the system and the arm are added here.
             self._on_event(replace(event, case=self.case.name, system=request.system, arm=request.arm))
 
         return self.client.ask(request, self._remaining() + _HOST_MARGIN, on_event)
@@ -326,6 +330,7 @@ class CaseRun:
         try:
             return self.record(role, f"replay{number}", out=folder, replay=replay).kept
         except RankError as error:
+            # Out of time, the host's error would name --timeout, but this search has a limit of its own.
             if self._remaining() > 0:
                 raise
             took, fix = f"finding the cause took longer than {self._limit:g} s", "give a longer --explain-timeout"
@@ -344,11 +349,12 @@ class CaseRun:
         # Several runs show the same race, which is listed once.
         self.races |= dict.fromkeys(answer.races)
         if graph := answer.graph:
+            # If both systems have graphs, their times are added. The report shows the candidate's graph, which is last.
             self.seconds.trace = (self.seconds.trace or 0.0) + graph.trace_seconds
             self.seconds.passes = (self.seconds.passes or {}) | {entry.name: entry.seconds for entry in graph.passes}
             self.graph = graph
             self.remarks += [graph.artifact.tell(role)] if graph.artifact else []
-            self.remarks += [f"{role} {getattr(self.case, role)}: {told}" for told in graph.compiled]
+            self.remarks += [f"{role} {getattr(self.case, role)}: {each}" for each in graph.compiled]
 
     def _measured(self) -> dict[str, Any]:
         passes = self.graph.passes if self.graph else []

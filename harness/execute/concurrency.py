@@ -91,11 +91,13 @@ def judge_at_once(
         free.put(session)
 
     def judged(case: Case, placement: Placement) -> None:
+        # There are as many threads as sessions, so one is always free.
         session = free.get()
         try:
             session.begin_case()
             answers.put(judge(case, placement, session, answers.put))
         except Abandoned:
+            # The caller has closed the iterator and reads no more results.
             pass
         except BaseException as error:
             answers.put(error)

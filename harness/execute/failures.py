@@ -66,7 +66,7 @@ def failure_of_exception(rank: int, error: BaseException, around: Sequence[Frame
         time=time.monotonic(),
         what="raised",
         found=found if found.startswith(name) else f"{name}: {found}",
-        details=str(error) if _says_all(error, around) else traceback_of(error, around),
+        details=str(error) if _needs_no_traceback(error, around) else traceback_of(error, around),
         secondary=isinstance(error, (RuntimeError, OSError)) and bool(_LOST_PEER.search(text)),
     )
 
@@ -81,7 +81,8 @@ _NOT_THE_USERS = tuple(
 )
 
 
-def _says_all(error: BaseException, around: Sequence[FrameSummary]) -> bool:
+def _needs_no_traceback(error: BaseException, around: Sequence[FrameSummary]) -> bool:
+    # A CaseError is about the case, not about code. Errors of other libraries always need their traceback.
     if isinstance(error, CaseError) or not isinstance(error, BitproofError):
         return isinstance(error, CaseError)
     frames = (*around, *traceback.extract_tb(error.__traceback__))
@@ -94,13 +95,14 @@ def _is_users(path: str) -> bool:
 
 
 def traceback_of(error: BaseException, around: Sequence[FrameSummary] = ()) -> str:
-    """The text of an exception's traceback. A message of megabytes is shortened first, so that every frame is shown.
+    """The text of an exception's traceback, with at most `MAX_TRACEBACK` characters.
 
     `around` has frames that are still active, outermost first; they are put in front.
     """
-    told = traceback.TracebackException.from_exception(error)
-    told.stack = traceback.StackSummary.from_list([*around, *told.stack])
-    parts = told.format()
+    summary = traceback.TracebackException.from_exception(error)
+    summary.stack = traceback.StackSummary.from_list([*around, *summary.stack])
+    # Each part is shortened first: a message of megabytes must not displace the frames.
+    parts = summary.format()
     return bounded("".join(bounded(part, MAX_FACT) for part in parts).rstrip(), MAX_TRACEBACK)
 
 
@@ -145,6 +147,7 @@ def blame(failures: Iterable[Failure]) -> Failure:
 
     If all failures followed from a lost connection, the earliest of all.
     """
+    # False sorts before True, so failures with a reason of their own come first.
     return min(failures, key=lambda failure: (failure.secondary, failure.time))
 
 
@@ -169,7 +172,7 @@ def error_of_hang(system: str, timeout: float, places: dict[int, str], stacks: s
     at: dict[str, list[int]] = {}
     for rank, place in sorted(places.items()):
         at.setdefault(place, []).append(rank)
-    found = "; ".join(f"{_tell_ranks(ranks)} {place}" for place, ranks in at.items())
+    found = "; ".join(f"{_describe_ranks(ranks)} {place}" for place, ranks in at.items())
     return RankError(
         f"{system} did not finish: the case ran longer than {timeout:g} s",
         rank=next(iter(places)) if len(places) == 1 else None,
@@ -221,6 +224,7 @@ def tail(log: Path, lines: int = 20, limit: int = 16_384) -> str:
     """The last `lines` lines of a log, or fewer if they take more than `limit` bytes."""
     try:
         with log.open("rb") as file:
+            # A log may have gigabytes, so only its end is read.
             file.seek(max(0, log.stat().st_size - limit))
             text = file.read().decode(errors="replace")
     except OSError:
@@ -231,15 +235,17 @@ def tail(log: Path, lines: int = 20, limit: int = 16_384) -> str:
 def ends(log: Path, lines: int = 10, limit: int = 8_192) -> str:
     """The first `lines` lines of a log and the last `lines`, each within `limit` bytes.
 
-    Either end may have the reason of a failure. A library that aborts the process prints the reason, such as gloo's
-    message about mismatched collectives, and then a long stack. Other failures print their reason last.
+    Either end may have the reason of a failure.
     """
+    # A library that aborts the process prints the reason first, such as gloo's message about mismatched collectives,
+    # and then a long stack. Other failures print their reason last.
     try:
         with log.open("rb") as file:
             head = file.read(limit).decode(errors="replace").splitlines()[:lines]
             size = log.stat().st_size
     except OSError:
         return ""
+    # A log without a middle to leave out is shown whole.
     if size <= limit and len(log.read_text(errors="replace").splitlines()) <= 2 * lines:
         return tail(log, 2 * lines)
     return "\n".join([*head, "...", tail(log, lines, limit)])
@@ -260,8 +266,9 @@ def stack_of(log: Path, entry: str) -> str:
 
 def log_name(log: Path) -> str:
     """A log's path relative to the run folder, such as `logs/moe_tiny/graph/rank1.log`."""
+    # The last four parts are `logs`, the case, the system and the file.
     return str(Path(*log.parts[-4:])) if "logs" in log.parts[-4:-3] else str(log)
 
 
-def _tell_ranks(ranks: list[int]) -> str:
+def _describe_ranks(ranks: list[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))

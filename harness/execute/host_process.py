@@ -82,7 +82,8 @@ class HostProcess:
         try:
             self._process.tell(request)
         except OSError as error:
-            raise self._crash() from error
+            # The pipe is closed: the host has died since the last request.
+            raise self._crash_error() from error
         while True:
             match framing.read(self._next_line(deadline, timeout, is_abandoned), Event, Problem, request.answer):
                 case Event() as event:
@@ -112,17 +113,18 @@ class HostProcess:
 
     def _next_line(self, deadline: float, timeout: float, is_abandoned: Callable[[], bool]) -> bytes:
         inlet = self._process.inlet
+        # Short waits, so that an abandoned request is noticed soon.
         while (line := inlet.wait(max(0.0, min(deadline - time.monotonic(), _LOOK_SECONDS)))) is None:
             if inlet.is_over:
-                raise self._crash()
+                raise self._crash_error()
             if is_abandoned():
                 self.kill()
                 raise Abandoned
             if time.monotonic() >= deadline:
-                raise self._silence(timeout)
+                raise self._timeout_error(timeout)
         return line
 
-    def _crash(self) -> HostLost:
+    def _crash_error(self) -> HostLost:
         # The answers end a moment before the kernel reports the exit, and only a reaped process has a status.
         self._process.wait(1.0)
         self.kill()
@@ -137,7 +139,7 @@ class HostProcess:
         )
         return HostLost(error, silent=False)
 
-    def _silence(self, timeout: float) -> HostLost:
+    def _timeout_error(self, timeout: float) -> HostLost:
         # First, since the stacks go into the log, whose end becomes a part of the error.
         ask_for_stacks([self._process.pid])
         self.kill()

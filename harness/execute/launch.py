@@ -64,7 +64,7 @@ def run_cases(
     for case in cases:
         check_preload(case)
     for case in cases if options.names else ():
-        _check_named(case)
+        _refuse_built_in_candidate(case)
     plan = plan_concurrency(cases, options)
     # All checks come first, so every rank of torchrun raises the same error, whether it leads or follows.
     if follows():
@@ -109,7 +109,7 @@ def record_system(
     return Path(out)
 
 
-def _check_named(case: Case) -> None:
+def _refuse_built_in_candidate(case: Case) -> None:
     if case.candidate in BUILT_IN:
         raise CaseError(
             f"the candidate of case {case.name} has the reference's own names, so it has none to map",

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from bitproof.harness.options import OnEvent, Role, RunOptions
 
 
+# The forked process reports more about a late step than the host could, so it must be first.
 HOST_MARGIN = 15.0
-"""The seconds that a host process gets beyond the time limit of its forked process, which reports more about a late
-step."""
+"""The seconds that a host process gets beyond the time limit of its forked process."""
 
 
 class PrecompiledStep:
@@ -38,7 +38,7 @@ class PrecompiledStep:
         self._placement = placement
         self._client = client
         self._is_made = False
-        self._is_asked = threading.Lock()
+        self._lock = threading.Lock()
 
     def check(self, timeout: float, on_event: OnEvent) -> None:
         """Raise ArtifactError if the step in the folder given by --precompiled does not suit the case. Call this before
@@ -51,13 +51,13 @@ class PrecompiledStep:
         request = StepRequest(
             case=self._case,
             system=self._case.candidate,
-            step=self._named(self._options.precompiled),
+            step=self._step_in(self._options.precompiled),
             device=self._placement.device,
             timeout=timeout,
         )
         self._client.ask(request, timeout + HOST_MARGIN, on_event)
 
-    def _named(self, folder: Path) -> StepFolder:
+    def _step_in(self, folder: Path) -> StepFolder:
         return StepFolder(folder.resolve(), self._options.trust_compiled)
 
     def folder_for(self, role: Role, timeout: float, on_event: OnEvent) -> StepFolder | None:
@@ -67,11 +67,11 @@ class PrecompiledStep:
         """
         system = getattr(self._case, role)
         if role == "candidate" and self._options.precompiled is not None:
-            return self._named(self._options.precompiled)
+            return self._step_in(self._options.precompiled)
         if system != PRECOMPILED:
             return None
-        step = self._named(self._client.work / f"{self._case.name}-precompiled")
-        with self._is_asked:  # concurrent runs share the step
+        step = self._step_in(self._client.work / f"{self._case.name}-precompiled")
+        with self._lock:  # concurrent runs share the step
             if not self._is_made:
                 device = self._placement.device
                 request = PrecompileRequest(
@@ -134,6 +134,7 @@ def _refuse_untrusted(case: Case | None, options: RunOptions) -> None:
 
 
 def _refuse_passes(options: RunOptions, candidates: list[str]) -> None:
+    # Passes ran when the step was made, and none runs again when it is read.
     given = {"--extra-pass": bool(options.extra_passes), "--dump-graphs": options.dump_graphs}
     if candidates and (found := [name for name, is_given in given.items() if is_given]):
         raise UsageError(

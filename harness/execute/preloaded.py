@@ -50,12 +50,14 @@ class Preloaded:
     def check(self) -> None:
         """Raise UsageError if an import of a preloaded module would now find another file.
 
-        After that, each call raises the same error: user code may have caught the first.
+        After that, each call raises the same error.
         """
+        # The error is kept, as user code may catch it where it imports.
         self._looked_in = _where_imports_look()
         if self._problem is None:
             for name, place in self._places.items():
                 now = place_by_now(name)
+                # None: the module cannot be found now, so an import would use the loaded module.
                 if now is not None and now != place:
                     self._problem = _moved(name, place, now)
                     break
@@ -111,6 +113,7 @@ def preload(modules: Sequence[str], folder: Path | None = None) -> Preloaded:
     """
     if folder is not None:
         find_beside(folder)
+    # Modules that a preloaded module imports are preloaded with it, so they are checked, too.
     before = set(sys.modules)
     for name in modules:
         if name not in sys.modules:
@@ -131,6 +134,7 @@ def _where_imports_look() -> tuple[object, ...]:
         here = os.getcwd()  # for entries such as "" and "src"
     except OSError:
         here = ""
+    # Finders and hooks by identity: a changed finder may find other files for the same path.
     return (here, *sys.path, *map(id, sys.meta_path), *map(id, sys.path_hooks))
 
 
@@ -170,6 +174,7 @@ def _import(name: str) -> None:
 
 def _num_threads() -> int:
     try:
+        # Also counts threads that C++ code started, unlike `threading`.
         return len(os.listdir("/proc/self/task"))
     except OSError:
         return 0

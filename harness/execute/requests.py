@@ -329,8 +329,7 @@ class CallAnswer:
 class CallRequest(Request[CallAnswer]):
     """Call a function of `harness/powers`, "MODULE:FUNCTION", with the case and `values`, which have only JSON's types.
 
-    The function is imported only in the process that is forked to answer. So for example, only a command that asks for
-    standalone files of a shrunk case loads the code that writes them.
+    The function is imported only in the process that is forked to answer.
     """
 
     answer = CallAnswer

@@ -25,17 +25,18 @@ def read_run(run_dir: Path) -> Report:
     report = report_json.read(path)
     for index, result in enumerate(report.cases):
         if result.verdict in _JUDGED and not result.case.is_foreign and result.case.reference != result.case.candidate:
-            for name, expected, by, told in _others(result, run_dir / "recordings" / result.case.name):
+            # The first wrong value is enough for the error.
+            for name, expected, source, value in _wrong_values(result, run_dir / "recordings" / result.case.name):
                 raise RecordingError(
                     f"report.cases[{index}].{name} is damaged",
-                    expected=f"{expected}, by {by}"[:2000],
-                    found=repr(told)[:200],
+                    expected=f"{expected}, by {source}"[:2000],
+                    found=repr(value)[:200],
                     where=str(path),
                 )
     return report
 
 
-def _others(result: CaseResult, folder: Path) -> Iterator[tuple[str, object, str, object]]:
+def _wrong_values(result: CaseResult, folder: Path) -> Iterator[tuple[str, object, str, object]]:
     """Yield the wrong values in a result: the field, its correct value, the source of that value, and the value found.
 
     Example: `("mismatched", 3, "the recordings in reports/latest/recordings/moe", 0)`.
@@ -44,27 +45,29 @@ def _others(result: CaseResult, folder: Path) -> Iterator[tuple[str, object, str
 
     found = dict(first_runs(folder))
     systems = (result.case.reference, result.case.candidate)
+    # Recordings may have been deleted to save space. Then only counts can be checked.
     if not all(system in found for system in systems):
-        yield from _other_counts(result)
+        yield from _wrong_counts(result)
         return
     reference, candidate = (read_recording(found[system]) for system in systems)
     seen = compare(reference, candidate, result.case)
-    for name, expected, told in (
+    for name, expected, value in (
         ("compared", seen.compared, result.compared),
         ("mismatched", seen.mismatched, result.mismatched),
         ("losses.reference", reference.losses(), result.losses["reference"]),
         ("losses.candidate", candidate.losses(), result.losses["candidate"]),
     ):
-        if expected != told:
-            yield name, expected, f"the recordings in {folder}", told
+        if expected != value:
+            yield name, expected, f"the recordings in {folder}", value
 
 
-def _other_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object]]:
+def _wrong_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object]]:
     """Yield each count in a result that differs from the count for the case's model: the count's field, its correct
     value, the source of that value, and the value found.
 
     Yields nothing for a user's systems, whose counts are unknown.
     """
+    # How many tensors a user's systems record is not known.
     if not {result.case.reference, result.case.candidate} <= {*BUILT_IN}:
         return
     from bitproof.reference.step import recorded_a_step
@@ -75,10 +78,11 @@ def _other_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object
         by = "systems of ours and no recordings beside the report"
         yield "case.model", "a model that this version of bitproof can build", by, error.what
         return
+    # `counts` has the records of a single step.
     for kind, count in counts.items():
-        expected, told = count * result.steps, result.compared.get(kind, 0)
-        if expected != told:
-            yield f"compared.{kind}", expected, "the case's model", told
+        expected, value = count * result.steps, result.compared.get(kind, 0)
+        if expected != value:
+            yield f"compared.{kind}", expected, "the case's model", value
 
 
 def first_runs(folder: Path) -> Iterator[tuple[str, Path]]:

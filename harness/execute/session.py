@@ -71,6 +71,7 @@ class Session:
         self._crashes: list[RankError] = [] if crashes is None else crashes
         self._crash: RankError | None = None
         self._num_gpus: int | None = None
+        # Set by another thread than the thread that waits for an answer.
         self._has_ended = threading.Event()
         self.host: HostProcess | None = self._start()
 
@@ -95,6 +96,7 @@ class Session:
         self.host = self.host or self._start()
         try:
             return self.host.ask(request, timeout, on_event, self._has_ended.is_set)
+        # The host was killed together with the request.
         except Abandoned:
             self.host = None
             raise
@@ -177,5 +179,6 @@ def _sigterm_raises() -> Iterator[None]:
     try:
         yield
     finally:
+        # A generator may be closed in another thread, where Python allows no change of handlers.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)

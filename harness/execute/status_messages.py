@@ -54,9 +54,10 @@ class PreparedGraph:
         There is one text for the graph; for a partitioned graph, one for each half: "forward, ..." and "backward, ...".
         """
         facts = next((entry.facts for entry in self.passes if entry.name == "backend"), {})
+        # A backend that compiled the halves of a partitioned graph has facts under each half's name.
         halves = {f"{half}, ": facts[half] for half in ("forward", "backward") if half in facts} or {"": facts}
         return [
-            f"{half}{found['backend']} compiled {_tell_compiled(found)}"
+            f"{half}{found['backend']} compiled {_describe_compiled(found)}"
             for half, found in halves.items()
             if "nodes_compiled" in found
         ]
@@ -96,7 +97,7 @@ class PreparedGraph:
         )
 
 
-def _tell_compiled(found: Mapping[str, Any]) -> str:
+def _describe_compiled(found: Mapping[str, Any]) -> str:
     nodes, regions = found["nodes_compiled"], found.get("regions_compiled")
     of_what = "the whole graph" if regions is None else f"{regions} regions"
     launches = found.get("launches")

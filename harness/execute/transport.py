@@ -44,6 +44,7 @@ def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Ab
     """
     refuse_copies()
     if is_torchrun():
+        # This package does not depend on the powers: they are looked up by name.
         coordinator = power_module(_COORDINATOR)
         coordinator.check_world_size(cases)
         client: AbstractContextManager[Client] = coordinator.open_coordinator(run_dir, options)

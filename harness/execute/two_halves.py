@@ -44,6 +44,7 @@ class Resume:
 
 
 def _method(system: Any, name: str) -> Any:
+    # `made` is the factory's object, which a UserSystem wraps.
     found = getattr(getattr(system, "made", system), name, None)
     if not callable(found):
         raise UsageError(

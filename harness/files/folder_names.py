@@ -22,6 +22,7 @@ def file_name(name: str) -> str:
     """A safe name of a file or folder for any name, in the form that the top of this file describes."""
     if _PLAIN.fullmatch(name):
         return name
+    # The end of a path says more than its beginning.
     readable = _UNSAFE.sub("-", name)[-_MOST:].strip("-.")
     return f"{readable or 'name'}-{_digest(name)}"
 

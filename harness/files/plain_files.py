@@ -39,6 +39,7 @@ def read_plain(path: Path | str, most: int = SOURCE) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         _check(os.fstat(descriptor), path, most)  # the file may have been replaced since the first check
+        # A byte more than allowed, to notice a file that has grown since the check.
         blocks, left = [], most + 1
         while left > 0 and (block := os.read(descriptor, min(left, _BLOCK))):
             blocks.append(block)
@@ -60,10 +61,8 @@ def most_unpacked(packed: int) -> int:
 
 
 def check_plain(path: Path | str, most: int | None = None) -> None:
-    """Raise OSError if a path is no regular file. Called before another program or library reads the file.
-
-    The file is not opened, because opening a device can have effects.
-    """
+    """Raise OSError if a path is no regular file. Called before another program or library reads the file."""
+    # The file is not opened, because opening a device can have effects.
     try:
         _check(os.stat(path), path, most)
     except ValueError as error:  # a zero byte in the name

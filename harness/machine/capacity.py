@@ -37,8 +37,9 @@ def free_memory() -> int | None:
     """The bytes of memory that runs may use: those available on the machine or in its container; None if unknown."""
     found = []
     with suppress(OSError, ValueError, KeyError):
-        told = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        found.append(int(told["MemAvailable"].split()[0]) << 10)
+        meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        # The kernel states KiB.
+        found.append(int(meminfo["MemAvailable"].split()[0]) << 10)
     with suppress(OSError, ValueError, KeyError):
         most, now = ((CONTROL_GROUPS / f"memory.{name}").read_text().strip() for name in ("max", "current"))
         # The kernel counts its file cache as used, and frees it on demand.

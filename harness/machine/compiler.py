@@ -36,6 +36,7 @@ def _instructions() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return ""
+    # x86 calls the line `flags`, Arm calls it `Features`.
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return hashlib.sha256(" ".join(sorted(flags.partition(":")[2].split())).encode()).hexdigest()
 

@@ -56,15 +56,13 @@ def set_determinism(seed: int, *, fill_uninitialized: bool = True, num_threads: 
 
 
 def settle_attention(device: torch.device) -> None:
-    """Run torch's first attention call on a GPU now, and undo the change of switches that it makes.
-
-    On GPUs such as an H100, the first call makes torch prefer cuDNN's kernels, whatever was set before. Later calls
-    leave the preference unchanged.
-    """
+    """Run torch's first attention call on a GPU now, and undo the change of switches that it makes."""
     import torch
 
     from bitproof.harness import torch_compat
 
+    # On GPUs such as an H100, the first call makes torch prefer cuDNN's kernels, whatever was set before. Later calls
+    # leave the preference unchanged.
     order, x = torch_compat.sdp_priority(), torch.zeros(1, 1, 64, 64, dtype=torch.bfloat16, device=device)
     torch.nn.functional.scaled_dot_product_attention(x, x, x)
     torch_compat.set_sdp_priority(order)
@@ -74,6 +72,7 @@ def read_determinism() -> dict[str, Switch]:
     """The current values of the switches for determinism, by name."""
     import torch
 
+    # torch warns about some of its own settings when they are read.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {
@@ -150,6 +149,7 @@ def _setters() -> dict[str, Callable[[Any], object]]:
 
     return {
         "deterministic_algorithms": torch.use_deterministic_algorithms,
+        # torch sets both switches in one call.
         "deterministic_warn_only": lambda value: torch.use_deterministic_algorithms(
             torch.are_deterministic_algorithms_enabled(), warn_only=value
         ),
@@ -217,11 +217,11 @@ class Switches:
     def changes(self) -> list[str]:
         """A line for each change since this state was read, such as `mkldnn_enabled True -> False`."""
         now = Switches.now()
-        told = [
+        changed = [
             f"{name} {was} -> {now.switches[name]}" for name, was in self.switches.items() if now.switches[name] != was
         ]
         drawn = [name for name, state in self.generators.items() if now.generators[name] != state]
-        return [*told, *(f"the state of {name}'s random number generator" for name in drawn)]
+        return [*changed, *(f"the state of {name}'s random number generator" for name in drawn)]
 
     def restore(self) -> None:
         """Restore this state, except for changes that cannot be undone within a process."""
@@ -237,6 +237,7 @@ class Switches:
         torch.set_autocast_dtype("cpu", getattr(torch, str(self.switches["autocast_dtype_cpu"])))
         torch.set_rng_state(torch.frombuffer(bytearray(self.generators["torch"]), dtype=torch.uint8))
         random.setstate(self.generators["Python"])
+        # `now` stored the array as bytes, so that states can be compared with `!=`.
         name, keys, *rest = self.generators["numpy"]
         numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
 
@@ -252,6 +253,7 @@ def keeping_switches(who: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
+        # The code's own error is reported, and not its changes.
         before.restore()
         raise
     if changed := before.changes():

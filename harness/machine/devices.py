@@ -59,9 +59,8 @@ def place(
     """Choose the devices and the transport of a case whose ranks are all on this machine.
 
     `request` is "auto", "cpu" or "cuda", and `collectives` the requested transport. "auto" uses GPUs only if each rank
-    gets its own. "cuda" with fewer GPUs than ranks is refused, because a run without NCCL would look like a run with
-    NCCL. But with `share_gpus`, ranks share GPUs and use gloo, which copies through host memory. NCCL refuses two ranks
-    on one GPU, unless each is configured as a separate host (BITPROOF_SHARED_NCCL=1 tries that).
+    gets its own. "cuda" with fewer GPUs than ranks is refused. But with `share_gpus`, ranks share GPUs and use gloo,
+    which copies through host memory.
 
     Raises CaseError if `request` is "cuda" and there are too few GPUs, and for unavailable collectives.
     """
@@ -78,6 +77,7 @@ def place(
         )
     if num_gpus >= world_size:
         return _over_nccl(Placement("cuda", "nccl", num_gpus), collectives)
+    # A run without NCCL must not look like a run with NCCL, so sharing is never chosen silently.
     if not share_gpus:
         raise CaseError(
             "there are fewer GPUs than ranks, and NCCL gives each rank one of its own",
@@ -85,6 +85,7 @@ def place(
             found=f"{num_gpus} that torch can use",
             fix=f"choose --world-size {num_gpus}, or let ranks share them over gloo, which tests no NCCL: --share-gpus",
         )
+    # NCCL refuses two ranks on one GPU, unless each is configured as a host of its own. This variable tries that.
     if os.environ.get("BITPROOF_SHARED_NCCL") == "1":
         return _over_nccl(Placement("cuda", "nccl", num_gpus, shared=True), collectives)
     return Placement("cuda", "gloo", num_gpus, shared=True, in_memory=_in_memory(collectives))
@@ -146,8 +147,7 @@ def unmet_requirement(case: Case, request: str) -> str | None:
 def lease_gpus(placement: Placement, world_size: int, folder: Path | None = None) -> Iterator[None]:
     """Context in which the GPUs of a case's ranks are locked. First waits for GPUs that another run has locked.
 
-    GPUs are locked in ascending order, so two runs cannot deadlock. The lock files stay in the user's temporary folder:
-    if a file were removed while another run waits for it, two runs could get the same GPU.
+    The lock files stay in the user's temporary folder.
     """
     with contextlib.ExitStack() as held:
         if placement.device == "cuda":
@@ -155,6 +155,8 @@ def lease_gpus(placement: Placement, world_size: int, folder: Path | None = None
 
             folder = folder or Path(tempfile.gettempdir()) / f"bitproof-gpus-{getpass.getuser()}"
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # In ascending order, so two runs cannot deadlock. The files are never removed: if a file were removed while
+            # another run waits for it, two runs could get the same GPU.
             for index in range(min(world_size, placement.num_gpus)):
                 held.enter_context(FileLock(folder / f"gpu{index}.lock"))
         yield

@@ -29,11 +29,12 @@ _OF_ONE_RUN = ("NCCL_HOSTID",)
 
 
 def num_gpus() -> int:
-    """The number of GPUs that torch can use. CUDA is not started, because ranks are forked from this process."""
+    """The number of GPUs that torch can use. Does not start CUDA."""
     import torch
 
     from bitproof.harness.torch_compat import count_gpus_by_driver
 
+    # Ranks are forked from this process, and could not use a GPU after a start of CUDA here.
     if torch.version.cuda is None:
         return 0
     counted = count_gpus_by_driver()
@@ -64,9 +65,9 @@ def _count_elsewhere() -> int:
 def has_started_driver() -> bool:
     """Whether any code has started CUDA's driver in this process. If so, no process forked from it can use a GPU.
 
-    torch starts the driver even for questions about its build, while `torch.cuda.is_initialized` stays False. This
-    check does not start it.
+    This check does not start the driver.
     """
+    # `torch.cuda.is_initialized` is not enough: torch starts the driver even for questions about its build.
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -80,8 +81,6 @@ def has_started_driver() -> bool:
 def read_gpu_facts(device: torch.device) -> MachineFacts | None:
     """Facts about a rank's GPU, by name: those that can change a bit, and that only a process with CUDA can read. None
     if `device` is no GPU.
-
-    The topology of GPUs is the same for all ranks of a machine, so only the rank with device cuda:0 reads it.
     """
     import torch
 
@@ -95,6 +94,7 @@ def read_gpu_facts(device: torch.device) -> MachineFacts | None:
         "driver": driver_version(Path("/proc/driver/nvidia/version")),
         "gpu": f"{properties.name}, {properties.multi_processor_count} multiprocessors, "
         f"compute capability {properties.major}.{properties.minor}",
+        # The same for all ranks of a machine, so only the rank with device cuda:0 reads it.
         "gpu_topology": gpu_topology() if not device.index else None,
         "nccl_conf": read_nccl_conf(os.environ, Path("/etc"), Path.home()),
     }
@@ -129,10 +129,10 @@ def agreed_facts(by_rank: Sequence[Mapping[str, str | int | list[str] | None] | 
 
     For example, "driver" is "550.54.15", or ["rank 0: 550.54.15", "rank 1: 535.86.10"].
     """
-    told = [(rank, facts) for rank, facts in enumerate(by_rank) if facts is not None]
+    known = [(rank, facts) for rank, facts in enumerate(by_rank) if facts is not None]
     agreed: MachineFacts = {}
-    for name in dict.fromkeys(name for _, facts in told for name in facts):
-        said = {rank: facts[name] for rank, facts in told if facts.get(name) is not None}
+    for name in dict.fromkeys(name for _, facts in known for name in facts):
+        said = {rank: facts[name] for rank, facts in known if facts.get(name) is not None}
         # By their text, since a list has no hash.
         distinct = list({repr(value): value for value in said.values()}.values())
         one = distinct[0] if distinct else None
@@ -169,6 +169,7 @@ def _cublas_version(maps: Path) -> int | None:
     try:
         lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
         [path, *_] = (line.split(maxsplit=5)[5] for line in lines if "/libcublasLt.so" in line)
+        # The library that torch has loaded: another version may be installed besides.
         get_version = ctypes.CDLL(path).cublasLtGetVersion
     except (OSError, ValueError, AttributeError):
         return None

@@ -27,13 +27,11 @@ class TorchBuild:
 
 
 def torch_build() -> TorchBuild:
-    """How this process's torch was built. Raises MachineError if a build for CUDA does not describe itself.
-
-    Reading a build for CUDA starts CUDA's driver, and then no forked rank could use a GPU. So a process that has not
-    used a GPU yet forks another process for reading.
-    """
+    """How this process's torch was built. Raises MachineError if a build for CUDA does not describe itself."""
     import torch
 
+    # Reading a build for CUDA starts CUDA's driver, and then no forked rank could use a GPU. So a process that has not
+    # used a GPU yet forks another process for reading.
     is_safe = torch.version.cuda is None or torch.cuda.is_initialized()
     return read_here() if is_safe else read_elsewhere()
 

@@ -164,6 +164,7 @@ class _Builder:
         """Add a node for a parameter, and an edge to its layer: step 2 at the file's top."""
         times = self._scene.times_of(parameter.name)
         layer = next((x for x in self._scene.layers if x.name == parameter.layer), None)
+        # A parameter is whole if its layer may be, or if splitting the layer does not split it.
         tensor = [REPLICATED] * (layer is None or WHOLE in layer.may_be or parameter.split_dim is None)
         if layer is not None and SPLIT in layer.may_be and parameter.split_dim is not None:
             tensor.append(f"S{parameter.split_dim}")
@@ -204,6 +205,7 @@ class _Builder:
     def add_operator(self, node: Node) -> None:
         """Add a node for an operator, and an edge for each tensor that it reads: steps 3 and 4 at the file's top."""
         result = node.meta.get("val")
+        # The call only selects an output of another node, so it needs no node of its own.
         if getattr(node.target, "__name__", "") == "getitem":
             source = self._sources.get(cast(Node, node.args[0]), {}).get(cast(int, node.args[1]))
             if source is not None:
@@ -217,12 +219,14 @@ class _Builder:
         given = [(x, source) for x in _tensor_arguments(node) if (source := self._sources.get(x, {}).get(0))]
         args, kwargs = map_arg(node.args, _value), map_arg(node.kwargs, _value)
         strategies = [Strategy((REPLICATED,) * len(outputs), (REPLICATED,) * len(given))]
+        # Only operators of such a layer, and sums of gradients outside of all layers, have strategies to choose from.
         is_free = layer is not None and not layer.is_opaque and SPLIT in layer.may_be
         if given and self._size > 1 and (is_free or origin.module is None):
             strategies = strategies_of(node.target, args, kwargs, result, self._size)
         if origin.module is None:
             # Sums of gradients outside any module: they may add partial sums, but not shards of unrelated layouts.
             strategies = [x for x in strategies if not x.is_shared or set(x.outputs) == {PARTIAL} == set(x.inputs)]
+        # Experts divide their work without any strategy.
         share = self._size if layer is not None and layer.is_opaque else 1
         is_kept = origin.direction == "forward" and not is_view(node.target)
         work = _microseconds(node, args, kwargs, result, [x for x, _ in given])
@@ -230,7 +234,10 @@ class _Builder:
             Choice(
                 f"{' '.join(strategy.outputs)} < {' '.join(strategy.inputs)}",
                 work * times / (self._size if strategy.is_shared else share),
-                is_kept * times * sum(self._held(x, p) for x, p in zip(outputs, strategy.outputs, strict=True)) / share,
+                is_kept
+                * times
+                * sum(self._stored_bytes(x, p) for x, p in zip(outputs, strategy.outputs, strict=True))
+                / share,
             )
             for strategy in strategies
         ]
@@ -244,8 +251,9 @@ class _Builder:
             if share > 1 and source.is_parameter:  # an opaque layer reads its parameters in their own placement
                 continue
             costs = self._costs(source, tensors_of(x.meta["val"])[0], [s.inputs[place] for s in strategies])
-            self._join(source.node, node.name, costs * times)
+            self._add_edge(source.node, node.name, costs * times)
         if is_free and layer is not None:
+            # Strategies that share work need a split layer.
             fits = [[np.inf if kind == WHOLE and x.is_shared else 0.0 for x in strategies] for kind in layer.may_be]
             self.program.add_edge(layer.name, node.name, np.array(fits))
 
@@ -261,9 +269,9 @@ class _Builder:
         placements = [on_tensor for (on_tensor,) in self._placements[parameter.name]]
         x = gradient.meta["val"].to(self._scene.reduce)
         costs = self._costs(source, x, placements) * self._scene.times_of(parameter.name)
-        self._join(source.node, parameter.name, costs)
+        self._add_edge(source.node, parameter.name, costs)
 
-    def _held(self, x: Tensor, placement: str) -> float:
+    def _stored_bytes(self, x: Tensor, placement: str) -> float:
         whole = x.numel() * x.element_size()
         return whole / self._size if placement not in (REPLICATED, PARTIAL) else whole
 
@@ -280,7 +288,7 @@ class _Builder:
         before = [outputs[source.output] for outputs in self._placements[source.node]]
         return np.array([[cost(p, q) for q in wanted] for p in before])
 
-    def _join(self, first: str, second: str, costs: Matrix) -> None:
+    def _add_edge(self, first: str, second: str, costs: Matrix) -> None:
         if costs.any():
             self.program.add_edge(first, second, costs)
 

@@ -72,18 +72,20 @@ def least_bytes(program: PlacementProblem) -> float:
 
 def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) -> Optimum | None:
     """The choices with the least sum of `costs` and the edges' costs; None if no choices meet the bound."""
-    forced, kept, base = _reduced(program, costs)
+    forced, kept, base = _fix_single_choices(program, costs)
     choices = {name: kept[name] for name in program.nodes if name not in forced}
-    lines = _written(program, choices, base)
+    lines = _linear_program(program, choices, base)
     taken, gap = dict(forced), 0.0
     if choices:
+        # Fixed nodes are no variables, so their bytes are subtracted from the bound.
         spent = sum(program.nodes[name][index].bytes for name, index in forced.items())
         sizes = [program.nodes[name][i].bytes / MIB for name, left in choices.items() for i in left]
-        solved = _minimized(lines, sizes, (bound - spent) / MIB)
+        solved = _minimize(lines, sizes, (bound - spent) / MIB)
         if solved is None:
             return None
         values, gap = solved
         for name, left in choices.items():
+            # A variable is 0 or 1 only up to the solver's tolerance.
             taken[name] = left[int(np.argmax(values[lines.first[name] : lines.first[name] + len(left)]))]
     found = program.take({name: taken[name] for name in program.nodes})
     # The solver works with tolerances, so its answer is checked exactly.
@@ -119,12 +121,13 @@ class _Lines:
         self.equals.append(right)
 
 
-def _written(program: PlacementProblem, choices: dict[str, list[int]], base: dict[str, list[float]]) -> _Lines:
+def _linear_program(program: PlacementProblem, choices: dict[str, list[int]], base: dict[str, list[float]]) -> _Lines:
     """The linear program for the remaining `choices` and their own costs: steps 2 and 3 at the top of this file."""
     first: dict[str, int] = {}
     count = 0
     for name, left in choices.items():
         first[name], count = count, count + len(left)
+    # `rank` is the position among the node's choices: the small cost prefers the first of equals.
     objective = [base[name][i] + TIE * rank for name, left in choices.items() for rank, i in enumerate(left)]
     lines = _Lines(first, count, objective)
     for name, left in choices.items():
@@ -145,7 +148,7 @@ def _written(program: PlacementProblem, choices: dict[str, list[int]], base: dic
     return lines
 
 
-def _minimized(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndarray, float] | None:
+def _minimize(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndarray, float] | None:
     """The values of all variables at the optimum, and the optimality gap; None if no choices meet the bound.
 
     Step 4 at the top of this file. `sizes` and `bound` are in MiB.
@@ -172,7 +175,7 @@ def _minimized(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndar
     return answer.x, gap
 
 
-def _reduced(
+def _fix_single_choices(
     program: PlacementProblem, costs: list[list[float]]
 ) -> tuple[dict[str, int], dict[str, list[int]], dict[str, list[float]]]:
     """Fix nodes with a single choice: step 1 at the top of this file.
@@ -185,6 +188,7 @@ def _reduced(
     edges_of: dict[str, list[tuple[str, np.ndarray]]] = {name: [] for name in program.nodes}
     for (a, b), matrix in program.edges.items():
         edges_of[a].append((b, matrix))
+        # Transposed, so that the rows are always the choices of the node itself.
         edges_of[b].append((a, matrix.T))
     forced: dict[str, int] = {}
     due = [name for name, left in kept.items() if len(left) == 1]

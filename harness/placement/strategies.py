@@ -122,40 +122,39 @@ def _spec(meta: Any, placement: str, size: int) -> Any:
     return _rules().DTensorSpec(_rules().line(size), (made,), tensor_meta=meta)
 
 
-def _tell(placement: Any) -> str:
+def _placement_text(placement: Any) -> str:
     """The text of a placement, or of a placeholder for a shard; "?" for an unsupported placement."""
     if type(placement) is Replicate:
         return REPLICATED
     if type(placement) is Partial:
         return PARTIAL if placement.reduce_op == "sum" else "?"
+    # torch's placeholder is a private class, so it is recognized by its name.
     is_shard = type(placement) is Shard or type(placement).__name__ == "_ShardingPlaceholder"
     return f"S{placement.dim}" if is_shard and placement.dim >= 0 else "?"
 
 
-def _tell_spec(spec: Any) -> str:
-    return "?" if spec is None else _tell(spec.placements[0])
+def _spec_text(spec: Any) -> str:
+    return "?" if spec is None else _placement_text(spec.placements[0])
 
 
 def _of_one_dim(rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], count: int) -> list[Strategy]:
     """The strategies that a rule lists for a line of ranks. Each has placements of `count` outputs, then of inputs."""
     metas, named = tree_map_only(Tensor, _meta, (tuple(args), kwargs))
-    rows = [[_tell(placement) for placement in row] for row in rule.func(operator, metas, named)]
+    rows = [[_placement_text(placement) for placement in row] for row in rule.func(operator, metas, named)]
     return [Strategy(tuple(row[:count]), tuple(row[count:])) for row in rows]
 
 
 def _followed(
     rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[Tensor], size: int
 ) -> list[Strategy]:
-    """The strategies of a rule that derives an output's placement from placements of the inputs.
-
-    The rule is called with all inputs replicated, with all sharded along a dim, and with all as partial sums. An input
-    that cannot be sharded that way is replicated. If the rule raises an error, the placement is not supported.
-    """
+    """The strategies of a rule that derives an output's placement from placements of the inputs."""
+    # The rule is called with all inputs replicated, with all sharded along a dim, and with all as partial sums.
     dims = range(max((x.dim() for x in inputs), default=0))
     found = []
     for placement in (REPLICATED, *(f"S{dim}" for dim in dims), PARTIAL):
 
         def strategy(x: Tensor, placement: str = placement) -> Any:
+            # An input that cannot be sharded that way is replicated.
             own = placement if is_sharded_evenly(x, placement, size) else REPLICATED
             return _rules().OpStrategy([_rules().OpSpec(_spec(_meta(x), own, size))])
 
@@ -171,6 +170,7 @@ def _followed(
         try:
             answer = rule(schema)
         except (AssertionError, LookupError, NotImplementedError, RuntimeError, ValueError):
+            # The rule does not support this placement.
             continue
         found += _strategies(answer)
     return found
@@ -182,12 +182,13 @@ def _strategies(answer: Any) -> list[Strategy]:
     if isinstance(answer, _rules().TupleStrategy):
         rows = list(zip(*(child.strategies for child in answer.children), strict=True))
         return [
-            Strategy(tuple(_tell_spec(s.output_specs) for s in row), tuple(map(_tell_spec, row[0].input_specs or ())))
+            Strategy(tuple(_spec_text(s.output_specs) for s in row), tuple(map(_spec_text, row[0].input_specs or ())))
             for row in rows
         ]
     found = []
     for spec in answer.strategies:
         outputs = spec.output_specs if isinstance(spec.output_specs, tuple) else (spec.output_specs,)
+        # Without specs of inputs, a rule means those of the outputs.
         inputs = outputs if spec.input_specs is None else spec.input_specs
-        found.append(Strategy(tuple(map(_tell_spec, outputs)), tuple(map(_tell_spec, inputs))))
+        found.append(Strategy(tuple(map(_spec_text, outputs)), tuple(map(_spec_text, inputs))))
     return found

@@ -80,6 +80,7 @@ def precompile(
 def _precompile(
     case: Case, system: str, device: torch.device, folder: Path, fault: str | None, enter: Enter
 ) -> Precompiled:
+    # Before tracing, so that it has the switches and variables that the traces read.
     made_of = fingerprint_of(case, system, device)
     last = case.parallelism.world_size - 1
     other_seconds, other_code = 0.0, None
@@ -114,8 +115,8 @@ def _precompile(
 def write_program(program: GraphProgram, case: Case, system: str, made_of: Fields, folder: Path) -> Artifact:
     """Write a program and its fingerprint, `made_of`. Raises ArtifactError if the program cannot be written as data."""
     try:
-        told = written(program)
-        refuse_operators(told["graph"], ALLOWED)
+        data = written(program)
+        refuse_operators(data["graph"], ALLOWED)
     except UnkeptError as error:
         raise ArtifactError(
             f"the step of case {case.name} has no form as data: {error.what}",
@@ -123,8 +124,9 @@ def write_program(program: GraphProgram, case: Case, system: str, made_of: Field
             found=error.found,
             fix="run the case without precompiling it",
         ) from error
+    # Before the step's own file, which has the sha256 of this one.
     code = compiled.write(program.run, folder) if case.pipeline.compiles else None
-    value = {"case": case.name, "fingerprint": made_of, "program": told, "layout": program.layout, "compiled": code}
+    value = {"case": case.name, "fingerprint": made_of, "program": data, "layout": program.layout, "compiled": code}
     read = file.write(folder, value)
     return _describe(value, read, program)
 
@@ -224,6 +226,7 @@ def _edit(fault: str) -> Any:
 def _refuse_ranks_apart(case: Case, first: _Code, other: _Code, last: int) -> None:
     if first.hash == other.hash:
         return
+    # Equal texts with different hashes differ in a graph that is nested in them.
     lines = itertools.zip_longest(first.text.split("\n"), other.text.split("\n"), fillvalue="no more code")
     mine, theirs = next((pair for pair in lines if pair[0] != pair[1]), ("another graph nested in it",) * 2)
     raise ArtifactError(

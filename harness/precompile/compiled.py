@@ -58,6 +58,7 @@ def write(run: Any, folder: Path) -> str:
 
 def _part(part: Compiled) -> dict[str, object]:
     name, besides = generated_module(part.step)
+    # Only what runs is stored: Inductor's folder also has its C++ sources.
     found = {str(path.relative_to(part.folder)): path for path in part.folder.rglob("*") if path.suffix in _KEPT}
     main = [path for path in found if Path(path).stem == name]
     if besides or len(main) != 1:
@@ -97,8 +98,10 @@ def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compile
     try:
         facts = next(entry.facts for entry in passes if entry.name == "backend")
         read_again, parts = found.value["read_again"], found.value["parts"]
-        told = [facts] if read_again is None else [facts["forward"], facts["backward"]]
-        loaded = [load_compiled(_files(part), _path(part["main"]), f) for part, f in zip(parts, told, strict=True)]
+        facts_of_parts = [facts] if read_again is None else [facts["forward"], facts["backward"]]
+        loaded = [
+            load_compiled(_files(part), _path(part["main"]), f) for part, f in zip(parts, facts_of_parts, strict=True)
+        ]
         return loaded[0] if read_again is None else CompiledHalves(loaded[0], loaded[1], tuple(read_again))
     except WouldCompileError as error:
         raise ArtifactError(
@@ -107,6 +110,7 @@ def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compile
             found=str(error),
             where=where,
         ) from error
+    # The stored code runs while it is loaded, so it may raise anything.
     except Exception as error:
         raise ArtifactError(
             "the precompiled step's compiled code does not load",

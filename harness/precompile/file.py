@@ -59,7 +59,7 @@ def begin(folder: Path, what: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         # Check both files before either is replaced.
         for file in (folder / COMPILED, folder / NAME):
-            if file.exists() and not _content(file).startswith(_KIND):
+            if file.exists() and not _read_bytes(file).startswith(_KIND):
                 raise ArtifactError(
                     "a file that is no precompiled step stands in the way",
                     expected="a folder of its own, or one with a precompiled step to replace",
@@ -74,7 +74,7 @@ def begin(folder: Path, what: str) -> None:
 
 def note_unfinished(folder: Path, what: str, why: str) -> None:
     """Write a note in place of the step. It says why there is no step."""
-    _put(folder / NAME, _UNFINISHED + json.dumps([what, why[:_MAX_WHY]]).encode())
+    _write_whole(folder / NAME, _UNFINISHED + json.dumps([what, why[:_MAX_WHY]]).encode())
 
 
 def write(folder: Path, value: Json, name: str = NAME) -> Read:
@@ -83,7 +83,7 @@ def write(folder: Path, value: Json, name: str = NAME) -> Read:
     content = hashlib.sha256(body).hexdigest()
     packed = _HEAD + content.encode() + b"\n" + body
     try:
-        _put(folder / name, packed)
+        _write_whole(folder / name, packed)
     except OSError as error:
         raise _unreadable(folder / name, error, "written") from error
     return Read(value, content, len(packed))
@@ -96,7 +96,7 @@ def read(folder: Path, name: str = NAME) -> Read:
     """
     file, called = folder / name, _CALLED[name]
     try:
-        packed = _content(file)
+        packed = _read_bytes(file)
     except FileNotFoundError:
         raise ArtifactError(f"there is no {called}", expected=f"a file {name}", where=str(folder)) from None
     except OSError as error:
@@ -112,12 +112,12 @@ def read(folder: Path, name: str = NAME) -> Read:
             where=str(file),
         )
     end = len(_HEAD) + _HASH_LETTERS
-    told, body = packed[len(_HEAD) : end], packed[end + 1 :]
+    stated, body = packed[len(_HEAD) : end], packed[end + 1 :]
     content = hashlib.sha256(body).hexdigest()
-    if told != content.encode() or packed[end : end + 1] != b"\n":
+    if stated != content.encode() or packed[end : end + 1] != b"\n":
         raise ArtifactError(
             f"the {called} is damaged",
-            expected=f"a body of sha256 {told.decode(errors='replace')}, as its first line says",
+            expected=f"a body of sha256 {stated.decode(errors='replace')}, as its first line says",
             found=content,
             where=str(file),
         )
@@ -128,6 +128,7 @@ def read(folder: Path, name: str = NAME) -> Read:
 
 
 def _unpacked(body: bytes) -> bytes:
+    # The limit comes before the content is parsed: a few bytes could unpack to gigabytes.
     packed, most = zlib.decompressobj(), min(MAX_BYTES, most_unpacked(len(body)))
     content = packed.decompress(body, most)
     if not packed.eof or packed.unused_data:
@@ -153,12 +154,12 @@ def _unreadable(file: Path, error: OSError, done: str) -> ArtifactError:
     )
 
 
-def _content(file: Path) -> bytes:
+def _read_bytes(file: Path) -> bytes:
     # Refuses a pipe or device, which might never end, and a file that is too large.
     return read_plain(file, MAX_BYTES)
 
 
-def _put(file: Path, content: bytes) -> None:
+def _write_whole(file: Path, content: bytes) -> None:
     handle, partial = tempfile.mkstemp(dir=file.parent, prefix=".partial-")
     try:
         with open(handle, "wb") as opened:

@@ -105,6 +105,7 @@ def refuse_other(made: Fields, here: Fields, where: str) -> None:
 
     The error names the first field that differs.
     """
+    # A field that only one of both has differs as well: another version of bitproof wrote the file.
     for name in (*here, *(name for name in made if name not in here)):
         left, right = made.get(name), here.get(name)
         if _text(left) == _text(right) and name in made and name in here:
@@ -122,6 +123,7 @@ def _first_difference(name: str, left: Any, right: Any) -> tuple[str, tuple[Any,
     if isinstance(left, list) and isinstance(right, list):
         for place in range(max(len(left), len(right))):
             pair = [side[place] if place < len(side) else None for side in (left, right)]
+            # The first differing item, so that the error shows it and not the whole list.
             if pair[0] != pair[1]:
                 return _first_difference(f"{name}[{place}]", *pair)
     return next(iter(leaf_differences({name: (left, right)})), (name, (left, right)))
@@ -131,11 +133,11 @@ def _describe(row: PassRow) -> Fields:
     source = Path(inspect.getsourcefile(row.run) or "")
     # A pass may be a package: then all of its files decide, such as a table of costs.
     files = sorted(source.parent.rglob("*")) if source.name == "__init__.py" else [source]
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in files:
         if file.is_file() and "__pycache__" not in file.parts:
-            told.update(f"{os.path.relpath(file, source.parent)}\0{_digest_of(file)}\0".encode())
-    return {"name": row.__name__, "settings": row.settings, "source": told.hexdigest()}
+            digest.update(f"{os.path.relpath(file, source.parent)}\0{_digest_of(file)}\0".encode())
+    return {"name": row.__name__, "settings": row.settings, "source": digest.hexdigest()}
 
 
 def _digest_of(file: Path) -> str:
@@ -148,4 +150,5 @@ def _digest_of(file: Path) -> str:
 def _capability(device: torch.device) -> list[Any]:
     if device.type == "cuda":
         return [torch.cuda.get_device_name(device), list(torch.cuda.get_device_capability(device))]
+    # torch chooses its CPU kernels by the instruction set.
     return [platform.machine(), torch.backends.cpu.get_cpu_capability()]

@@ -48,6 +48,7 @@ def answers_apart(
             if lost is None:
                 line = process.inlet.wait(None if timeout == float("inf") else timeout)
             if line is None:
+                # The first reason stays: all later answers are lost for the same reason.
                 ended = "its process ended" if process.inlet.is_over else f"it took longer than {timeout:g} s"
                 lost = lost or ended
                 yield Lost(f"{lost}: see logs/{log.name}")

@@ -33,6 +33,8 @@ class Inlet:
     def read(self) -> None:
         """Read all data that have arrived, without waiting."""
         with contextlib.suppress(BlockingIOError):
+            # Empty at the pipe's end. While a writer is left, an empty pipe raises BlockingIOError, and `is_over` stays
+            # False.
             while content := os.read(self.fd, _PART):
                 *ends, rest = content.split(b"\n")
                 for end in ends:
@@ -61,5 +63,6 @@ class Inlet:
 def send(fd: int, message: Any) -> None:
     """Write a whole message into a pipe. Raises BrokenPipeError if the pipe has no reader."""
     content = memoryview(framing.write(message))
+    # A write may take only a part of the message.
     while content:
         content = content[os.write(fd, content) :]

@@ -100,26 +100,27 @@ def ask_for_stacks(processes: list[int]) -> None:
 
 def _fork(body: Callable[..., int | None], log: Path | None, adds: bool, is_asked: bool) -> Child:
     reader, writer = os.pipe()
-    heard, told = os.pipe() if is_asked else (None, None)
+    requests, requests_writer = os.pipe() if is_asked else (None, None)
     # The child would write buffered output a second time.
     sys.stdout.flush()
     sys.stderr.flush()
+    # The id is read before the fork: the child compares it with its parent's id.
     parent, pid = os.getpid(), os.fork()
     if pid == 0:
         os.close(reader)
-        if told is not None:
-            os.close(told)
-        _live(body, parent, writer, heard, log, adds)
+        if requests_writer is not None:
+            os.close(requests_writer)
+        _run_child(body, parent, writer, requests, log, adds)
     os.close(writer)
     keep_private(reader)
-    if heard is not None and told is not None:
-        os.close(heard)
-        keep_private(told)
-    return Child(pid, Inlet(reader), log, told)
+    if requests is not None and requests_writer is not None:
+        os.close(requests)
+        keep_private(requests_writer)
+    return Child(pid, Inlet(reader), log, requests_writer)
 
 
-def _live(
-    body: Callable[..., int | None], parent: int, writer: int, heard: int | None, log: Path | None, adds: bool
+def _run_child(
+    body: Callable[..., int | None], parent: int, writer: int, requests: int | None, log: Path | None, adds: bool
 ) -> NoReturn:
     status = 1
     try:
@@ -127,15 +128,16 @@ def _live(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with_parent(parent)
         close_private()
-        for fd in (writer, heard):
+        for fd in (writer, requests):
             if fd is not None:
                 keep_private(fd)
         if log is not None:
             redirect_output(log, adds=adds)
+        # Descriptor 2, not `sys.stderr`: user code may replace that.
         faulthandler.enable(file=2)
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
         to_parent = functools.partial(send, writer)
-        status = (body(to_parent) if heard is None else body(to_parent, heard)) or 0
+        status = (body(to_parent) if requests is None else body(to_parent, requests)) or 0
     except BaseException:
         os.write(2, printable(traceback.format_exc()).encode(errors="replace"))
     finally:

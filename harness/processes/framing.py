@@ -73,6 +73,7 @@ def _read(hint: Any, value: Any) -> Any:
         return [_read(options[0], inner) for inner in value]
     if origin in (dict, Mapping):
         key, inner = options
+        # JSON has only texts as keys.
         return {int(name) if key is int else name: _read(inner, item) for name, item in value.items()}
     if not isinstance(hint, type):
         return value

@@ -48,6 +48,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    # The parent ended before the request above, so its signal never arrives.
     if os.getppid() != parent:
         signal.raise_signal(number)
 
@@ -106,11 +107,9 @@ def num_cores() -> int:
 
 
 def keep_to_one_core(rank: int, num_ranks: int) -> None:
-    """Pin this rank to one core, if there are more ranks than cores.
-
-    Ranks wait for each other hundreds of times in a step, and would move to another core at every wait. Pinned, eight
-    ranks on two cores need a sixth less time for a step.
-    """
+    """Pin this rank to one core, if there are more ranks than cores."""
+    # Ranks wait for each other hundreds of times in a step, and would move to another core at every wait. Pinned, eight
+    # ranks on two cores need a sixth less time for a step.
     if sys.platform != "linux":
         return
     cores = sorted(os.sched_getaffinity(0))
@@ -133,10 +132,8 @@ def redirect_output(log: Path, *, adds: bool = False) -> None:
 
 
 def keep_short(log: Path) -> None:
-    """Remove the middle of a log that is larger than MAX_LOG_BYTES. Processes may be writing to it.
-
-    All writers append, so their next output follows the end that was kept.
-    """
+    """Remove the middle of a log that is larger than MAX_LOG_BYTES. Processes may be writing to it."""
+    # All writers append, so their next output follows the end that is kept.
     try:
         size = log.stat().st_size
     except OSError:  # missing: not created yet, or removed

@@ -73,9 +73,10 @@ class Started:
             self._process.stdin.close()
 
     def has_ended(self) -> bool:
-        """Whether the process has ended. It is not reaped yet, so that no new process or group gets its id."""
+        """Whether the process has ended. It is not reaped yet."""
         if self._process.returncode is not None:
             return True
+        # With WNOWAIT the process stays a zombie, so that no new process or group gets its id.
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def wait(self, seconds: float) -> None:
@@ -106,6 +107,7 @@ class Started:
 
 
 def _search_path() -> dict[str, str]:
+    # The new process must find the same modules, also in folders that were added since this process started.
     found = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     if sys.flags.safe_path:  # perhaps set by `-P`, which a new process does not inherit
         found["PYTHONSAFEPATH"] = "1"

@@ -47,6 +47,7 @@ class Watch:
         """
         children = self._children
         leaving = [child for child in children if child.inlet.is_over and child.status is None]
+        # A list in the second `any`, so that every child that has ended is reaped.
         if any(child.inlet.lines for child in children) or any([child.has_ended() for child in leaving]):
             seconds = 0.0
         elif leaving:

@@ -66,18 +66,18 @@ def read_cached(folder: Path, kind: str, key: str) -> Any:
     try:
         if not _is_own(folder):
             return None
-        _refuse_strange(os.lstat(file))  # before it is opened, as opening a device can have effects
+        _refuse_irregular(os.lstat(file))  # before it is opened, as opening a device can have effects
         with open(file, "rb", opener=_open_plain) as opened:
             # The opened file is checked again: the path may name another file by now.
             facts = os.fstat(opened.fileno())
-            _refuse_strange(facts)
+            _refuse_irregular(facts)
             if not _is_closed(facts):
                 raise ValueError("others may write it, or it is another user's")
             if facts.st_size > MAX_BYTES:
                 raise ValueError(f"it is larger than all that is kept: {facts.st_size:,} bytes")
             content = opened.read(MAX_BYTES)
-        told, packed = content[:_HASH_BYTES], content[_HASH_BYTES:]
-        if hashlib.sha256(packed).digest() != told:
+        stated, packed = content[:_HASH_BYTES], content[_HASH_BYTES:]
+        if hashlib.sha256(packed).digest() != stated:
             raise ValueError("its hash is not that of its content")
         found = json.loads(_unpacked(packed))
         if found["key"] != key:
@@ -100,7 +100,8 @@ def keep(folder: Path, kind: str, key: str, value: Any) -> bool:
         if not _is_own(folder):
             return False
         with contextlib.suppress(FileNotFoundError):
-            _refuse_strange(os.lstat(file))
+            # `os.replace` would silently replace a link or a pipe.
+            _refuse_irregular(os.lstat(file))
         content = json.dumps({"key": key, "value": value}).encode()
         if len(content) > MAX_CONTENT:
             raise ValueError(f"it takes {len(content):,} bytes, more than the {MAX_CONTENT:,} that are read again")
@@ -126,7 +127,7 @@ def _file(folder: Path, kind: str, key: str) -> Path:
     return folder / f"bitproof-{kind}-{hashlib.sha256(key.encode()).hexdigest()}"
 
 
-def _refuse_strange(facts: os.stat_result) -> None:
+def _refuse_irregular(facts: os.stat_result) -> None:
     # This cache writes regular files only.
     if not stat.S_ISREG(facts.st_mode):
         kind = _KINDS.get(stat.S_IFMT(facts.st_mode), "no plain file")
@@ -139,7 +140,8 @@ def _open_plain(file: str, flags: int) -> int:
 
 
 def _unpacked(packed: bytes) -> bytes:
-    """Decompress, up to a size limit: a few bytes could expand to more than the machine's memory."""
+    """Decompress, up to a size limit. Raises ValueError for more."""
+    # A few bytes could expand to more than the machine's memory.
     unpacking = zlib.decompressobj()
     content = unpacking.decompress(packed, MAX_CONTENT)
     if unpacking.unconsumed_tail or not unpacking.eof:
@@ -149,15 +151,15 @@ def _unpacked(packed: bytes) -> bytes:
 
 def _is_own(folder: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
-        told = os.lstat(folder)
-        if stat.S_ISDIR(told.st_mode) and _is_closed(told):
+        facts = os.lstat(folder)
+        if stat.S_ISDIR(facts.st_mode) and _is_closed(facts):
             return True
         logger.warning("nothing is kept in %s: it is no folder of this user's alone", folder)
     return False
 
 
-def _is_closed(told: os.stat_result) -> bool:
-    return told.st_uid == os.geteuid() and not told.st_mode & _OPEN_TO_OTHERS
+def _is_closed(facts: os.stat_result) -> bool:
+    return facts.st_uid == os.geteuid() and not facts.st_mode & _OPEN_TO_OTHERS
 
 
 def _make_room(folder: Path) -> None:
@@ -171,8 +173,8 @@ def _make_room(folder: Path) -> None:
     # `read_cached` sets the time of a file that it uses, so this is the order of last uses.
     files.sort(key=lambda found: found[0].st_mtime, reverse=True)
     size = 0
-    for number, (told, path) in enumerate(files):
-        size += told.st_size
+    for number, (facts, path) in enumerate(files):
+        size += facts.st_size
         if number >= MAX_FILES or size > MAX_BYTES:
             with contextlib.suppress(OSError):
                 os.unlink(path)

@@ -21,6 +21,7 @@ def exchange(left: Path, right: Path) -> None:
 
     If the system cannot exchange folders, the error's number is in `UNSUPPORTED`.
     """
+    # Python's `os` has no such call.
     libc = ctypes.CDLL(None, use_errno=True)
     paths = os.fsencode(left), os.fsencode(right)
     try:

@@ -82,6 +82,7 @@ def raising() -> Iterator[None]:
     if not on_main_thread or _watch.phase in (_Phase.OPEN, _Phase.HELD):
         yield
         return
+    # An earlier command of this process may have left its state.
     _watch.is_waiting, _watch.has_come, _watch.raised_at = False, False, -GRACE_SECONDS
     _watch.phase = _Phase.OPEN
     previous = _install()
@@ -98,11 +99,11 @@ def raising() -> Iterator[None]:
 @contextlib.contextmanager
 def held() -> Iterator[None]:
     """Context in which interrupts wait. If one came, Interrupt is raised at the end."""
-    before, _watch.phase = _watch.phase, _held(_watch.phase)
+    before, _watch.phase = _watch.phase, _phase_while_held(_watch.phase)
     try:
         yield
     finally:
-        _leave(before)
+        _return_to(before)
     _raise_waiting()
 
 
@@ -116,7 +117,7 @@ def let_in() -> Iterator[None]:
         _raise_waiting()
         yield
     finally:
-        _leave(before)
+        _return_to(before)
 
 
 def too_late() -> None:
@@ -132,12 +133,14 @@ def wait(seconds: float) -> None:
         time.sleep(0.1)
 
 
-def _leave(before: _Phase) -> None:
+def _return_to(before: _Phase) -> None:
+    # `too_late` may have been called inside the block, and its effect lasts.
     if _watch.phase is not _Phase.OVER:
         _watch.phase = before
 
 
-def _held(phase: _Phase) -> _Phase:
+def _phase_while_held(phase: _Phase) -> _Phase:
+    # In other phases an interrupt raises nothing, so nothing has to wait.
     return _Phase.HELD if phase is _Phase.OPEN else phase
 
 

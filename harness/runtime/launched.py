@@ -22,6 +22,7 @@ _rank_0_is_gone = False
 _RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Launchers that start many processes without those variables: their variables for a process's rank and the number.
 _LAUNCHERS = (
+    # A step may have fewer tasks than its job, so the step's number comes first.
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("srun", "SLURM_PROCID", "SLURM_NTASKS"),
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),

@@ -53,6 +53,7 @@ class SafeStream:
         try:
             return self._stream.write(text)
         except UnicodeEncodeError as error:
+            # Escapes are ASCII, so this call cannot fail for the same reason.
             return self.write_as_it_is(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
         except OSError as error:
             self._lose(error)
@@ -76,10 +77,12 @@ class SafeStream:
     def _lose(self, error: OSError) -> None:
         """Store the failure, and redirect the stream's descriptor to /dev/null, into which the rest of the buffer then
         goes."""
+        # A reader may end early, as `head` does.
         if error.errno != errno.EPIPE:
             self.lost = self.lost or error
         with contextlib.suppress(OSError, ValueError):
             descriptor = self._stream.fileno()
+            # Otherwise Python would fail once more when it flushes the buffer at its end.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, descriptor)
             os.close(nowhere)

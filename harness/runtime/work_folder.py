@@ -68,12 +68,14 @@ def _remove_if_dead(entry: os.DirEntry[str]) -> None:
     lock = os.open(Path(entry.path, _MARKER), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         facts = os.fstat(lock)
+        # A file with two names may be another user's or another folder's marker.
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_nlink != 1:
             return
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises OSError while its maker lives
         said, expected = json.loads(os.read(lock, _MAX_BYTES)), _marker(entry.name, found)
         if expected is None or not isinstance(said, dict) or {name: said.get(name) for name in expected} != expected:
             return
+        # The folder may have been replaced since it was found.
         if os.path.samestat(found, os.lstat(entry.path)):
             shutil.rmtree(entry.path, ignore_errors=True)
     finally:
@@ -92,6 +94,7 @@ def _marker(name: str, folder: os.stat_result) -> dict[str, object] | None:
         return None
     if not boot:
         return None
+    # A copy of the marker elsewhere, or a marker from before a restart, differs in at least one of these.
     return {
         "made_by": _MADE_BY,
         "folder": name,

@@ -74,7 +74,10 @@ def place(case: Case) -> tuple[Plan, Placed]:
     optimum = solve(traced.program, bound)
     taken, names = optimum.taken, traced.names
     split = [
-        name for layer in traced.scene.layers if _is(traced, taken, layer.name, SPLIT) for name in names(layer.name)
+        name
+        for layer in traced.scene.layers
+        if _has_choice(traced, taken, layer.name, SPLIT)
+        for name in names(layer.name)
     ]
     rows = [_row(traced, taken, parameter) for parameter in traced.scene.parameters]
     whole = {
@@ -120,9 +123,11 @@ def by_hand(traced: Traced) -> dict[str, Taken]:
     program, scene = traced.program, traced.scene
     found = {}
     for name, kinds in (("fsdp", (WHOLE, SPLIT)), ("fsdp and tp", (SPLIT, WHOLE))):
+        # The index of each layer's choice: the preferred kind, or the other if the layer cannot have it.
         layers = {x.name: x.may_be.index(next(kind for kind in kinds if kind in x.may_be)) for x in scene.layers}
         # All parameters are sharded over data ranks. Over tensor ranks, a parameter is split if its layer is.
         for parameter in scene.parameters:
+            # A choice's name is its placement on the data axis and on the tensor axis, such as `S0 R`.
             choices = program.nodes[parameter.name]
             layer = next((x for x in scene.layers if x.name == parameter.layer), None)
             is_split = (
@@ -145,6 +150,7 @@ def trace_placements(case: Case) -> Traced:
     kinds = _keep_one_of_a_kind(model)
     compute, reduce = (getattr(torch, name) for name in (case.precision.compute, case.precision.reduce))
     layers, parameters = _layers_and_parameters(model, mesh, size, num_tokens)
+    # The step is traced in the compute dtype, as its activations and gathered parameters have that.
     for parameter in model.parameters():
         parameter.data = parameter.data.to(compute)
 
@@ -218,13 +224,14 @@ def _layers_and_parameters(
     return layers, parameters
 
 
-def _is(traced: Traced, taken: Taken, name: str, choice: str) -> bool:
+def _has_choice(traced: Traced, taken: Taken, name: str, choice: str) -> bool:
     return traced.program.nodes[name][taken.choices[name]].name == choice
 
 
 def _row(traced: Traced, taken: Taken, parameter: PlacedParameter) -> PlacedTensor:
     choice = traced.program.nodes[parameter.name][taken.choices[parameter.name]]
     data, tensor = choice.name.split()
+    # A row stands for the parameters of all layers of a kind: `layers.0.attention.wq to layers.3.attention.wq`.
     copies = traced.names(parameter.name)
     first, *_, last = copies if len(copies) > 1 else (*copies, *copies)
     return PlacedTensor(

@@ -28,6 +28,7 @@ def bare_tensors(model: nn.Module, kind: Literal["parameters", "buffers"]) -> It
     for path, module in model.named_modules():
         if path:
             parent, _, name = path.rpartition(".")
+            # Parents come before their children here, so their bare names are known.
             is_left_out = name in left_out[id(model.get_submodule(parent))]
             bare[path] = bare[parent] if is_left_out else f"{bare[parent]}.{name}".lstrip(".")
         for name, tensor in getattr(module, f"named_{kind}")(recurse=False):

@@ -103,6 +103,7 @@ class Capture:
         self.call: Call = lambda graph, kernels, inputs: kernels(inputs)
         self._inductor = work if case.pipeline.compiles else None
         self._decomposes = any(each.__name__ == "decompose" for each in self.passes)
+        # Names of modules, to recognize them in Dynamo's paths.
         self._names = {name for model in models for name, _ in model.named_modules()}
         self._dump_dir = options.dump_dir
         self.reports: dict[str, PassReport] = {}
@@ -119,14 +120,15 @@ class Capture:
     def _backend(self, module: GraphModule, inputs: Sequence[Any]) -> Run:
         """The backend that torch.compile calls: returns the function to run for code that Dynamo captured."""
         self._write("captured", module.print_readable(print_output=False))
+        # `pipeline.until` ends the list before its first stage, so eager autograd differentiates the captured code.
         if not self.passes:
             self.codes.append(module.code)
             return module.forward
         if self._inductor:
             with settings_in(self._inductor):
-                return inductor_backend(self._finished, self._compiled)(module, inputs)
+                return inductor_backend(self._run_passes, self._compiled)(module, inputs)
         table = lowering_decompositions() if self._decomposes else None
-        return ahead_of_time(self._as_it_is, table)(module, inputs)
+        return ahead_of_time(self._run_uncompiled, table)(module, inputs)
 
     @contextmanager
     def run_by(self, runner: Callable[[GraphModule], Run], call: Call) -> Iterator[None]:
@@ -147,16 +149,17 @@ class Capture:
         """The hash of Inductor's generated code; None if it compiled nothing."""
         return hash_generated(self._inductor) if self._inductor and self._inductor.is_dir() else None
 
-    def _as_it_is(self, module: GraphModule, direction: str) -> Run:
-        finished = self._finished(module, direction)
+    def _run_uncompiled(self, module: GraphModule, direction: str) -> Run:
+        finished = self._run_passes(module, direction)
         return lambda *inputs: self.run(finished)(*inputs)
 
-    def _finished(self, module: GraphModule, direction: str) -> GraphModule:
+    def _run_passes(self, module: GraphModule, direction: str) -> GraphModule:
         """Run the passes over a graph of operators, and store its code, races and number of calls."""
         label = f"{len(self.codes):03d}-{direction}"
         for node in module.graph.nodes:
             if node.op == "call_function":
                 node.meta[META_KEY] = self._origin(node, direction)
+                # Passes read this entry of every call, and not all nodes have it here.
                 node.meta.setdefault("val", None)
         context = PassContext(chunk_symbol=ChunkSymbol(NO_CHUNKS, 1))
         dump = GraphDump(self._dump_dir / label, [], []) if self._dump_dir else None
@@ -165,7 +168,7 @@ class Capture:
         with refusing(), disable_current_modes(), dump or contextlib.nullcontext():
             module, reports = run_pipeline(module, self.passes, context, dump)
         for report in reports:
-            self._add(report)
+            self._add_report(report)
         self.codes.append(module.code)
         self.races += hazard_lines(module)
         self.num_calls += sum(node.op == "call_function" for node in module.graph.nodes)
@@ -177,15 +180,16 @@ class Capture:
         with settings_in(self._inductor):
             run = compile_graph()
         facts = {"backend": "inductor", "nodes_compiled": num_nodes}
-        self._add(PassReport("backend", time.perf_counter() - began, num_nodes, num_nodes, facts=facts))
+        self._add_report(PassReport("backend", time.perf_counter() - began, num_nodes, num_nodes, facts=facts))
         graph = kernel_graph_of(module, f"{len(self.codes) - 1:03d}-{direction}", direction)
         return boxed(lambda inputs: self.call(graph, run, inputs))
 
-    def _add(self, report: PassReport) -> None:
+    def _add_report(self, report: PassReport) -> None:
         before = self.reports.get(report.name)
         if before is None:
             self.reports[report.name] = report
             return
+        # A pass runs over each graph, but has a single report: counts of operators, [before, after], are added.
         changed = dict(before.changed)
         for name, (was, now) in report.changed.items():
             changed[name] = [changed.get(name, [0, 0])[0] + was, changed.get(name, [0, 0])[1] + now]
@@ -231,13 +235,15 @@ def kernel_graph_of(module: GraphModule, label: str, direction: str) -> KernelGr
     """Facts about a graph, read before Inductor compiles it."""
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     paths = [(origin_of(node).module or "").split(".") for node in calls]
+    # The innermost module with all of the calls: the longest common beginning of their modules' paths.
     alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
     shared = ".".join(parts[0] for parts in alike)
     [result] = module.graph.find_nodes(op="output")
     given = result.args[0] if isinstance(result.args[0], (tuple, list)) else result.args
-    told = tuple(f"{node} of {origin_of(node)}" if isinstance(node, Node) else str(node) for node in given)
-    visible = result.meta.get("user_visible_output_idxs", ()) if direction == "forward" else range(len(told))
-    return KernelGraph(label, shared, direction, told, max(visible, default=len(told) - 1) + 1)
+    outputs = tuple(f"{node} of {origin_of(node)}" if isinstance(node, Node) else str(node) for node in given)
+    # The outputs of a forward graph end with the values that it saves for backward.
+    visible = result.meta.get("user_visible_output_idxs", ()) if direction == "forward" else range(len(outputs))
+    return KernelGraph(label, shared, direction, outputs, max(visible, default=len(outputs) - 1) + 1)
 
 
 def compile_models(made: Any, case: Case, options: GraphOptions, work: Path) -> Capture:

@@ -69,6 +69,7 @@ def lent(device: torch.device) -> Iterator[None]:
         yield
     finally:
         _loans.remove(loan)
+        # The caller needs the groups, even if user code has destroyed them.
         if loan.aside is not None:
             loan.aside.exchange()
 
@@ -81,6 +82,7 @@ def put_aside() -> None:
     """
     loan = _loans[-1] if _loans else None
     if loan is not None and loan.aside is None:
+        # So the next `init_process_group` brings the groups back.
         loan.is_taken = False
         loan.aside = KnownGroups().exchange()
 
@@ -93,6 +95,7 @@ def as_lent() -> Iterator[None]:
         yield
         return
     lent_groups, loan.aside = loan.aside, None
+    # Groups that user code has made since its destruction are hidden meanwhile.
     theirs = lent_groups.exchange()
     try:
         yield
@@ -118,6 +121,7 @@ def _init_process_group(*args: Any, **kwargs: Any) -> None:
 def _destroy_process_group(group: Any = None) -> None:
     loan = _loans[-1] if _loans else None
     is_default = group is None or group is dist.group.WORLD
+    # torch itself destroys a group that user code has made, and reports a second destruction.
     if loan is None or loan.aside is not None or not is_default:
         return _destroy(group)
     put_aside()
@@ -135,6 +139,7 @@ def _refuse_another(device: torch.device, args: tuple[Any, ...], kwargs: dict[st
         for name, variable in _ENVIRONMENT.items():
             given.setdefault(name, int(os.environ.get(variable, -1)))
     for name, value in given.items():
+        # For each argument, whether its value fits the group that exists. Unknown arguments never fit.
         is_ours = {
             "backend": lambda value: _backend_for(device.type, value) == backend,
             "device_id": lambda value: _is_device(value, device),

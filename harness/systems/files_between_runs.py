@@ -86,12 +86,14 @@ _RUNNING: list[RunFiles] = []
 
 @functools.cache
 def _listen() -> None:
-    """Listen to this process's audit events. Python cannot remove an audit hook, so a single hook serves all runs."""
-    sys.addaudithook(_heard)
+    """Listen to this process's audit events, for all runs. A second call does nothing."""
+    # Python cannot remove an audit hook.
+    sys.addaudithook(_on_audit_event)
 
 
-def _heard(event: str, args: tuple[Any, ...]) -> None:
+def _on_audit_event(event: str, args: tuple[Any, ...]) -> None:
     if _RUNNING and event in _FILES:
+        # A copy, as another thread may enter or leave a run meanwhile.
         for files in [*_RUNNING]:
             files.heard(event, args)
 
@@ -103,10 +105,8 @@ class _Began(NamedTuple):
     this: int
 
     def is_between(self, found: os.stat_result) -> bool:
-        """Whether a file's mtime or ctime is between the start of the first run and the start of this run.
-
-        Both are needed: `touch` and `cp -p` can set an mtime to any time, but then the ctime shows the change.
-        """
+        """Whether a file's mtime or ctime is between the start of the first run and the start of this run."""
+        # Both are needed: `touch` and `cp -p` can set an mtime to any time, but then the ctime shows the change.
         return any(self.first <= when < self.this for when in (found.st_ctime_ns, found.st_mtime_ns))
 
 
@@ -132,6 +132,9 @@ class RunFiles:
         self._noted = set(self._notes.read_text().splitlines()) if self._notes.exists() else set()
         self._contents = work.parent / f"{case}.contents"
         self._before = _read_contents(self._contents)
+        # `_asked`: paths of earlier runs' files that the script asked about, in order. By device and inode,
+        # `_appended`: files that this run writes without removing what they had; `_earlier`: the files of earlier runs,
+        # found below.
         self._asked: dict[str, None] = {}
         self._appended: set[_Identity] = set()
         self._earlier: set[_Identity] = set()
@@ -140,15 +143,13 @@ class RunFiles:
         earlier = {path: facts for path, facts in found if facts is not None and self._is_earlier(path, facts)}
         self._earlier = {(facts.st_dev, facts.st_ino) for facts in earlier.values()}
         self._reads = _Reads([*earlier])
-        self._asking = [mock.patch.object(os, name, self._telling(getattr(os, name))) for name in _ASKS]
+        self._asking = [mock.patch.object(os, name, self._noticing(getattr(os, name))) for name in _ASKS]
         self._within = threading.local()
         _listen()
 
     def _own_folder(self, work: Path) -> Path:
-        """Make the run's own folders for temporary files and for output; returns the path of the folder for output.
-
-        Both paths go through a short link, because the path of a socket in them may have only about 100 characters.
-        """
+        """Make the run's own folders for temporary files and for output; returns the path of the folder for output."""
+        # Both paths go through a short link, because the path of a socket in them may have only about 100 characters.
         short = work.parent / f"{self._began.this:x}"
         for name in ("tmp", "out"):
             (work / "own" / name).mkdir(parents=True, exist_ok=True)
@@ -196,6 +197,8 @@ class RunFiles:
         if not stat.S_ISREG(found.st_mode) or path.endswith(".pyc"):
             return False
         identity, is_overwritten = (found.st_dev, found.st_ino), found.st_mtime_ns >= self._began.this
+        # A change of mode or name in this run hides the times of an earlier run, so files found at the start count,
+        # too.
         is_others = self._began.is_between(found) or (identity in self._earlier and not is_overwritten)
         if not (is_others or identity in self._appended) or self._is_ours(path := os.path.realpath(path)):
             return False
@@ -208,30 +211,32 @@ class RunFiles:
 
     def heard(self, event: str, args: tuple[Any, ...]) -> None:
         """Note the files that the script opens, changes or names in an audit event of Python, such as "open"."""
-        with self._unasked() as is_theirs:
+        with self._own_work() as is_theirs:
             if not is_theirs:
                 return
             if event == "open" and isinstance(args[0], str | bytes | os.PathLike):
-                self._opened(os.fsdecode(args[0]), *args[1:3])
+                self._note_opened(os.fsdecode(args[0]), *args[1:3])
             elif event == "sqlite3.connect" and isinstance(args[0], str | bytes | os.PathLike):
-                self._opened(os.fsdecode(args[0]), "r+", 0)
+                # SQLite opens the file itself, to read and to write.
+                self._note_opened(os.fsdecode(args[0]), "r+", 0)
             elif event in ("os.mkdir", "os.rename", "os.link", "os.symlink"):
                 # Only a rename replaces a file at the target; the other three fail if there is one.
                 if event == "os.rename":
                     self._keep_content(os.fsdecode(args[1]))
-                self._note(os.fsdecode(args[0 if event == "os.mkdir" else 1]))
+                self._note_written(os.fsdecode(args[0 if event == "os.mkdir" else 1]))
             elif event in _CHANGES and isinstance(args[0], str | bytes | os.PathLike):
                 self._keep_content(os.fsdecode(args[0]))
             elif event in _STARTS:
                 for word in _words(args[_STARTS[event]]):
-                    self._ask(word)
+                    self._note_question(word)
 
-    def _opened(self, path: str, mode: str | None, flags: int) -> None:
+    def _note_opened(self, path: str, mode: str | None, flags: int) -> None:
+        # `open` has a mode; `os.open` has None in its place, and flags.
         is_read = "r" in mode or "+" in mode if mode else flags & os.O_ACCMODE != os.O_WRONLY
         is_written = any(c in mode for c in "wax+") if mode else flags & os.O_ACCMODE != os.O_RDONLY
         if is_written:
             self._keep_content(path)
-            self._note(path)
+            self._note_written(path)
         found = _stat(path)
         if found is None or not self._is_earlier(path, found):
             return
@@ -246,8 +251,9 @@ class RunFiles:
         else:  # the earlier content stays, so the file is still an earlier run's although this run writes it
             self._appended.add((found.st_dev, found.st_ino))
 
-    def _note(self, path: str) -> None:
+    def _note_written(self, path: str) -> None:
         path = os.path.realpath(path)
+        # A line of the file is a path, so a path with a line break cannot be noted.
         if path not in self._noted and not self._is_ours(path) and "\n" not in path:
             self._noted.add(path)
             _append(self._notes, f"{path}\n")
@@ -264,7 +270,7 @@ class RunFiles:
             _append(self._contents, f"{content} {path}\n")
 
     @contextlib.contextmanager
-    def _unasked(self) -> Iterator[bool]:
+    def _own_work(self) -> Iterator[bool]:
         """Context for bitproof's own work, in which opened files do not count.
 
         Yields True if the script was running until now. Yields False inside another such context, or if the run is not
@@ -279,17 +285,17 @@ class RunFiles:
             if is_theirs:
                 self._within.us = False
 
-    def _ask(self, path: str, found: os.stat_result | None = None) -> None:
+    def _note_question(self, path: str, found: os.stat_result | None = None) -> None:
         if (found := found or _stat(path)) is not None and self._is_earlier(path, found):
             self._asked[os.path.abspath(path)] = None
 
-    def _telling(self, own: Callable[..., Any]) -> Callable[..., Any]:
+    def _noticing(self, own: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(own)
         def ask(path: Any, *args: Any, **kwargs: Any) -> Any:
             result = own(path, *args, **kwargs)
-            with self._unasked() as is_theirs:
+            with self._own_work() as is_theirs:
                 if is_theirs and isinstance(path, str | bytes | os.PathLike) and kwargs.get("dir_fd") is None:
-                    self._ask(os.fsdecode(path), result if isinstance(result, os.stat_result) else None)
+                    self._note_question(os.fsdecode(path), result if isinstance(result, os.stat_result) else None)
             return result
 
         for can in (os.supports_dir_fd, os.supports_effective_ids, os.supports_fd, os.supports_follow_symlinks):
@@ -298,6 +304,7 @@ class RunFiles:
         return ask
 
 
+# Bound before a run replaces `os.stat`.
 _own_stat = os.stat
 _ASKS = ("stat", "lstat", "access")
 
@@ -318,6 +325,7 @@ class _Reads:
             watch = library.inotify_add_watch(self._descriptor, os.fsencode(path), mask)
             if watch >= 0:
                 self._paths[watch] = path
+            # A file that has been removed meanwhile needs no watch.
             elif os.path.lexists(path):
                 raise UsageError(
                     f"the {len(paths)} files that earlier runs of this comparison wrote cannot be watched",
@@ -362,6 +370,7 @@ def _files_below(tops: Sequence[str]) -> Iterator[str]:
     Links are not followed.
     """
     yield from (each for each in tops if os.path.isfile(each))
+    # Level by level, so that a deep folder cannot use up the limit before shallow files are seen.
     left, seen, num = [each for each in tops if os.path.isdir(each)], set(tops), 0
     while left and num < _MOST_FILES:
         inner: list[str] = []
@@ -386,18 +395,17 @@ def _stat(path: str) -> os.stat_result | None:
 
 def _append(file: Path, line: str) -> None:
     """Append a line to a file, to which other ranks may append at the same time."""
+    # A single write in append mode: lines of several ranks never mix.
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(descriptor, line.encode(errors="surrogateescape"))
     os.close(descriptor)
 
 
 def _content(path: str, found: os.stat_result) -> str | None:
-    """The sha256 of a regular file's content, mode and owner; None if the file is large or cannot be read.
-
-    The mode is included because a script behaves differently if an earlier run has made its input unreadable.
-    """
+    """The sha256 of a regular file's content, mode and owner; None if the file is large or cannot be read."""
     with contextlib.suppress(OSError):
         if found.st_size <= _MOST_BYTES:
+            # With the mode, as a script behaves differently if an earlier run has made its input unreadable.
             facts = f"{found.st_mode} {found.st_uid} {found.st_gid} ".encode()
             return hashlib.sha256(facts + Path(path).read_bytes()).hexdigest()
     return None
@@ -420,6 +428,7 @@ def _words(given: Any) -> Iterator[str]:
 def _stamp(path: Path) -> int:
     """The time at which the file was created, in nanoseconds. Creates the file if it does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Not `time.time_ns`: the stamp is compared with other files' times, so it needs the file system's clock.
     path.open("ab").close()
     return path.stat().st_mtime_ns
 

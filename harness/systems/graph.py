@@ -104,10 +104,8 @@ class GraphProgram:
         )
 
     def hazards(self, case: Case) -> list[str]:
-        """Lines about pairs of calls that use the same memory in no fixed order, and about possible deadlocks of ranks.
-
-        They are computed once. Ranks that are forked afterwards inherit the result.
-        """
+        """Lines about pairs of calls that use the same memory in no fixed order, and about deadlocks of ranks."""
+        # Computed once: ranks that are forked afterwards inherit the result. In `__dict__`, as the class is frozen.
         if "_hazards" not in self.__dict__:
             _, groups = graph_of_program(case, self)
             self.__dict__["_hazards"] = hazard_lines(self.module, groups.partitions())
@@ -166,6 +164,7 @@ def trace(
     case = step_part(placed_case(case))
     start = time.perf_counter()
     mesh = Mesh(rank, case.parallelism)
+    # On the meta device, as tracing needs shapes and dtypes, and no values.
     model = build_sharded_model(case, mesh, torch.device("meta"), shares=True)
     shape = case.input_shape
     inputs = StepInputs(*(torch.empty(shape, dtype=torch.int64, device="meta") for _ in StepInputs._fields))
@@ -240,6 +239,7 @@ def finish(
         groups=group_table(Mesh(0, case.parallelism)),
         module_calls=joint.module_calls,
         is_joint=traced.system == JOINT,
+        # The number of layers decides where the stages of a pipeline begin.
         cuts=Cuts(case.stages, sum(re.fullmatch(r"layers\.\d+", name) is not None for name in joint.module_calls)),
     )
     passes = apply_until(insert(build_pipeline(context), extra_passes), case.pipeline.until)
@@ -307,6 +307,7 @@ def mutate_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProg
     )
     passes = [*program.passes, report]
     parts = program.parts.of_other(module) if program.parts else None
+    # The graph runs without its backend, whose compiled code does not have the fault.
     return replace(program, module=module, run=module, code_hash=code_hash(module), passes=passes, parts=parts)
 
 
@@ -334,6 +335,7 @@ def make_graph_system(
 
     All ranks must call this together, because it makes the process groups that the program needs.
     """
+    # In this order on all ranks, as making a group is itself a collective.
     for name, group in program.groups.items():
         ensure_group(name, group.partition, high_priority=group.high_priority)
     trainer = Trainer(case, mesh, device)
@@ -341,6 +343,7 @@ def make_graph_system(
     is_plain = program.run is program.module  # compiled code may call operators that need autograd's dispatch
     trainer.chunked = program.chunked
     if program.chunked is not None and case.schedule is not None:
+        # A rank runs the graph of a micro-batch several times, and only the modules of its own stages.
         own = {name for name, _ in trainer.model.named_modules()}
         trainer.chunked = {name: calls * case.micro_batches for name, calls in program.chunked.items() if name in own}
     buffers = dict(trainer.model.named_buffers())

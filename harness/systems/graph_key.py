@@ -62,14 +62,11 @@ class GraphCache:
         return keep(self.folder, kind, self.key, {"later": asdict(later), "value": value})
 
     def of_rank(self, rank: int, device: torch.device) -> GraphCache:
-        """For a rank on a GPU, a cache of its own, as each rank on a GPU traces its own graph. On a CPU, this cache.
-
-        If all ranks read the graph of one rank, a different trace on another rank would go unnoticed. So the rank's
-        number is added to the key, and also its GPU, libraries and switches: the host process may not touch a GPU, so
-        it could not add these.
-        """
+        """For a rank on a GPU, a cache of its own, as each rank on a GPU traces its own graph. On a CPU, this cache."""
         if device.type == "cpu":
             return self
+        # With the rank's number: if all ranks read one graph, a different trace on another rank would go unnoticed.
+        # With its GPU, libraries and switches, which the host process could not add, as it may not touch a GPU.
         own = {"rank": rank, "gpu": read_gpu_of_keys(device), "switches": read_switches()}
         own["environment"] = environment_of_keys()
         return replace(self, key=json.dumps({"of": self.key, **own}, sort_keys=True))
@@ -88,6 +85,7 @@ def traced_part(case: Case) -> Case:
 
     These are its names, systems, verdict, requirements, steps, data and optimizer, and whether norms are recorded.
     """
+    # A field that is not named here is a part of the key: so a new field of a case is never forgotten.
     return replace(
         case,
         name="traced",
@@ -127,9 +125,9 @@ def placed_case(case: Case) -> Case:
 def step_part(case: Case) -> Case:
     """The case with default values in all fields that do not affect tracing.
 
-    These are the fields that `traced_part` drops, and those that affect only passes. The dim of chunking is kept, as
-    tracing reads it.
+    These are the fields that `traced_part` drops, and those that affect only passes.
     """
+    # Tracing reads the chunked dim. The choice of modules belongs to the chunk pass.
     chunking = case.chunking and Chunking(dim=case.chunking.dim, modules="*")
     return replace(traced_part(case), chunking=chunking, memory=Memory(), pipeline=Pipeline())
 
@@ -141,6 +139,7 @@ def graph_cache_of(
 
     `device` is a type of device. On a GPU a rank adds its own device to the key (`GraphCache.of_rank`).
     """
+    # A precompiled step has a file of its own. The others are never kept: see the top of `cached_graph.py`.
     is_plain = (
         system != PRECOMPILED
         and case.schedule is None

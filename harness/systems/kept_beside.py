@@ -41,9 +41,9 @@ class KeptBeside:
         self._holder = holder
         self._optimizers = optimizers
         self._models = list(models)
-        self._settings = {key: _content(value) for key, value in _settings(holder)}
+        self._settings = {key: _comparable(value) for key, value in _settings(holder)}
         self._groups = len(getattr(holder, "param_groups", ()))
-        self._attributes = {name: _content(value) for name, value in self._held()}
+        self._attributes = {name: _comparable(value) for name, value in self._unrecorded_leaves()}
 
     def changed_settings(self) -> dict[int, dict[str, Tensor]]:
         """The settings that have changed since the step began, by the index of the parameter group, then by name.
@@ -53,22 +53,23 @@ class KeptBeside:
         found: dict[int, dict[str, Tensor]] = {}
         for (group, name), value in _settings(self._holder):
             # A group that was added during the step has no earlier settings.
-            if group < self._groups and _content(value) != self._settings.get((group, name)):
+            if group < self._groups and _comparable(value) != self._settings.get((group, name)):
                 found.setdefault(group, {})[f"{name}{CHANGED}"] = _number_of(value)
         return found
 
     def changed_attributes(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the attributes that have changed since the step began, each by its path with the ending `@changed`."""
-        for name, value in self._held():
-            if _content(value) != self._attributes.get(name):
+        for name, value in self._unrecorded_leaves():
+            if _comparable(value) != self._attributes.get(name):
                 yield f"{name}{CHANGED}", tensor_of(value)
 
-    def _held(self) -> Iterator[tuple[str, Any]]:
+    def _unrecorded_leaves(self) -> Iterator[tuple[str, Any]]:
         """Yield path and value of each tensor and number in the holder's attributes, if no other record has the value.
 
         Tensors that share memory with a parameter, a buffer, a gradient or a state are in other records.
         """
         names = _names_of(self._optimizers)
+        # The search must not enter an optimizer, its state or its groups again, as their content is recorded.
         known = {id(place) for each in self._optimizers for place in (each, each.state, each.param_groups)}
         tensors = [*_tensors_of(self._optimizers, self._models)]
         shown, memory = {id(tensor) for tensor in tensors}, {_memory(tensor) for tensor in tensors} - {None}
@@ -99,11 +100,13 @@ def _leaves_in(
     import numpy
     from torch import Tensor, nn
 
+    # First of all, as a bool is an int.
     if isinstance(place, (bool, str, bytes, *_NO_PLACES)) or place is None:
         return
     if isinstance(place, (Tensor, int, float, complex)):
         yield prefix, place
     elif isinstance(place, (numpy.ndarray, numpy.generic)):
+        # Integers, floats and complex numbers.
         if place.dtype.kind in "iufc":
             yield prefix, tensor_of(place)
     elif id(place) not in known:
@@ -138,6 +141,7 @@ def _key(key: Any, number: int, names: Mapping[int, str]) -> str:
 
 
 def _names_of(optimizers: Iterable[Optimizer]) -> dict[int, str]:
+    # A name must be the same in every run, so it is the parameter's number, not its id.
     held = [p for each in optimizers for group in each.param_groups for p in group["params"]]
     # Reversed, so that a parameter of two groups gets the name of its first place.
     return {id(p): f"param{number}" for number, p in reversed([*enumerate(held)])}
@@ -147,6 +151,7 @@ def _tensors_of(optimizers: Iterable[Optimizer], models: Iterable[Any]) -> Itera
     from torch import Tensor
 
     parameters = [p for each in optimizers for group in each.param_groups for p in group["params"]]
+    # Frozen parameters, for example, may be in no optimizer.
     parameters += [p for model in models for p in model.parameters()]
     for parameter in parameters:
         yield parameter
@@ -166,12 +171,13 @@ def _memory(value: Any) -> int | None:
     if not isinstance(value, Tensor):
         return None
     try:
+        # Tensors without elements have address 0, and share nothing.
         return value.untyped_storage().data_ptr() or None
     except (NotImplementedError, RuntimeError):
         return None
 
 
-def _content(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     """A value for comparing a setting with its value at another time: two are equal only if the settings agree in every
     bit.
 

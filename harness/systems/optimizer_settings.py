@@ -39,6 +39,7 @@ class SettingsLog:
             changed = {key: text for key, text in found.items() if before is None or before.get(key) != text}
             self._last[group] = found
             if before is None:
+                # The first entry of a group names its parameters; later entries need only the group's number.
                 held = [names[id(p)] for p in settings["params"] if id(p) in names][: self._names_left]
                 self._names_left -= len(held)
                 whose = {"optimizer": type(optimizer).__name__, "parameters": held}
@@ -48,9 +49,10 @@ class SettingsLog:
 
 
 def _text_of(value: Any) -> str:
-    """A setting as text. "" for an object, and for a tensor on a GPU, because reading it would wait for the GPU."""
+    """A setting as text. "" for an object, and for a tensor on a GPU."""
     from torch import Tensor
 
+    # Reading a tensor on a GPU would wait for the GPU.
     if isinstance(value, Tensor):
         value = value.item() if value.numel() == 1 and value.device.type == "cpu" else object()
     if isinstance(value, (list, tuple)):

@@ -113,6 +113,7 @@ def _sums_of(manifest: Manifest) -> str | None:
     if manifest.collectives == "native":
         return "in NCCL's own order"
     said = (manifest.machine or {}).get("sums_over_ranks")
+    # Ranks that differ make a list of what each of them states: see `agreed_facts`.
     how = f"({'; '.join(map(str, said))})" if isinstance(said, list) else said or "by additions"
     return f"in rank order {how}" if manifest.collectives != "nccl" or said else "in rank order"
 
@@ -163,6 +164,7 @@ def check_system(name: str) -> None:
         )
     path = file_of(source) or _file_of_module(name, source)
     bound = names_in(path, f"system {name}") if path is not None else None
+    # None: the file defines names while it runs, so only a run shows them.
     if bound is not None and factory.partition(".")[0] not in bound:
         close = difflib.get_close_matches(factory, bound, n=3)
         raise UsageError(
@@ -179,6 +181,7 @@ def check_preload(case: Case) -> None:
     """Raise UsageError if neither of a case's systems would find a module of the case's `preload`. Imports nothing."""
     own = [str(folder) for name in (case.reference, case.candidate) if (folder := folder_of(name, case)) is not None]
     for name in case.preload:
+        # Only the outermost package, as a search for a module in it would import it.
         first = name.partition(".")[0]
         path = [*own, *search_path()]
         is_there = first in sys.modules or importlib.machinery.PathFinder.find_spec(first, path) is not None

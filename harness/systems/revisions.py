@@ -46,8 +46,10 @@ def check_out(system: str, folder: Path) -> None:
     index = {"GIT_INDEX_FILE": str(made.with_name(made.name + ".index"))}  # not the repository's own
     _git(top, "read-tree", script.revision, what=script, environment=index)
     _git(top, "checkout-index", "--all", f"--prefix={made}/", what=script, environment=index)
+    # With ignored files, such as data. A folder without tracked files is a single entry.
     for name in _git(top, "ls-files", "--others", "--directory", "-z", what=script).split("\0"):
         target = made / name.rstrip("/")
+        # A file of the revision has precedence over an untracked file of the same name.
         if name and not _NOT_LINKED.intersection(Path(name).parts) and not os.path.lexists(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to(top / name.rstrip("/"))
@@ -72,6 +74,7 @@ def place_in(checkout: Path, script: Script, folder: Path) -> Path:
 def top_of(script: Script) -> Path:
     """The top folder of the repository that contains a script's file. Raises UsageError if there is none."""
     path = Path(os.path.abspath(script.file))
+    # A file or a folder: in a work tree of `git worktree`, `.git` is a file.
     for folder in path.parents:
         if (folder / ".git").exists():
             return folder

@@ -73,11 +73,13 @@ class WatchedScript(WatchedLoop):
 
         Without `files`, the script may read such files.
         """
+        # Models and optimizers are found while the script runs.
         super().__init__(lambda: self._run(), [], [])
         self._files = files
         self._script, self._path, self._folder = script, path, folder
         self._rank, self._world_size = rank, world_size
         self._code = read_plain(path)
+        # Weak, as the script decides how long an optimizer lives.
         self._made: list[weakref.ref[Optimizer]] = []
         self._running: list[Optimizer] = []
 
@@ -87,7 +89,11 @@ class WatchedScript(WatchedLoop):
 
     def take_steps(self, num_steps: int, taking: Callable[[int], AbstractContextManager[Observe]]) -> None:
         """Run the script until it has taken `num_steps` training steps. Raises RecordingError if it ends earlier."""
-        with self._files or nullcontext(), _making_told(self._made), _spawning_here(self._rank, self._world_size):
+        with (
+            self._files or nullcontext(),
+            _collecting_optimizers(self._made),
+            _spawning_here(self._rank, self._world_size),
+        ):
             super().take_steps(num_steps, taking)
 
     def _run(self) -> None:
@@ -95,6 +101,7 @@ class WatchedScript(WatchedLoop):
 
         # The script's own init_process_group brings the lent group back.
         put_aside()
+        # The value False shows that bitproof set these variables. Those of a launcher stay.
         if self._world_size == 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "False":
             for name in _TORCHRUN:
                 os.environ.pop(name, None)
@@ -172,10 +179,8 @@ class WatchedScript(WatchedLoop):
             )
 
     def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
-        """Record each number with which backward began in a step.
-
-        They are not added: a sum would hide that two micro-batches changed places.
-        """
+        """Record each number with which backward began in a step."""
+        # They are not added: a sum would hide that two micro-batches changed places.
         for number, loss in enumerate(losses):
             observe("loss", "loss" if len(losses) == 1 else f"loss.{number}", loss)
 
@@ -201,6 +206,7 @@ class WatchedScript(WatchedLoop):
         )
 
     def _optimizers(self) -> list[Optimizer]:
+        # An optimizer whose factory raised an error has no parameter groups.
         made = [each for made in self._made if (each := made()) is not None and hasattr(each, "param_groups")]
         return [each for each in made if held_optimizers(each) == [each]]
 
@@ -233,7 +239,7 @@ def make_script(script: Script, work: Path, ours: Sequence[Path] = ()) -> Callab
 
 
 @contextmanager
-def _making_told(made: list[weakref.ref[Optimizer]]) -> Iterator[None]:
+def _collecting_optimizers(made: list[weakref.ref[Optimizer]]) -> Iterator[None]:
     """Context in which each new optimizer is appended to `made`."""
     from torch.optim import Optimizer
 

@@ -38,9 +38,11 @@ def staged_gradients(
     # messages would deadlock.
     groups = [pipeline_group(mesh) for _ in range(2)] if pp > 1 else []
     trainer.graph = step = StagedStep(graph, actions[mesh.coordinate(PIPELINE)], groups, mesh.device)
+    # `step.join` is looked up at each call, as a fault may replace it.
     step.join, trainer.join_tied = trainer.join_tied, lambda gradients: step.join(gradients)
     names = [*parameter_names, *buffer_names]
     own = {**trainer.parameters, **dict(trainer.model.named_buffers())}
+    # The graph's inputs are first the state, which stays, then the data of a micro-batch.
     kept, read = graph.placeholders[: len(names)], graph.placeholders[len(names) :]
     places = dict(zip(names, kept, strict=True))
     # A rank with only the second copy of a shared parameter passes it as the input of the first copy.

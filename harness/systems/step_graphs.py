@@ -35,6 +35,7 @@ def step_graph(
     the errors of `prepare`, and UsageError for a system that cannot be traced.
     """
     case = placed_case(case)
+    # Activations would be further outputs of the graph.
     case = case if observed else replace(case, observe=())
     if system in TRACED:
         return graph_of_program(case, prepare(case, device, options, system=system))

@@ -32,22 +32,22 @@ class KeptState:
         names = {key.name.partition("@")[0] for key in rows}
         values = {record.digest for record in rows.values()}
         return [
-            told
-            for told, value in self._digests().items()
-            if value != self._before.get(told) and value not in values and told.partition(" ")[2] not in names
+            label
+            for label, value in self._digests().items()
+            if value != self._before.get(label) and value not in values and label.partition(" ")[2] not in names
         ]
 
     def _digests(self) -> dict[str, str]:
         found: dict[str, str] = {}
-        for told, tensor in _states(_held(self._made)):
+        for label, tensor in _states(_models_and_optimizers(self._made)):
             try:
-                found[told] = digest(plain(tensor.detach()))
+                found[label] = digest(plain(tensor.detach()))
             except (RecordingError, RuntimeError):  # a tensor without values cannot be compared
                 continue
         return found
 
 
-def _held(made: Any) -> list[Any]:
+def _models_and_optimizers(made: Any) -> list[Any]:
     """The models and optimizers in an object's attributes, and in lists in its attributes.
 
     For a function, its closure is searched; for a bound method, its object's attributes.

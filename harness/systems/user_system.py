@@ -156,14 +156,14 @@ class UserSystem:
 
     def _checked(self, index: int, shown: tuple[Any, ...]) -> tuple[str, str, torch.Tensor]:
         if len(shown) != 3:
-            raise self._refuse(index, _tell(shown), "a kind, a name and a tensor")
+            raise self._refuse(index, _describe(shown), "a kind, a name and a tensor")
         kind, name, tensor = shown
         if kind not in KINDS:
-            raise self._refuse(index, _tell(shown), f"a kind among {', '.join(KINDS)}")
+            raise self._refuse(index, _describe(shown), f"a kind among {', '.join(KINDS)}")
         if not isinstance(name, str) or not name:
-            raise self._refuse(index, _tell(shown), "a text as name")
+            raise self._refuse(index, _describe(shown), "a text as name")
         if not isinstance(tensor, torch.Tensor):
-            raise self._refuse(index, _tell(shown), "a tensor")
+            raise self._refuse(index, _describe(shown), "a tensor")
         return kind, name, tensor
 
     def _refuse(self, index: int, found: str, expected: str, fix: str | None = None) -> RecordingError:
@@ -199,6 +199,7 @@ def _refuse_what_trains_nothing(name: str, made: Any) -> None:
 def make(factory: Callable[..., Any], case: Case, mesh: Any) -> Any:
     """Call a factory with the case and the rank's mesh, or without arguments if it has no parameters; returns the
     result."""
+    # A factory whose parameters all have defaults gets the case and the mesh.
     return factory() if _takes(factory) and not _takes(factory, case, mesh) else factory(case, mesh)
 
 
@@ -210,5 +211,5 @@ def _takes(step: Any, *arguments: Any) -> bool:
     return True
 
 
-def _tell(shown: tuple[Any, ...]) -> str:
+def _describe(shown: tuple[Any, ...]) -> str:
     return f"({', '.join(repr(part) if isinstance(part, str) else type(part).__name__ for part in shown)})"

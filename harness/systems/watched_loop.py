@@ -73,10 +73,10 @@ class WatchedLoop(WatchedStep):
         steps = _Steps(self, num_steps, taking)
         hook = register_optimizer_step_pre_hook(steps.optimizer_begins)
         # Without a method for the loss, the loss is the tensor that backward begins with.
-        told = _results_told(self._loss, steps.keep_loss) if self._loss else backwards_told(steps.keep_loss)
+        keeping = _results_noted(self._loss, steps.keep_loss) if self._loss else backwards_told(steps.keep_loss)
         with refusals_raised():
             try:
-                with steps.open, told:
+                with steps.open, keeping:
                     steps.begin()
                     self._train()
                     raise self.too_short(steps.index, num_steps)
@@ -104,6 +104,7 @@ class WatchedLoop(WatchedStep):
         """
         if self.watched_optimizers:
             return any(optimizer is each for each in self.watched_optimizers)
+        # The wrapped optimizer takes a step of its own, so only that step counts.
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         is_ours = any(id(p) in held for p in self.trained_parameters().values())
         return is_ours and held_optimizers(optimizer) == [optimizer]
@@ -152,14 +153,14 @@ class WatchedLoop(WatchedStep):
 
 
 @contextmanager
-def _results_told(method: MethodType, told: Callable[[Tensor], None]) -> Iterator[None]:
-    """Context in which `told` is called with each tensor that an object's method returns."""
+def _results_noted(method: MethodType, note: Callable[[Tensor], None]) -> Iterator[None]:
+    """Context in which `note` is called with each tensor that an object's method returns."""
     from torch import Tensor
 
     def call(*args: Any, **kwargs: Any) -> Any:
         result = method(*args, **kwargs)
         if isinstance(result, Tensor):
-            told(result)
+            note(result)
         return result
 
     with mock.patch.object(method.__self__, method.__name__, call):
@@ -170,6 +171,7 @@ class _Steps:
     """The progress of a loop: the index of the current step, and the optimizers that have stepped in it."""
 
     def __init__(self, loop: WatchedLoop, num_steps: int, taking: Callable[[int], Any]) -> None:
+        # `open` has the context of the current step, and `hooks` the two hooks of each optimizer, by its id.
         self.index = 0
         self.are_over = False
         self.open = ExitStack()
@@ -205,8 +207,7 @@ class _Steps:
     def optimizer_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Called before each optimizer's step. If the step counts, add two hooks to the optimizer.
 
-        One hook records the optimizer's gradients, the other may end the training step. They are added only now, so
-        that they run after all other hooks of the optimizer.
+        One hook records the optimizer's gradients, the other may end the training step.
         """
         if self._is_within_own_step(optimizer):
             return
@@ -225,6 +226,7 @@ class _Steps:
                 expected="every watched optimizer to take one step",
                 fix="give watch the optimizers that train: optimizer=[...]",
             )
+        # Added only now, so that they run after all other hooks of the optimizer.
         show = self._loop.show_gradients(optimizer, self._observe)
         hooks.callback(optimizer.register_step_pre_hook(show).remove)
         hooks.callback(optimizer.register_step_post_hook(self._optimizer_ends).remove)
@@ -253,6 +255,7 @@ class _Steps:
                 expected="a loop that ends when a BaseException is raised within it",
                 fix="catch Exception in its place, as in `except Exception:` for `except:`",
             )
+        # This exception is no refusal, although it is raised within `refusing`.
         theirs(_leave)
 
     def _end_step(self) -> None:
@@ -278,6 +281,7 @@ def sum_of_losses(losses: list[Tensor]) -> Tensor:
         return losses[0]
     total = torch.zeros((), dtype=torch.float64)
     for loss in losses:
+        # A loss may be on any device, and have the shape [1].
         local: Any = loss.to_local() if hasattr(loss, "to_local") else loss
         total += local.reshape(()).cpu()
     return total

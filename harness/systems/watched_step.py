@@ -150,11 +150,14 @@ class WatchedStep:
         of_name = {name: parts[id(p)] for name, p in self.trained_parameters().items() if id(p) in parts}
 
         def placed(kind: str, name: str, tensor: Tensor) -> None:
+            # A name of kind `optimizer` ends with the name of the state.
             part = of_name.get(name if kind in ("grad", "param") else name.rpartition(".")[0])
             if part is not None and kind == "optimizer" and part[1] == part[2]:
                 return  # a part without elements has no state
+            # A state of another size, such as Adam's number of steps, has no position.
             if part is not None and tensor.dim() == 1 and tensor.numel() == part[2] - part[1]:
                 tensor = tensor.detach()
+                # The detached tensor is a new object, so the user's tensor gets no attribute.
                 setattr(tensor, FLAT, part)
             observe(kind, name, tensor)
 
@@ -202,11 +205,12 @@ class WatchedStep:
         """Record the values after a step, except the loss: buffers, parameters and the states of optimizers."""
         self._show_buffers("after_optimizer", observe)
         trained = self.trained_parameters()
-        for name, parameter in (*trained.items(), *self._held_alone(trained)):
+        for name, parameter in (*trained.items(), *self._parameters_outside_models(trained)):
             observe("param", name, parameter)
         for optimizer in optimizers:
             self._show_state(optimizer, observe)
         self._show_other_states(optimizers, observe)
+        # A holder that is itself an optimizer was recorded with the other optimizers.
         for number, holder in enumerate(self.holders):
             if any(holder is each for each in self._seen):
                 continue
@@ -226,9 +230,9 @@ class WatchedStep:
             if self.is_before_step:
                 self.is_before_step = False
                 self._show_buffers("before_optimizer", observe)
-            names = {id(parameter): name for name, parameter in self._held_by(optimizer)}
+            names = {id(parameter): name for name, parameter in self._parameters_of(optimizer)}
             self._settings.note(self._index, self._number(optimizer), optimizer, names)
-            for name, parameter in self._held_by(optimizer):
+            for name, parameter in self._parameters_of(optimizer):
                 gradient = _nothing_of(parameter) if parameter.grad is None else parameter.grad
                 for part, tensor in _parts(gradient).items():
                     observe("grad", name + part, tensor)
@@ -265,25 +269,25 @@ class WatchedStep:
                 observe("buffer", f"{prefix}{name}@{when}", buffer)
 
     def _show_state(self, optimizer: Optimizer, observe: Observe) -> None:
-        """Record an optimizer's state for each parameter, and its other state (`_show_beside`).
-
-        A parameter that has had no gradient so far has no state. Its records then have no elements, so that the names
-        are the same in each step.
-        """
+        """Record an optimizer's state for each parameter, and its other state (`_show_beside`)."""
         from torch.optim import LBFGS
 
-        states = {name: dict(_leaves(optimizer.state.get(p, {}))) for name, p in self._held_by(optimizer)}
+        # Each parameter gets the keys of all, so that the names are the same in each step: a parameter that has had no
+        # gradient so far has no state, and its records have no elements.
+        states = {name: dict(_leaves(optimizer.state.get(p, {}))) for name, p in self._parameters_of(optimizer)}
         keys = dict.fromkeys(key for state in states.values() for key in state)
         if isinstance(optimizer, LBFGS):
             keys |= dict.fromkeys(_LATE)
         rates = {id(p): group.get("lr", 0.0) for group in optimizer.param_groups for p in group["params"]}
-        for name, parameter in self._held_by(optimizer):
+        for name, parameter in self._parameters_of(optimizer):
             for key in keys:
                 observe("optimizer", f"{name}.{key}", states[name].get(key, _nothing_of(parameter)))
             if not keys:
                 rate = rates.get(id(parameter))
                 observe("optimizer", f"{name}.lr", _nothing_of(parameter) if rate is None else tensor_of(rate))
-        self._show_beside(optimizer, {id(p): name for name, p in self._held_by(optimizer)}, observe, has_rate=not keys)
+        self._show_beside(
+            optimizer, {id(p): name for name, p in self._parameters_of(optimizer)}, observe, has_rate=not keys
+        )
 
     def _show_beside(self, optimizer: Optimizer, names: Mapping[int, str], observe: Observe, *, has_rate: bool) -> None:
         """Record an optimizer's state that belongs to no parameter, as `optimizer.0.<name>`, and the settings that
@@ -315,7 +319,7 @@ class WatchedStep:
             if any(optimizer is each for each in shown):
                 continue
             names = {}
-            for place, parameter in _held_names(number, optimizer):
+            for place, parameter in _index_names(number, optimizer):
                 names[id(parameter)] = place if id(parameter) in held else named.get(id(parameter), place)
                 if id(optimizer.state) not in states:
                     for key, value in _leaves(optimizer.state.get(parameter, {})):
@@ -352,26 +356,26 @@ class WatchedStep:
         self.note(optimizer)
         return next(number for number, each in enumerate(self._seen) if each is optimizer)
 
-    def _held_alone(self, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    def _parameters_outside_models(self, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yield the name and tensor of each parameter that is in an optimizer but in no watched model, each once.
 
         The name is its index in the optimizer, such as `optimizer.0.group1.param0`.
         """
         shown = {id(p) for p in trained.values()}
         for number, optimizer in enumerate(self._seen):
-            for name, parameter in _held_names(number, optimizer):
+            for name, parameter in _index_names(number, optimizer):
                 if id(parameter) not in shown:
                     shown.add(id(parameter))
                     yield name, parameter
 
-    def _held_by(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    def _parameters_of(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
         """Yield the name and tensor of each parameter of an optimizer: first those of the models, in their order, then
         others.
 
         Trainable parameters that no optimizer has count as parameters of the first optimizer: a trainer may have
         forgotten them.
         """
-        held = {id(p): (name, p) for name, p in _held_names(self._number(optimizer), optimizer)}
+        held = {id(p): (name, p) for name, p in _index_names(self._number(optimizer), optimizer)}
         is_first = bool(self.watched_optimizers) and optimizer is self.watched_optimizers[0]
         by_all = {
             id(p) for each in self.watched_optimizers for settings in each.param_groups for p in settings["params"]
@@ -383,7 +387,7 @@ class WatchedStep:
         yield from held.values()
 
 
-def _held_names(number: int, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+def _index_names(number: int, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and tensor of each parameter of an optimizer. Names are like `optimizer.0.group1.param0`."""
     for group, settings in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(settings["params"]):
@@ -415,6 +419,7 @@ def held_optimizers(given: Any) -> list[Optimizer]:
 
     if isinstance(given, (list, tuple)):
         return [optimizer for each in given for optimizer in held_optimizers(each)]
+    # First, as Accelerate's wrapper is itself an Optimizer of torch.
     for inner in (getattr(given, "optimizer", None), getattr(given, "optimizers", None)):
         if isinstance(inner, (Optimizer, list, tuple)):
             return held_optimizers(inner)
@@ -444,6 +449,7 @@ def bare(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, (DataParallel, DistributedDataParallel)):
             model = model.module
+        # torch.compile's wrapper has this child alone. A module with tensors of its own is no wrapper.
         elif [name for name, _ in model.named_children()] == ["_orig_mod"] and not _has_own_tensors(model):
             model = model.get_submodule("_orig_mod")
         else:
@@ -467,11 +473,12 @@ def _prefixes(models: list[nn.Module]) -> list[str]:
 def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the path and tensor of each tensor or number in an optimizer's state.
 
-    A list of numbers or tensors becomes a single tensor, since it may grow from step to step, as in LBFGS.
+    A list of numbers or tensors becomes a single tensor.
     """
     from torch import Tensor
 
     for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
+        # A list may grow from step to step, as in LBFGS, and names must be the same in each step.
         if isinstance(value, (list, tuple)) and (joined := joined_values(value)) is not None:
             yield f"{prefix}{key}", joined
         elif isinstance(value, (Mapping, list, tuple)):

@@ -19,6 +19,7 @@ def missing_package(error: BaseException, what: str, asked_for: str = "") -> Usa
     if asked_for == error.name or asked_for.startswith(error.name + "."):
         return None
     package = error.name.partition(".")[0]
+    # The package is there, so another of its versions is meant.
     if package != error.name and importlib.util.find_spec(package) is not None:
         return UsageError(
             f"{what} imports {error.name}, which the installed {package} does not have",

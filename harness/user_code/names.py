@@ -37,6 +37,7 @@ class Names:
         for own, pattern in self._patterns.items():
             if match := pattern.fullmatch(name):
                 self.unused.pop(own, None)
+                # The `*` of the second name are replaced in order, by what those of the first have matched.
                 texts = iter(match.groups())
                 return re.sub(r"\*", lambda _, texts=texts: next(texts), self.rules[own])  # type: ignore[misc]
         return name
@@ -109,10 +110,8 @@ def _checked(rules: Any, declared_by: str) -> dict[str, str]:
 
 
 def _pattern(own: str) -> re.Pattern[str]:
-    """A regular expression for a rule's first name, in which each `*` matches the shortest possible text.
-
-    It never backtracks: a longer match could not help the rest, and with 25 `*` backtracking would take forever.
-    """
+    """A regular expression for a rule's first name, in which each `*` matches the shortest possible text."""
+    # Atomic groups never backtrack: a longer match could not help the rest, and with 25 `*` it would take forever.
     first, *words, last = map(re.escape, own.split("*"))
     between = "".join(f"(?>(.*?){word})" for word in words)
     return re.compile(f"{first}{between}(.*?){last}", re.DOTALL)

@@ -65,6 +65,7 @@ def files_of(root: Path, module: str) -> Iterator[Path]:
     it, then the module's own file."""
     folder = root
     for part in module.split("."):
+        # A package has precedence over a module of the same name, as in Python.
         for file in (folder / part / "__init__.py", folder / f"{part}.py"):
             if file.is_file() and not _INSTALLED.intersection(file.parts):
                 yield file

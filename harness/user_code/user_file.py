@@ -39,10 +39,10 @@ def is_loading() -> bool:
 def run_file(path: Path) -> tuple[types.ModuleType, str]:
     """Run a file as a new module; returns the module and the sha256 of the text that ran.
 
-    The file is not imported, because an import might run cached code of another text. It can import the modules beside
-    it, as with `python FILE.py`. A file of a package can import the package's modules, by relative and absolute names.
-    The module stays in sys.modules, as dataclasses and torch.compile need it. Errors of the file are raised unchanged.
+    The file can import the modules beside it, as with `python FILE.py`. A file of a package can import the package's
+    modules, by relative and absolute names. The module stays in sys.modules. Errors of the file are raised unchanged.
     """
+    # Not an import, which might run cached code of another text.
     code = read_plain(path)
     sha256 = hashlib.sha256(code).hexdigest()
     module = types.ModuleType(f"{path.stem}_{sha256[:8]}")
@@ -50,6 +50,7 @@ def run_file(path: Path) -> tuple[types.ModuleType, str]:
     root, module.__package__ = package_of(path.resolve())
     find_beside(root)
     check_own_modules(path, root)
+    # dataclasses and torch.compile look the module up by its name.
     sys.modules[module.__name__] = module
     with loading(str(path)):
         # Do not inherit this file's `from __future__` flags.
@@ -106,6 +107,7 @@ def check_signature(path: Path, name: str, what: str, counts: Sequence[int], giv
         )
     takes = bound[0].args
     most = len(takes.posonlyargs) + len(takes.args)
+    # In Python's syntax tree, the defaults are those of the last positional parameters.
     required = most - len(takes.defaults)
     named = [arg.arg for arg, default in zip(takes.kwonlyargs, takes.kw_defaults, strict=True) if default is None]
     if not rest and (named or not any(required <= count and (takes.vararg or count <= most) for count in counts)):

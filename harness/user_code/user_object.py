@@ -36,6 +36,7 @@ def source_of(given: Any) -> str:
         found = getattr(found, part, None)
     if found is not given:
         raise _refused(f"{name} of {file}", "in that file the name stands for something else")
+    # A relative path, so that a report names the same file on another machine.
     path = os.path.realpath(file)
     here = os.path.relpath(path)
     return f"{path if here.startswith(os.pardir) else here}:{name}"

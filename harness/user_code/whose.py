@@ -38,6 +38,7 @@ def place_of(module: ModuleType | None) -> ModulePlace | None:
 def place_by_now(name: str) -> ModulePlace | None:
     """The file and folders that an import of this name would find if the module were not loaded; None if there is no
     module."""
+    # A submodule is searched for in the folders of its loaded package, any other module on `sys.path`.
     parent, path = name.rpartition(".")[0], None
     if parent:
         path = getattr(sys.modules.get(parent), "__path__", None)
@@ -49,6 +50,7 @@ def place_by_now(name: str) -> ModulePlace | None:
             try:
                 spec = finder.find_spec(name, path)
             except Exception:
+                # A finder of another package may fail at names that are not its own.
                 continue
             if spec is not None:
                 return _place(spec)
@@ -69,6 +71,7 @@ def check_own_modules(path: Path, root: Path) -> None:
     beside = {entry.name.partition(".")[0] for entry in os.scandir(root)} if root.is_dir() else set()
     for name in sorted(loaded & beside):
         has, finds = place_of(sys.modules.get(name)), place_by_now(name)
+        # The imports of the file are read last, as this takes longest.
         if has is None or finds is None or has == finds or name not in imported_beside(path):
             continue
         raise UsageError(

@@ -94,6 +94,7 @@ def _unrepeatable(judgement: Judgement, run: CaseRun, role: Role, key: Key) -> J
         f"a replay of {role} {getattr(run.case, role)} did not reproduce step {key.step}, rank {key.rank}, "
         f"{key.kind} {key.name}: its bits differ from the recorded ones"
     )
+    # The replay takes the place of a second run, so the case looks as if `control` had found this difference.
     parted = Comparison(verdict=Verdict.DIFFERENT, first_divergence=Divergence(**key._asdict()))
     repeat = Repeat(role, False, parted)
     first = repeat.divergence()

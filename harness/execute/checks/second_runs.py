@@ -27,6 +27,7 @@ def control(judgement: Judgement, run: CaseRun) -> Judgement:
             run.begin_explaining()
             key = Key(first.step, first.kind, first.name, first.rank)  # with its values kept, a search replays nothing
             run.watches["control"] = Replay(step=first.step, log=True, record=key, spare=SPARE_BYTES)
+        # A second run may exist already: it was made early, or for the comparison of layouts.
         done = {repeat.side for repeat in run.repeats}
         run.repeats += [Repeat(role, False, _control(run, role)) for role in ROLES if role not in done]
     return with_repeats(judgement, run.case, run.comparison, run.repeats)
@@ -36,6 +37,7 @@ def stress(judgement: Judgement, run: CaseRun) -> Judgement:
     """Run each system again under stress (with random sleeps), and compare this run with the first."""
     found = [Repeat(role, True, run.repeat("stress", role)) for role in ROLES]
     run.repeats += found
+    # Only the new repetitions, as `control` has judged its own.
     return with_repeats(judgement, run.case, run.comparison, found)
 
 

@@ -29,6 +29,7 @@ def bound(judgement: Judgement, run: CaseRun) -> Judgement:
     assert case.bound is not None, "only what has a bound is measured"
     if not comparison.layout_mismatches:
         judgement = replace(judgement, closeness=measure(run))
+    # NONDETERMINISTIC says more. Then the measured error is reported, and decides nothing.
     if judgement.verdict != Verdict.DIFFERENT:
         return judgement
     if comparison.is_sharded_otherwise:

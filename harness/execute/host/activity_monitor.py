@@ -53,11 +53,13 @@ class ActivityMonitor:
 
         @refusing()
         def meet() -> None:
+            # True counts as 1: messages before the first step do not count.
             self.collectives += self._is_in_step
 
         @refusing()
         def asked(backend: str, is_whole: bool) -> None:
             self._backends[backend] = None
+            # With fullgraph=True a graph break is an error. Otherwise only compiled code gets other bits from a break.
             self.stays_whole |= is_whole or backend not in OP_BY_OP
 
         @refusing()
@@ -79,7 +81,7 @@ class ActivityMonitor:
     def end_step(self) -> None:
         """Add the counts since the last step's end to the totals."""
         groups = self._collectives()
-        self.collectives += sum(_added(self._groups, groups).values())
+        self.collectives += sum(_increase(self._groups, groups).values())
         self._groups = groups
         self._read_dynamo()
 
@@ -107,19 +109,18 @@ class ActivityMonitor:
     def _read_dynamo(self) -> None:
         counts = compile_counters()
         for name, found in counts.items():
-            self._found.setdefault(name, Counter()).update(_added(self._dynamo.get(name, {}), found))
+            self._found.setdefault(name, Counter()).update(_increase(self._dynamo.get(name, {}), found))
         self._dynamo = counts
 
     def _collectives(self) -> Counts:
         return {**collectives_by_group(), **self._in_memory()}
 
 
-def _added(before: Counts, after: Counts) -> dict[str, int]:
+def _increase(before: Counts, after: Counts) -> dict[str, int]:
     """The increase of each counter. If a counter is lower than before, it was reset, and its whole count is the
     increase.
-
-    Resets happen: user code may clear counters, and a new group may have the name of a group that has ended.
     """
+    # User code may clear counters, and a new group may have the name of a group that has ended.
     added = {name: count - before.get(name, 0) for name, count in after.items()}
     return {name: count if count >= 0 else after[name] for name, count in added.items() if count}
 

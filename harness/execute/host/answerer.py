@@ -169,6 +169,8 @@ class Answerer:
 
 
 def _call(request: CallRequest) -> CallAnswer:
+    # Imported here: only a command that asks for the standalone files of a shrunk case, for example, loads the code
+    # that writes them.
     module, _, name = request.function.partition(":")
     return CallAnswer(values=getattr(importlib.import_module(module), name)(request.case, **request.values))
 
@@ -207,6 +209,7 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: 
                 found=f"code hash {end.graph.code_hash}, not {ends[0].graph.code_hash}",
             )
     done = [account for end in ends for account in end.done]
+    # The graph was prepared before the steps, or torch.compile captured it during the steps.
     graph = ends[0].graph or done[0].graph
     refuse_other_placements([account.system.get(_PLACEMENT) for account in done])
     if request.replay is None:
@@ -220,6 +223,7 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: 
             keep_archives(request.watch.folder, [part.with_suffix(ARCHIVE) for part in parts])
     else:
         keep_archives(request.out, parts)
+    # Two ranks that launch collectives in different orders may deadlock: only all ranks' turns show that.
     stuck = map(str, crossed({rank: account.turns for rank, account in enumerate(done) if account.turns}))
     races = [*(graph.races if graph else ()), *(race for rank in done for race in rank.races), *stuck]
     return RunAnswer(
@@ -229,6 +233,7 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: 
         switches_changed=tuple(tell_changes(first_changed([rank.switches for rank in done]))),
         races=tuple(dict.fromkeys(races)),
         narrow=next((rank.narrow for rank in done if rank.narrow), None),
+        # Each part of a run takes as long as its slowest rank.
         seconds=RunSeconds(
             prepare=max(end.prepare_seconds for end in ends),
             start_ranks=max(end.start_seconds for end in ends),
@@ -283,7 +288,7 @@ def join_recording(
         request.placement,
         determinism=done[0].determinism,
         switches=first_changed([rank.switches for rank in done]),
-        graph=_decisive(graph) if graph else None,
+        graph=_identity_of(graph) if graph else None,
         fault=request.options.inject,
         systems=[rank.system for rank in done],
         stress=dataclasses.asdict(request.options.stress) if request.options.stress else None,
@@ -293,18 +298,18 @@ def join_recording(
         chunked=agreed_by_ranks(request.system, [rank.chunked for rank in done], request.case.parallelism.stage_ranks),
         alone=[rank for rank, account in enumerate(done) if account.is_alone],
         compiled=[rank.compiled for rank in done],
-        unshown=list(dict.fromkeys(told for rank in done for told in rank.unshown)),
+        unshown=list(dict.fromkeys(each for rank in done for each in rank.unshown)),
         shows_every_buffer=all(rank.shows_every_buffer for rank in done),
-        meetings=None if request.across is None else _met(done),
+        meetings=None if request.across is None else _meetings_of(done),
     )
     join_parts(request.out, manifest, parts, values)
 
 
-def _met(done: Sequence[Done]) -> list[Meeting]:
+def _meetings_of(done: Sequence[Done]) -> list[Meeting]:
     return list(dict.fromkeys(meeting for rank in done for meeting in rank.meetings or ()))
 
 
-def _decisive(graph: PreparedGraph) -> GraphIdentity:
+def _identity_of(graph: PreparedGraph) -> GraphIdentity:
     """The facts that decide a graph's bits: the hashes of its code, and the settings of its passes."""
     passes = [PassSettings(name=entry.name, settings=entry.settings) for entry in graph.passes]
     return GraphIdentity(code_hash=graph.code_hash, generated_hash=graph.generated_hash, passes=passes)

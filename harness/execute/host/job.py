@@ -34,11 +34,8 @@ class Job:
 
     @property
     def collective_timeout(self) -> float:
-        """The time limit of a collective, in seconds.
-
-        It is longer than the run's time limit. So if ranks hang, the process that watches them acts first, and its
-        error has the stacks of all ranks.
-        """
+        """The time limit of a collective, in seconds: longer than the run's."""
+        # If ranks hang, the process that watches them acts first, and its error has the stacks of all ranks.
         return self.run.timeout + _COLLECTIVE_GRACE
 
     @property
@@ -68,8 +65,8 @@ class Job:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the run's steps are timed. True only for first runs without stress: only recording slows their steps,
-        and the time for recording is subtracted."""
+        """Whether the run's steps are timed. True only for first runs without stress."""
+        # Only recording slows the steps of such a run, and its time is subtracted.
         return self.run.is_first and self.run.options.stress is None
 
     def device_index_of(self, rank: int) -> int:

@@ -51,6 +51,7 @@ def multiply(dim: int, hidden_dim: int, most_rows: int) -> None:
 
     ones = functools.partial(torch.ones, dtype=torch.bfloat16)
     with torch.no_grad():
+        # The shapes of an expert's weights, (out, in). A set, because both are the same if the dims are equal.
         for num_out, num_in in {(hidden_dim, dim), (dim, hidden_dim)}:
             weight = ones(num_out, num_in)
             for num_rows in range(1, most_rows + 1):

@@ -48,7 +48,7 @@ _COPIES = 4
 def _bytes_of_parameters(case: Case, chunking: Chunking | None) -> int:
     """The bytes of rank 0's parameters. The model is built on the meta device, so its parameters have no values.
 
-    Raises an error if the model cannot be built or chunked. Other ranks are not tried: they would raise the same error.
+    Raises an error if the model cannot be built or chunked.
     """
     import torch
 
@@ -56,6 +56,7 @@ def _bytes_of_parameters(case: Case, chunking: Chunking | None) -> int:
     from bitproof.reference.parallel.mesh import Mesh
     from bitproof.reference.step import build_sharded_model
 
+    # Other ranks need not be tried: they would raise the same error.
     model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"), shares=True)
     if chunking is not None:
         check_chunking(model, chunking, folded=case.model.folded)

@@ -36,13 +36,13 @@ def prepare_program(
     """Trace the case's training step and run the graph passes over it.
 
     `enter` is called at the start of each phase with the phase's name, such as "in pass chunk". Determinism switches
-    must be set before this call, because torch chooses operators by them, for example for attention, and the trace
-    contains these operators.
+    must be set before this call.
     """
     import torch
 
     from bitproof.harness.systems.graph import prepare
 
+    # torch chooses operators by these switches, for example for attention, and the trace contains these operators.
     assert torch.are_deterministic_algorithms_enabled(), "a program is traced under determinism switches"
     assert device.type == "cpu" or device.index in (None, torch.cuda.current_device()), "and on the current device"
 
@@ -50,8 +50,8 @@ def prepare_program(
 
 
 def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
-    """The graph options of a rank that traces a graph itself. Only rank 0 dumps its graph, as all ranks' graphs are
-    equal."""
+    """The graph options of a rank that traces a graph itself: only rank 0 dumps its graph."""
+    # All ranks' graphs are equal.
     return options if rank == 0 else replace(options, dump_dir=None)
 
 
@@ -76,7 +76,7 @@ def read_precompiled(case: Case, device: torch.device, step: StepFolder, system:
     """
     from bitproof.harness.precompile.artifact import read_program
 
-    return read_program(step.path, case, _made_as(system), device, step.trust_compiled)
+    return read_program(step.path, case, _traced_system(system), device, step.trust_compiled)
 
 
 def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) -> PrecompileAnswer:
@@ -87,10 +87,10 @@ def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) ->
 
     set_determinism(request.case.seed)
     device = torch.device(request.device)
-    made = precompile(request.case, _made_as(request.system), device, request.out, request.inject, enter)
+    made = precompile(request.case, _traced_system(request.system), device, request.out, request.inject, enter)
     return PrecompileAnswer(**made._asdict())
 
 
-def _made_as(system: str) -> str:
+def _traced_system(system: str) -> str:
     """The system whose tracing makes the step that `system` reads: "graph" for "precompiled", else `system` itself."""
     return GRAPH if system == PRECOMPILED else system

@@ -95,7 +95,7 @@ class RankSteps:
 
         @contextmanager
         def taking(step: int) -> Iterator[Observe]:
-            with self._surrounding(step, system, generators) as shown:
+            with self._step_context(step, system, generators) as shown:
                 yield shown
 
         self.monitor.begin_steps()
@@ -129,7 +129,7 @@ class RankSteps:
             write_values(job.values_of(recorder.rank), recorder.values)
 
     @contextmanager
-    def _surrounding(self, step: int, system: System, generators: Generators) -> Iterator[Observe]:
+    def _step_context(self, step: int, system: System, generators: Generators) -> Iterator[Observe]:
         from bitproof.harness.systems.default_group import as_lent
 
         recorder = self.recorder
@@ -150,6 +150,7 @@ class RankSteps:
 
     @contextmanager
     def _timing(self, step: int) -> Iterator[Observe]:
+        # The phase of a profile is outermost: it includes the wait for the device at the step's end.
         with phase(f"step {step}"), self.stopwatch.running():
             yield self._observe
 
@@ -163,6 +164,7 @@ class RankSteps:
                 self.recorder.observe(kind, name, tensor)
 
         rank = self.recorder.rank
+        # `names` maps the sites of calls to the names under which their values are stored.
         names, captured = replay.values_of(rank), getattr(system, "captured", None)
         # A replay may log earlier steps as well, but values and exchanges are those of its last step.
         is_last = step == replay.step

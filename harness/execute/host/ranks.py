@@ -57,6 +57,8 @@ from bitproof.harness.within_user_code import refusals_raised
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+# After a rank's first failure, the time for other ranks to report an earlier one; longer if all failures so far are
+# only lost connections.
 GRACE_SECONDS = 0.5
 SECONDARY_GRACE_SECONDS = 3.0
 POLL_SECONDS = 0.2
@@ -147,7 +149,7 @@ class Ranks:
         with Watch([*rank_of], hangup) as watch:
             while not all(rank.exited for rank in self.ranks):
                 for process, line in watch.look(POLL_SECONDS):
-                    self._hear(rank_of[process], line, began)
+                    self._read_message(rank_of[process], line, began)
                 # All ranks have saved: kill them at once, so that no rank gets further than the others.
                 if self.job.is_killed and all(rank.done for rank in self.ranks):
                     for process in rank_of:
@@ -158,7 +160,7 @@ class Ranks:
                 if limit is not None and time.monotonic() >= limit:
                     break
                 if limit is None and time.monotonic() >= deadline:
-                    return self._hang()
+                    return self._report_hang()
         if failures := self._failures():
             failure = blame(failures)
             rank = next(rank for rank in self.ranks if rank.rank == failure.rank)
@@ -166,15 +168,15 @@ class Ranks:
         done = [rank.done for rank in self.ranks if rank.done is not None]
         return End(done=done, graph=self.ranks[0].graph, start_seconds=self.start_seconds)
 
-    def _hear(self, rank: Rank, line: bytes, began: float) -> None:
+    def _read_message(self, rank: Rank, line: bytes, began: float) -> None:
         try:
             account = framing.read(line, *STATUS_MESSAGES)
         except ValueError as error:  # a system may write into any descriptor, so a bad message fails its own rank
             rank.failure = rank.failure or failure_of_garbage(rank.rank, error)
         else:
-            self._take(rank, account, began)
+            self._handle(rank, account, began)
 
-    def _take(self, rank: Rank, account: Account, began: float) -> None:
+    def _handle(self, rank: Rank, account: Account, began: float) -> None:
         match account:
             case Prepared(graph=graph):
                 rank.graph = graph
@@ -196,8 +198,8 @@ class Ranks:
                 rank.failure = rank.failure or account
 
     def _check_one_graph(self, rank: Rank) -> None:
-        """Mark a rank as failed if its graph differs from the first rank's: such ranks would compute other values or
-        deadlock."""
+        """Mark a rank as failed if its graph differs from the first rank's."""
+        # Such ranks would compute other values or deadlock.
         # Each rank is compared as soon as its graph is known, so a differing rank fails before the others wait for it.
         hashes = {r.rank: r.graph.code_hash for r in self.ranks if r.graph is not None}
         first = next(iter(hashes), rank.rank)
@@ -234,10 +236,11 @@ class Ranks:
         grace = SECONDARY_GRACE_SECONDS if all(failure.secondary for failure in failures) else GRACE_SECONDS
         return min(failure.time for failure in failures) + grace
 
-    def _hang(self) -> End:
+    def _report_hang(self) -> End:
         """Describe a run that exceeded its time limit: its unfinished ranks, and stacks of those that are furthest
         behind."""
         unfinished = [rank for rank in self.ranks if rank.place != "at the end" and not rank.exited]
+        # If all ranks have taken their steps, those that have not exited are stuck in writing or in leaving groups.
         unfinished = unfinished or [rank for rank in self.ranks if not rank.exited]
         # All late ranks write their stacks into their logs. The error shows those of the ranks at the earliest step:
         # the others probably wait for these.
@@ -250,8 +253,8 @@ class Ranks:
             for rank in lagging[:_NUM_STACKS]
         ]
         if left := lagging[_NUM_STACKS:]:
-            told = [f"rank {rank.rank}:\n{self._collective_of(rank)}".rstrip() for rank in left]
-            stacks.append("\n".join([f"and {len(left)} more ranks, in their logs", *told]))
+            lines = [f"rank {rank.rank}:\n{self._collective_of(rank)}".rstrip() for rank in left]
+            stacks.append("\n".join([f"and {len(left)} more ranks, in their logs", *lines]))
         return End(unfinished={rank.rank: rank.place for rank in unfinished}, stacks="\n\n".join(stacks))
 
     def _collective_of(self, rank: Rank) -> str:
@@ -266,7 +269,7 @@ def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int)
     A trainer that runs as a system finds the default process group already made. It may also make its own store at
     MASTER_ADDR and MASTER_PORT: `port` is reserved for that. Ranks that a launcher started keep the launcher's address.
     """
-    told = {
+    variables = {
         FORKED: str(rank),
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
@@ -275,11 +278,11 @@ def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int)
     if rank_slots.server is None:
         one_machine = {"LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(port)}
         # No agent serves a store here, so a trainer's own TCPStore must be a server on rank 0.
-        return told | one_machine | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+        return variables | one_machine | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
     # Under a launcher, code that counts ranks per machine must see the launcher's numbers.
     host, number = rank_slots.server
     many = str(world_size if rank_slots.local_world_size is None else rank_slots.local_world_size)
-    return told | {"LOCAL_WORLD_SIZE": many, "MASTER_ADDR": host, "MASTER_PORT": str(number)}
+    return variables | {"LOCAL_WORLD_SIZE": many, "MASTER_ADDR": host, "MASTER_PORT": str(number)}
 
 
 def reserved_port() -> socket.socket:
@@ -301,21 +304,19 @@ def _run_reporting(
     memory: SharedMemory | None,
     board: Board | None,
 ) -> int:
-    """Run a rank, report its failure if it fails, and return its exit status.
-
-    A refusal (an error that bitproof raises within user code) is reported at once, as user code might catch it.
-    """
-    turn, told = threading.Lock(), list[BaseException]()
+    """Run a rank, report its failure if it fails, and return its exit status."""
+    turn, reported = threading.Lock(), list[BaseException]()
 
     def tell_in_turn(account: Account | Failure) -> None:
         with turn:  # a refusal may come from any thread
             tell(account)
 
     def fail(error: BaseException, around: Sequence[FrameSummary] = ()) -> None:
-        # A refusal is reported when it is raised, and arrives again as the exception that ends the rank.
-        if any(error is each for each in told):
+        # A refusal, which is an error that bitproof raises within user code, is reported when it is raised: user code
+        # might catch it. Otherwise it arrives again as the exception that ends the rank.
+        if any(error is each for each in reported):
             return
-        told.append(error)
+        reported.append(error)
         failure = failure_of_exception(rank, error, around)
         print(failure.details, file=sys.stderr, flush=True)
         tell_in_turn(failure)
@@ -336,12 +337,14 @@ def _frames_around(refusal: BaseException) -> list[FrameSummary]:
     """
     frames = extract_stack()
     names, own = [frame.name for frame in frames], within_user_code.__file__
-    first = (
-        names.index(_run_reporting.__name__) + 1 if _run_reporting.__name__ in names else 0
-    )  # another thread has all
+    # In another thread that function is missing, and all frames count.
+    first = names.index(_run_reporting.__name__) + 1 if _run_reporting.__name__ in names else 0
+    # The newest frames are those of reporting. Below them are the frames of `within_user_code` itself, then the code
+    # that raised the refusal.
     last = max(index for index, frame in enumerate(frames) if frame.filename == own)
     while frames[last].filename == own:
         last -= 1
+    # An error that was raised already has that code's frame in its traceback.
     return frames[first : last + (refusal.__traceback__ is None)]
 
 

@@ -68,7 +68,7 @@ class Runner:
         Raises errors that occur before the ranks start.
         """
         in_stage = _is_staged(request)
-        self._leave(request)
+        self._close_other_stage(request)
         if not in_stage:
             make_kernels(request)  # before a stage is forked, so that its ranks inherit the kernels too
             self._begin_later(request, rank_slots)
@@ -103,11 +103,9 @@ class Runner:
         )
 
     def _run_preloaded(self, request: RunRequest, rank_slots: RankSlots) -> End:
-        """Run ranks that are forked from a process in which the case's `preload` modules are imported.
-
-        That process searches for modules in the same folders as the system, beginning with the system's own folder. So
-        there is such a process for each system's folder. It serves all cases with the same `preload`.
-        """
+        """Run ranks that are forked from a process in which the case's `preload` modules are imported."""
+        # That process searches for modules in the same folders as the system, beginning with the system's own folder.
+        # So there is such a process for each system's folder.
         modules, folder = request.case.preload, folder_of(request.system, request.case)
         # Keep only processes with the modules of this case. There may be several of them, for several folders.
         if any(preloaded != modules for preloaded, _ in self._preloaders):
@@ -151,11 +149,12 @@ class Runner:
         self._is_prefetch = True
         self._begin(later).tell(LocalRunRequest(run=later, rank_slots=rank_slots, is_prefetch=True))
 
-    def _leave(self, request: RunRequest) -> None:
+    def _close_other_stage(self, request: RunRequest) -> None:
         """Close the stage (the process that traced a step), unless the request needs the same step.
 
         Graphs of the same step share a stage, even if only some of the passes have run.
         """
+        # The request for which the stage was made. Another request may use the stage if its step is traced alike.
         last = self._staged
         if last is None:
             return
@@ -189,6 +188,7 @@ class Preloader:
             send(StagePlace(f"preloading {', '.join(run.case.preload)}"))
             preload_watched(run.case.preload, self._folder)
             self._has_preloaded = True
+            # Ranks that are forked from here need not look at the imports when they collect garbage.
             gc.freeze()
         send(StagePlace(""))
         return run_ranks(run, request.rank_slots, send, hangup, prepare_seconds=time.monotonic() - began)
@@ -198,8 +198,7 @@ class Tracer:
     """Answers requests in a stage: traces a step at the first request, and forks a finishing process for each graph.
 
     The finishing process runs the passes, including a user's pass, and forks the ranks. It is kept for further runs of
-    the same graph, unless a user's pass took part. No pass runs in the stage itself, because its trace serves all
-    graphs of the step.
+    the same graph, unless a user's pass took part.
     """
 
     def __init__(self, made_of: Installation | None = None) -> None:
@@ -219,6 +218,7 @@ class Tracer:
             except BaseException as error:  # the caller of the run gets it
                 self._refusal = error
             return None
+        # The prefetch failed, and this is the first request that waits for an answer.
         if self._refusal is not None:
             raise self._refusal
         run = request.run
@@ -244,15 +244,16 @@ class Tracer:
             self._finishing = None
             raise
         except BaseException:
-            self._leave()
+            self._close_finishing()
             raise
+        # A user's pass may have side effects in the process, and the next run must not see them.
         if run.runs_user_code:
-            self._leave()
+            self._close_finishing()
         return replace(end, prepare_seconds=end.prepare_seconds + spent)
 
     def end(self) -> None:
         """End the finishing process, which runs the passes and forks ranks."""
-        self._leave()
+        self._close_finishing()
 
     def _begin_prefetch(self, request: LocalRunRequest, send: Send) -> None:
         if request.run.runs_user_code:  # no user's pass runs ahead of its run
@@ -264,11 +265,13 @@ class Tracer:
         # A finishing process has run its passes over the trace, which modifies the trace: another program needs another
         # process.
         if self._finishing is None or self._program != run.program:
-            self._leave()
+            self._close_finishing()
             graph_cache = graph_cache_of_run(run, self._made_of)
-            program = _read(graph_cache) if run.precompiled is None else _read_precompiled(run, run.precompiled)
+            # A graph that is read, from the cache or from a precompiled step, needs no trace.
+            program = _read_cached(graph_cache) if run.precompiled is None else _read_precompiled(run, run.precompiled)
             if program is None:
                 self._trace(run, send)
+            # A fork, as the trace in this process serves all graphs of the step, and passes would modify it.
             finisher = Finisher(self._traced, program, graph_cache)
             self._finishing = Stage(finisher.answer, log=run.trace_log, end=finisher.end, adds_to_log=True)
             self._program = run.program
@@ -283,7 +286,7 @@ class Tracer:
             self._traced = trace_step(run.case, run.system, lambda place: send(StagePlace(place)))
             gc.freeze()
 
-    def _leave(self) -> None:
+    def _close_finishing(self) -> None:
         if self._finishing is not None:
             self._finishing.close()
             self._finishing = None
@@ -305,14 +308,14 @@ class Finisher:
         run, rank_slots = request.run, request.rank_slots
         if request.is_prefetch:
             try:
-                self._program = self._made(run, rank_slots, send)
+                self._program = self._finished_program(run, rank_slots, send)
             except BaseException as error:  # the caller of the run gets it
                 self._refusal = error
             return None
         if self._refusal is not None:
             raise self._refusal
         began = time.monotonic()
-        self._program = self._made(run, rank_slots, send)
+        self._program = self._finished_program(run, rank_slots, send)
         program = with_fault(self._program, run.fault, run.case)
         _find_races(program, run.case)
         send(StagePlace(""))
@@ -322,7 +325,8 @@ class Finisher:
         """Free the graph."""
         self._program = None
 
-    def _made(self, run: RunRequest, rank_slots: RankSlots, send: Send) -> GraphProgram:
+    def _finished_program(self, run: RunRequest, rank_slots: RankSlots, send: Send) -> GraphProgram:
+        # Passes modify the trace, so they run once, and later runs of the graph share the result.
         if self._program is not None:
             return self._program
         assert self._traced is not None, "a stage traces where it read no program"
@@ -340,7 +344,7 @@ class Finisher:
 def trace_step(case: Case, system: str, enter: Callable[[str], None]) -> TracedStep:
     """Trace the case's training step for a system, before any pass.
 
-    Determinism switches must be set before this call, as torch chooses operators by these switches.
+    Determinism switches must be set before this call.
     """
     import torch
 
@@ -358,7 +362,7 @@ def finish_program(traced: TracedStep, case: Case, options: GraphOptions, enter:
     return finish(traced, case, torch.device("cpu"), options, enter)
 
 
-def _read(graph_cache: GraphCache | None) -> GraphProgram | None:
+def _read_cached(graph_cache: GraphCache | None) -> GraphProgram | None:
     if graph_cache is None:
         return None
     from bitproof.harness.systems.cached_graph import read_program
@@ -390,8 +394,8 @@ def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCa
 
 
 def _edits_the_graph(fault: Fault | None) -> bool:
-    """Whether a fault edits the graph. Such a fault needs shapes and dtypes to find its target; cached graphs lack
-    these."""
+    """Whether a fault edits the graph."""
+    # Such a fault needs shapes and dtypes to find its target, and cached graphs lack these.
     return fault is not None and fault.row is not None and fault.row.edit is not None
 
 

@@ -117,10 +117,10 @@ class Stage:
                     child.wait(_POLL_SECONDS)
                     child.kill()
                 if child.status is not None:
-                    raise self._crash(what)
+                    raise self._crash_error(what)
                 # A stage that watches its ranks reports a hang itself, with their stacks: it gets a margin for that.
                 if time.monotonic() >= began + timeout + (0.0 if self._place else _MARGIN):
-                    raise self._silence(what, case_timeout)
+                    raise self._timeout_error(what, case_timeout)
 
     def tell(self, request: Request[Any]) -> None:
         """Send a request without waiting for an answer."""
@@ -146,7 +146,7 @@ class Stage:
                 where=log_name(self._log) if self._log else None,
             ) from None
 
-    def _crash(self, what: str) -> RankError:
+    def _crash_error(self, what: str) -> RankError:
         assert self._child.status is not None, "it has ended"
         return RankError(
             f"the process that makes {what} {tell_exit(self._child.status)}, {self._place or 'while its ranks ran'}",
@@ -154,7 +154,8 @@ class Stage:
             traceback=(tail(self._log) or None) if self._log else None,
         )
 
-    def _silence(self, what: str, case_timeout: float) -> RankError:
+    def _timeout_error(self, what: str, case_timeout: float) -> RankError:
+        # First, as the error's traceback is read from the log, into which the stage writes its stack.
         ask_for_stacks([self._child.pid])
         return RankError(
             f"{what} was not finished: the case ran longer than {case_timeout:g} s",

@@ -103,19 +103,17 @@ def run_rank(
         job.graph_cache.keep_no_mixing()
     with phase("wait for all ranks"):
         dist.barrier()  # if a rank left early, the others would report it as dead
-    tell(_done(job, system, steps, determinism, switches))
+    tell(_done_message(job, system, steps, determinism, switches))
     if job.is_killed:
         signal.pause()  # until the watcher kills all ranks at once
     leave_groups()
 
 
 def _injection(run: RunRequest, rank: int) -> Injection:
-    """The injector of the run's fault for this rank; without a fault, an Injection that changes nothing.
-
-    The module of faults is imported only for a run with a fault.
-    """
+    """The injector of the run's fault for this rank; without a fault, an Injection that changes nothing."""
     if run.fault is None:
         return Injection()
+    # Imported here, as few runs have a fault.
     from bitproof.harness.disturb.faults import Injector
 
     return Injector(run.fault, rank, run.case.parallelism.world_size)
@@ -143,7 +141,7 @@ def _join_groups(
     )
 
 
-def _done(
+def _done_message(
     job: Job, system: System, steps: RankSteps, determinism: dict[str, Any], switches: dict[str, dict[str, Any]]
 ) -> Done:
     from bitproof.harness.capture.digest import digest
@@ -204,6 +202,7 @@ def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the s
     """
     about = f"made of {when}"
     store.set(f"{about}/{mesh.rank}", json.dumps(facts))
+    # Only rank 0 compares, so all ranks get the same verdict. `get` waits until the key is set.
     if mesh.rank == 0:
         said = [json.loads(store.get(f"{about}/{rank}")) for rank in range(mesh.parallelism.world_size)]
         found = differences(said, all_told=False)
@@ -217,10 +216,8 @@ def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the s
 
 
 def preload() -> None:
-    """Import the modules that every rank and every trace need, once, before any process is forked.
-
-    One of them is `pydoc_data.topics`, the default text for training.
-    """
+    """Import the modules that every rank and every trace need, once, before any process is forked."""
+    # The default text for training.
     import pydoc_data.topics  # noqa: F401
 
     import bitproof.harness.execute.host.activity_monitor
@@ -231,6 +228,7 @@ def preload() -> None:
     from bitproof.harness.systems import default_group
     from bitproof.harness.torch_compat import import_tracing
 
+    # Before user code can import the replaced functions by name.
     default_group.install()
     import_tracing()
 

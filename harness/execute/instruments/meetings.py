@@ -45,12 +45,16 @@ class Sums:
 
     def __init__(self, *, is_asked: bool = True) -> None:
         self._is_asked = is_asked
+        # `_in_step` maps each sum of the current step to the backward passes in which it ran; `_found` has the largest
+        # number of passes over all steps.
         self._found: dict[_Met, int] = {}
         self._in_step: dict[_Met, set[int]] = {}
         self._num_backwards = 0
         self._backwards: set[int] = set()
         self._last_backward = -1
         self._shows_gradients = False
+        # `_added` counts in-place additions by tensor. At a step's first gradient, `_parts` gets the numbers of parts
+        # by address; `_numbers` has those that occurred.
         self._added: Any = WeakTensorKeyDictionary()
         self._parts: dict[int, int] = {}
         self._numbers: set[int] = set()
@@ -93,6 +97,7 @@ class Sums:
         """
         if not self._is_asked:
             return None
+        # Adds the last step's counts to the totals.
         self.begin_step()
         own = Meeting(phase="forward", what="backward", ranks="", operator="", backwards=self._num_backwards)
         parts = (Meeting(phase="forward", what=PARTS, ranks="", operator="", backwards=n) for n in self._numbers)
@@ -113,6 +118,7 @@ class Sums:
             return
         from torch.distributed.tensor import DTensor
 
+        # In the class below `self` is the mode.
         note, sums = self._note, self
 
         class Watching(TorchDispatchMode):
@@ -155,20 +161,21 @@ class Sums:
         share = frexp(factor)[0] if isinstance(factor, int | float) else 0.5
         if share == 0.5:
             return
-        phase, told, memory = self._phase(backward_number()), f"{sign}{2 * share:.17g}", _memory(into)
+        phase, factor_text, memory = self._phase(backward_number()), f"{sign}{2 * share:.17g}", _memory(into)
         if memory is None:
             return
-        self._scaled[memory] = told
+        self._scaled[memory] = factor_text
         # A factor that follows a sum in the same phase rounds that sum.
         when, ranks = self._summed.get(memory, ("", ""))
         if when == phase:
-            self._in_step.setdefault((phase, SCALE, ranks, f"after {told}", 0), set()).add(-1)
+            self._in_step.setdefault((phase, SCALE, ranks, f"after {factor_text}", 0), set()).add(-1)
 
     def note_copy(self, sources: list[Any], into: list[Any]) -> None:
         """If the memory of any of `sources` was scaled, mark the memory of `into`, their copy or concatenation, as
         scaled, too."""
-        told = [self._scaled[where] for where in _memories(sources) if where in self._scaled]
-        self._scaled |= dict.fromkeys(_memories(into), told[0]) if told else {}
+        factors = [self._scaled[where] for where in _memories(sources) if where in self._scaled]
+        # A concatenation may have sources with several factors: one is enough, as any factor rounds.
+        self._scaled |= dict.fromkeys(_memories(into), factors[0]) if factors else {}
 
     def _note(self, row: Operator, args: list[Any]) -> None:
         backward = backward_number()
@@ -187,10 +194,12 @@ class Sums:
         self._in_step.setdefault((phase, what, ranks, name, elements), set()).add(backward)
         memory = _memories(tensors)
         scales = {f"before {self._scaled[where]}" for where in memory if where in self._scaled}
+        # An average divides the sum by the number of ranks.
         if tensors and any(map(averages, args)) and (share := frexp(num_ranks)[0]) != 0.5:
             scales.add(f"after /{2 * share:.17g}")
-        for told in scales:
-            self._in_step.setdefault((phase, SCALE, ranks, told, 0), set()).add(-1)
+        for scale in scales:
+            # Scaling belongs to no backward pass: -1 stands for one occurrence in the step.
+            self._in_step.setdefault((phase, SCALE, ranks, scale, 0), set()).add(-1)
         self._summed |= dict.fromkeys(memory, (phase, ranks))
 
     def _phase(self, backward: int) -> str:
@@ -224,4 +233,5 @@ def _ranks_of(arg: Any) -> str:
     try:
         return ",".join(map(str, dist.get_process_group_ranks(group)))
     except (RuntimeError, KeyError, ValueError):
+        # torch does not know the group's ranks by now. A question mark for each keeps their number.
         return ",".join("?" * group.size())

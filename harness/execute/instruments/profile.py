@@ -27,10 +27,8 @@ NANOSECONDS = 1000  # in a microsecond, the unit of a trace's times
 def profiled(file: Path | None) -> Iterator[None]:
     """Context that is profiled; writes the profile into `file`. Does nothing if `file` is None. After an error, there
     is no file.
-
-    On a machine other than rank 0's, the file's folder is missing, and no profile is written: only profiles on rank 0's
-    machine are joined.
     """
+    # Only profiles on rank 0's machine are joined. On other machines the folder is missing, and nothing is written.
     if file is None or not file.parent.is_dir():
         yield
         return

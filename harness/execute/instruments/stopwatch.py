@@ -65,6 +65,7 @@ class Stopwatch:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         took = time.perf_counter() - began - (self._recorder.seconds - recorded)
+        # At least a nanosecond, as rates are divided by it.
         if len(self.seconds) < MOST_STEPS:
             self.seconds.append(max(took, 1e-9))
         if counter is not None:
@@ -123,10 +124,11 @@ def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str 
         cores, ranks = len(os.sched_getaffinity(0)), case.parallelism.world_size
         # If ranks outnumber cores, a rank has only a share of a core.
         share = min(1.0, cores / ranks)
-        told = f"measured by products of {_SIZE} in {case.precision.compute} on a core"
-        return measured_peak(case.precision.compute) * share, told + (
+        text = f"measured by products of {_SIZE} in {case.precision.compute} on a core"
+        return measured_peak(case.precision.compute) * share, text + (
             f", {cores} for {ranks} ranks" if share < 1 else ""
         )
+    # The fact `gpu` has the name first, then further properties.
     name = str((first.gpu or {}).get("gpu", "")).partition(",")[0]
     known = next((peak for part, peak in _PEAKS.items() if part in name), None)
     if known is None or case.precision.compute != "bfloat16":
@@ -136,12 +138,10 @@ def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str 
 
 @functools.lru_cache
 def measured_peak(dtype: str) -> float:
-    """The FLOPs per second of one core, measured: the fastest of five 512 x 512 matrix products in `dtype`.
-
-    The products are computed by a single thread, so that no thread pool exists when ranks are forked.
-    """
+    """The FLOPs per second of one core, measured: the fastest of five 512 x 512 matrix products in `dtype`."""
     import torch
 
+    # A single thread, so that no thread pool exists when ranks are forked.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

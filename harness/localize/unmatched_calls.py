@@ -45,11 +45,11 @@ def listed(found: Sequence[UnmatchedCall]) -> str:
 
     For example, "mul.Tensor of layers.0 (forward) x 2 on 4 ranks; and 3 more".
     """
-    told = [
+    lines = [
         f"{unmatched.call} x {unmatched.times}" + (f" on {unmatched.ranks} ranks" if unmatched.ranks > 1 else "")
         for unmatched in found[:MAX_TOLD]
     ]
-    return "; ".join([*told, *([f"and {len(found) - MAX_TOLD} more"] if len(found) > MAX_TOLD else [])])
+    return "; ".join([*lines, *([f"and {len(found) - MAX_TOLD} more"] if len(found) > MAX_TOLD else [])])
 
 
 def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
@@ -58,6 +58,7 @@ def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
     Views and packs of the reference's values are listed separately, as a pass may cut and join tensors. But if the
     reference makes the same view or pack, with equal inputs and numbers, a different output is unmatched.
     """
+    # Inputs count as well: a value from before the step, such as a parameter, is no call's output.
     right = {value for call in reference for value in (*call.inputs, *call.outputs, *call.aliases)}
     made: defaultdict[tuple[object, ...], set[tuple[str, ...]]] = defaultdict(set)
     for call in reference:

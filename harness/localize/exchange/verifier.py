@@ -93,6 +93,8 @@ class Cause:
         with a wrong optimizer setting have the same defect if they share such a setting, wherever they are. `reads` are
         further values that the call reads, through other missing calls.
         """
+        # The order matters: a wrong setting or a backward call of the same module is decisive, before operators and
+        # lines are compared.
         if settings := of_setting(wrong):
             return bool(settings & of_setting(self.wrong))
         mine, other = self.culprit.call, culprit.call
@@ -129,6 +131,7 @@ class Cause:
 
         For example, the backward of `add` with `alpha=0.99` makes a `mul` by 0.99; with `alpha=1` it makes none.
         """
+        # A pair has the candidate's value at 0, and the reference's at 1.
         values = {pair[how == "lacks"] for pair in self.wrong}
         return any(value in values for _, value in call.scalars)
 
@@ -194,22 +197,24 @@ class Verifier:
         causes, reason, run = list[Cause](), "", ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {})
         try:
             causes, reason, run = self._search([culprit, *others])
+            # Without a right step there is nothing to compare: a cause that is not needed could not be recognized.
             if not self._wrong(run.recording):
                 causes = self._needed(causes)
             reverse = None if self._wrong(run.recording) else self._reversed(causes)
         except BitproofError as error:
             reason, reverse = f"a run with exchanged values failed: {error.what}", None
-        found, told = culprit, self._told(causes, run, reason, reverse)
-        if causes and told.remaining == 0 and causes[0].culprit is not culprit:
+        found, verification = culprit, self._verification(causes, run, reason, reverse)
+        if causes and verification.remaining == 0 and causes[0].culprit is not culprit:
             # This cause was found in the log of a run with exchanged values. The first run, which the report describes,
             # need not have the same call at this index.
             found = causes[0].culprit
             known = self.logs["candidate" if found.candidate is not None else "reference"][found.rank]
             if found.index >= len(known) or known[found.index].operator != found.call.operator:
                 reason = f"with exchanged values, the cause is {told_of(found)}"  # which the first run does not make
-                return culprit, replace(told, status="in part", reason=reason)
+                return culprit, replace(verification, status="in part", reason=reason)
+            # The chain's indices are those of a run with exchanged values, so it is dropped.
             found = replace(found, explains=culprit.explains, chain=())
-        return found, told
+        return found, verification
 
     def _search(self, culprits: Sequence[Culprit]) -> tuple[list[Cause], str, ExchangedRun]:
         """Exchange one cause after another, until the step is right or no cause is left.
@@ -220,24 +225,27 @@ class Verifier:
         causes, refused, blocked = list[Cause](), "", set[ValueSite]()
         run = ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {}, self.ready)
         pending = [*culprits]
+        # `refused` is the first reason, since the last valid run, why a call cannot be a cause. It is reported if no
+        # later call can.
         while pending:
             if self._runs == MAX_ROUNDS:
                 return causes, f"after {MAX_ROUNDS} runs with exchanged values something is still wrong", run
             current = pending.pop(0)
             logs, differing = run.ready, self._pairs(run.recording)
             planned = plan_of(current, logs, differing, blocked, self._arguments)
-            reason = wrong_input(current, logs) or self._told_twice(current, planned, causes, run)
+            reason = wrong_input(current, logs) or self._exchanged_already(current, planned, causes, run)
             if not reason and not any(group.is_lead for group in planned.groups):
                 reason = refused or _joined(planned.problems)
             if reason:
                 refused = refused or reason
                 continue
-            tried, cause, groups = self._tried(current, planned, causes, logs)
+            tried, cause, groups = self._with_cause_of(current, planned, causes, logs)
             after = self._exchanged("candidate", _swaps(tried, "candidate"))
             trouble = self._trouble(planned, run, after, tried)
             # Some values have another dtype or shape: plan again, with these sites blocked.
             others = {made.site for made in after.made.values() if OTHER_TYPE in made.not_done} - blocked
             if others or trouble:
+                # The run is invalid, so the cause gets back the exchanges that it had before.
                 blocked |= others
                 cause.groups, refused = groups, trouble
                 pending[:0] = [current] if others else []
@@ -247,11 +255,12 @@ class Verifier:
             cause.accounts += len(before - self._wrong(after.recording))
             if not self._wrong(after.recording):
                 return causes, "", run
+            # Something still differs: search the log of this run for the next call to blame.
             run.ready = ready_logs(self._known, run.calls)
             pending = self.blamed(run.recording, run.ready)
         return causes, refused or "no call explains what still differs", run
 
-    def _tried(
+    def _with_cause_of(
         self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], logs: Sequence[CandidateLog]
     ) -> tuple[list[Cause], Cause, list[WrongCall]]:
         """The causes including this culprit, the culprit's own cause, and the exchanges which that cause had before.
@@ -263,6 +272,7 @@ class Verifier:
         cause = next((each for each in causes if each.has(culprit, wrong, reads)), None)
         tried = [*causes] if cause else [*causes, Cause(culprit, wrong)]
         cause = cause or tried[-1]
+        # A site that an earlier cause exchanges is not exchanged again, except for the blamed call itself.
         known = {swap.site for each in tried for group in each.groups for swap in group.candidate}
         groups = [*cause.groups]
         cause.groups += [group for group in planned.groups if group.is_lead or group.candidate[0].site not in known]
@@ -274,7 +284,9 @@ class Verifier:
         rank = next(iter(pairs), None)
         return [] if rank is None else culprits_in(logs, pairs, (rank, pairs[rank][0]))[:MAX_CULPRITS]
 
-    def _told_twice(self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], run: ExchangedRun) -> str:
+    def _exchanged_already(
+        self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], run: ExchangedRun
+    ) -> str:
         """The problem if all planned values were exchanged already; empty if some of the values are new."""
         leads = [swap.site for group in planned.groups if group.is_lead for swap in group.candidate]
         is_done = bool(leads) and all(site in run.made and run.made[site].done for site in leads)
@@ -285,8 +297,11 @@ class Verifier:
     ) -> str:
         """The reason why a run is invalid: an exchange failed, or an earlier call did not repeat. Else empty."""
         leads = [swap for group in planned.groups if group.is_lead for swap in group.candidate]
+        # Exchanges of further calls with the same defect may fail: they are conditional. Those of the lead must not.
         failed = [made for swap in leads if not (made := after.made[swap.site]).done]
         if unsteady := [made for made in failed if made.not_done.startswith(UNSTEADY)]:
+            # The candidate's own value did not repeat. With more text after it, it is the inserted value of the
+            # reference.
             side = "candidate" if unsteady[0].not_done == UNSTEADY else "reference"
             return f"the {side} differs from itself: {_where(unsteady[0], before)}: {unsteady[0].not_done}"
         if len(failed) == len(leads):
@@ -306,6 +321,7 @@ class Verifier:
         for cause in [*causes] if len(causes) > 1 else ():
             others = [each for each in causes if each is not cause]
             swaps = [swap._replace(found="") for swap in _swaps(others, "candidate")]  # what stands there follows
+            # One by one: of two causes that each suffice, one must stay.
             if not self._wrong(self._exchanged("candidate", swaps).recording):
                 causes = others
         return causes
@@ -315,6 +331,8 @@ class Verifier:
 
         None if some of these values cannot be exchanged.
         """
+        # The planned values of later causes come from runs with exchanges. The reference must get those of the first
+        # run.
         swaps = [self._at_first(swap) for swap in _swaps(causes, "reference")]
         known = [swap for swap in swaps if swap is not None]
         run = self._exchanged("reference", known)
@@ -331,7 +349,9 @@ class Verifier:
         value = value_at(calls[index], swap.value) if index < len(calls) else None
         return None if value is None else swap._replace(found="", wanted=value)
 
-    def _told(self, causes: Sequence[Cause], run: ExchangedRun, reason: str, reverse: bool | None) -> Verification:
+    def _verification(
+        self, causes: Sequence[Cause], run: ExchangedRun, reason: str, reverse: bool | None
+    ) -> Verification:
         remaining, before = len(self._wrong(run.recording)), len(self._wrong(self.recordings["candidate"]))
         accounts = causes[0].accounts if causes else 0
         if not remaining and reverse is False:
@@ -349,7 +369,7 @@ class Verifier:
             reason=reason or None,
             calls=calls[:MAX_CALLS_SHOWN],
             calls_left_out=max(0, len(calls) - MAX_CALLS_SHOWN),
-            causes=[_other(each) for each in causes[1:]],
+            causes=[_other_cause(each) for each in causes[1:]],
             runs=self._runs,
         )
 
@@ -398,10 +418,11 @@ class Verifier:
         known |= {site: (folder.resolve(), name_of_value(number)) for number, site in enumerate(wanted)}
 
     def _kept_as(self, role: Role, site: ValueSite) -> ValueSite:
-        """The first output of the same value on this rank, as the first replay keeps no inputs.
+        """The first output of the same value on this rank; `site` itself if no output has the value.
 
         For example, the input of an `mm` is kept as the output of the all-gather before it.
         """
+        # The first replay keeps outputs only. Reversed, so that the first output with a value stays.
         calls = self.logs[role][site.rank]
         if site.rank not in (outputs := self._outputs.setdefault(role, {})):
             sites = ((value, (index, at)) for index, call in enumerate(calls) for at, value in enumerate(call.outputs))
@@ -448,14 +469,15 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
         is_there = culprit.how != "lacks" or _has_inputs(log, culprit.index)
         return "" if is_there else f"the candidate does not have what {call} reads"
     mine = log.log[culprit.candidate]
-    if told := _wrong_number(culprit, log):
-        return told
+    if text := _wrong_number(culprit, log):
+        return text
     if culprit.how == "adds" and log.makes_right_values(culprit.candidate):
         return f"what {mine} gives is right: the reference has it, too"
     theirs = log.reference.log[culprit.reference].inputs if culprit.reference is not None else ()
-    if mine.collective and (told := _wrong_peer(culprit, logs)):
-        return told
-    # An input that the matching call has as well, or that is from before the step, is not due to an earlier call.
+    if mine.collective and (text := _wrong_peer(culprit, logs)):
+        return text
+    # A cause must read right values only. An input that the matching call has as well, or that is from before the step,
+    # is not due to an earlier call.
     for position, (value, giver) in enumerate(zip(mine.inputs, log.given(culprit.candidate), strict=False)):
         if giver is None or theirs[position : position + 1] == (value,):
             continue
@@ -562,7 +584,7 @@ def told_of(culprit: Culprit) -> str:
     return f"{culprit.call} on rank {culprit.rank} {HOW[culprit.how]}{with_arguments}{where}"
 
 
-def _other(cause: Cause) -> OtherCause:
+def _other_cause(cause: Cause) -> OtherCause:
     culprit, place = cause.culprit, cause.culprit.call.place
     return OtherCause(
         call=told_of(culprit),

@@ -56,6 +56,7 @@ def objections(report: Report) -> Iterator[Objection]:
     for result in report.cases:
         if case_status(result) == SUCCESS:
             continue
+        # A case may be as expected, and still have an objecting baseline or check.
         if not result.agrees_as_expected:
             yield _of_case(report, result)
         yield from _of_baselines(report, result)

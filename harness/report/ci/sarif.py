@@ -55,6 +55,7 @@ def _result(objection: Objection, names: list[str]) -> dict[str, Any]:
         "message": {"text": message},
         "partialFingerprints": {"bitproof/v1": objection.fingerprint},
     }
+    # Without a file, the case is the only location.
     location: dict[str, Any] = {"logicalLocations": [{"name": objection.case, "kind": "case"}]}
     if objection.path is not None:
         place = {"artifactLocation": {"uri": quote(objection.path)}, "region": {"startLine": objection.line}}

@@ -44,7 +44,7 @@ MAX_NEW_CALLS = 12
 
 
 class Swap(NamedTuple):
-    """An exchange: at `site`, a value of one system is replaced by a value of the other.
+    """An exchange: at `site`, a value of a system is replaced by a value of the other.
 
     `value` is the site in the other system whose value is inserted, and `wanted` the digest of that value. `found` is
     the digest of the replaced value. If `reads` is given, the exchange only takes place if the call's inputs have these
@@ -123,8 +123,8 @@ def plan_of(
     exchanged; the outputs of the calls that read them are exchanged instead. `arguments` finds further calls with the
     same wrong argument or optimizer setting.
     """
-    # `taken` are the calls that are planned already, `own` those of the candidate with a received message in their
-    # place, and `right` the values that the exchanges planned so far insert, by site.
+    # `taken` are the calls that were planned, and `own` the candidate's calls at which their exchanges are: for a send,
+    # the receiving call. `right` has, by site, the values that these exchanges insert.
     plan, taken, right = ExchangePlan(), set[tuple[int, int | None, int | None]](), dict[ValueSite, str]()
     own = set[tuple[int, int]]()
     pairs = {rank: list(found) for rank, found in differing.items()}
@@ -161,8 +161,8 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
 
     `mine` is the call's index in the candidate's log, and `theirs` its matching call's index in the reference's log.
     """
-    # A value from before the step has no producer, so it is exchanged at all calls that read it. If none of them has a
-    # match, the call's own output is exchanged instead.
+    # A value from before the step has no producer, so it is exchanged at all calls that read it. If that is impossible,
+    # the call's own output is exchanged instead.
     if (
         culprit.how in ("inherits", "unwritten", "outside")
         and mine is not None
@@ -416,7 +416,7 @@ class WrongArguments:
         return frozenset(unlike)
 
     def has(self, log: CandidateLog, mine: int, theirs: int, wrong: Wrong) -> bool:
-        """Whether a call has these wrong arguments, or one of these wrong settings."""
+        """Whether a call has these wrong arguments, or shares a wrong setting with them."""
         own = self.of(log, mine, theirs) if wrong else frozenset()
         return bool(own) and (own == wrong or bool(of_setting(own) & of_setting(wrong)))
 
@@ -485,9 +485,9 @@ class _Readers:
         self._planned: dict[tuple[str, int], int] = {}
 
     def _is_planned(self, side: str, index: int, depth: int) -> bool:
-        """Whether a call was planned before, at this depth or a smaller one; notes that it is planned now.
+        """Whether a call was planned before, at this or a smaller depth; notes that it is planned now.
 
-        `depth` is the number of calls passed between the blamed call and this one.
+        `depth` is the number of calls passed between the blamed call and this call.
         """
         known = self._planned.get((side, index), MAX_NEW_CALLS + 1)
         self._planned[side, index] = min(known, depth)

@@ -61,7 +61,7 @@ MAX_ROUNDS = 8
 """The maximum number of runs with exchanged values that search for causes."""
 
 MAX_CULPRITS = 6
-"""The maximum number of calls that are tried one after another, until one can be a cause."""
+"""The maximum number of calls that are tried in turn, until a call can be a cause."""
 
 MAX_CALLS_SHOWN = 6
 
@@ -115,7 +115,7 @@ class Cause:
         return is_there or is_one_line
 
     def _takes_place_of(self, culprit: Culprit, reads: Collection[str]) -> bool:
-        """Whether `culprit` and this cause are an extra and a missing call, one each, that read the same value.
+        """Whether `culprit` and this cause are an extra call and a missing call that read the same value.
 
         For example, the reference reduces a gradient over the ranks; the candidate first adds another gradient to it,
         and reduces their sum.
@@ -127,7 +127,7 @@ class Cause:
         return any(not set(call.inputs).isdisjoint(reads) for call in calls)
 
     def _is_argument_of(self, call: Call, how: str) -> bool:
-        """Whether an extra call has this cause's wrong argument, or a missing one the right argument.
+        """Whether an extra call has this cause's wrong argument, or a missing call the right argument.
 
         For example, the backward of `add` with `alpha=0.99` makes a `mul` by 0.99; with `alpha=1` it makes none.
         """
@@ -191,7 +191,7 @@ class Verifier:
     def verify(self, culprit: Culprit, *others: Culprit) -> tuple[Culprit, Verification]:
         """Search for the cause, verify it, and return both the cause and its verification.
 
-        The cause is the first of `culprit` and `others` that can be one. If the step also becomes right without its
+        The cause is the first possible cause among `culprit` and `others`. If the step also becomes right without its
         exchanges, the cause is a call that the search found later.
         """
         causes, reason, run = list[Cause](), "", ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {})
@@ -217,10 +217,10 @@ class Verifier:
         return found, verification
 
     def _search(self, culprits: Sequence[Culprit]) -> tuple[list[Cause], str, ExchangedRun]:
-        """Exchange one cause after another, until the step is right or no cause is left.
+        """Exchange the causes in turn, until the step is right or no cause is left.
 
         Returns the causes, the reason why the search ended early ("" if the step is right), and the last valid run. If
-        a call of `culprits` cannot be a cause, the next one is tried.
+        a call of `culprits` cannot be a cause, the next is tried.
         """
         causes, refused, blocked = list[Cause](), "", set[ValueSite]()
         run = ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {}, self.ready)
@@ -493,7 +493,7 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 
 
 def _only_moves(log: CandidateLog, index: int) -> bool:
-    """Whether a call without a match only selects or copies right values, such as one element of a tensor, or a bucket.
+    """Whether a call without a match only selects or copies right values, such as an element of a tensor, or a bucket.
 
     The reference may lack its output although the output is right. For example, a pass inserts `select g 0` before an
     extra `xor_`: the extra call reads an element of the right gradient `g`. But `split g` may take the wrong part if
@@ -510,7 +510,7 @@ def _only_moves(log: CandidateLog, index: int) -> bool:
 
 
 def _may_replace_part(log: CandidateLog, values: set[str]) -> bool:
-    """Whether the reference takes a part of one of these values with a call that the candidate lacks."""
+    """Whether the reference takes a part of these values with a call that the candidate lacks."""
     return any(
         call.view and not values.isdisjoint(call.inputs) and log.matching_here(index) is None
         for index, call in enumerate(log.reference.log)
@@ -597,9 +597,9 @@ def _other_cause(cause: Cause) -> OtherCause:
 
 
 def _swaps(causes: Sequence[Cause], role: Role) -> list[Swap]:
-    """The exchanges in one system for some causes, one per site.
+    """The exchanges in a system for some causes, a single exchange per site.
 
-    If several are planned for a site, an exchange of a blamed call takes precedence over one of another call.
+    If several are planned for a site, an exchange of a blamed call takes precedence.
     """
     groups = sorted((group for cause in causes for group in cause.groups), key=lambda group: not group.is_lead)
     found: dict[ValueSite, Swap] = {}

@@ -22,7 +22,7 @@ from bitproof.harness.localize.logs.calls import Call
 _NUMBER = re.compile(r"[-+]?[0-9.]+(?:e[-+]?[0-9]+)?|[-+]?inf|nan")
 
 _MAX_LENGTH = 4000
-"""The maximum length of a text that is searched for numbers: one number for each parameter may be in it."""
+"""The maximum length of a text that is searched for numbers: it may have a number for each parameter."""
 
 
 def wrong_settings(
@@ -31,7 +31,7 @@ def wrong_settings(
     """The `settings` that explain why a call of an update differs from the reference's call; empty if none does.
 
     `settings` are the settings that differ; `step` counts from 0. `call` or `partner` is None if the candidate or the
-    reference lacks the call. For example, SGD calls `add` for a weight decay of 0.1, and not for one of 0.0.
+    reference lacks the call. For example, SGD calls `add` for a weight decay of 0.1, and not for 0.0.
     """
     known = call or partner
     if known is None or known.place.direction != "update":

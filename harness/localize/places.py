@@ -154,10 +154,10 @@ class Places:
         # A callback at the end of backward.
         if is_backward_running():
             return Place(None, "backward"), None, line
-        # After a backward: no module may be running that was not already running around that backward.
         is_after = self._has_gradients and (
             follows or not torch.is_grad_enabled() or self._writes_buffer(name, tensors)
         )
+        # As many modules are running as around the last backward, so this call is in no forward that began after it.
         if not self.computes_gradients or (is_after and len(self._running) == self._backward_within):
             return Place(None, "update"), None, line
         if is_beginning_backward() or (not self._running and self._begins_gradient(name, tensors)):

@@ -24,8 +24,7 @@ class CandidateLog(IndexedLog):
         self._num_makers = Counter[str]()
         self._given = list[tuple[int | None, ...]]()
         self._read_out: int | None = None
-        # In order of the calls: `_givers` looks up the last call so far with an equal output, and must not find a
-        # later.
+        # Call by call: `_givers` looks up the last call so far with an equal output, and must find no later call.
         for index, call in enumerate(calls):
             self._given.append(self._givers(index, call))
             for value in (*call.aliases, *call.outputs):

@@ -305,7 +305,7 @@ def _read_spare(path: Path) -> dict[str, memoryview]:
         for name, size in sizes.items():
             found[name] = content[begin : begin + size]
             begin += size
-        # A negative size would move the begin back, and let the sum come out right.
+        # A negative size would move `begin` back, so that the sum may still be right.
         if begin != len(packed) or min(sizes.values(), default=0) < 0:
             raise ValueError(f"sizes for {begin} bytes, and {len(packed)} of them")
     except (ValueError, TypeError, AttributeError, RecursionError) as error:

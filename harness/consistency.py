@@ -200,10 +200,11 @@ _BUILT_IN = {"eager", "eager_chunked", *PREPARED}
 
 
 def _uneven(result: CaseResult) -> Iterator[Contradiction]:
-    """Yield the contradictions that only built-in systems can have, since they record alike on all ranks.
+    """Yield the contradictions that only built-in systems can have.
 
     All ranks must have equally many records, every parameter a gradient, and all parameters equally many states.
     """
+    # Built-in systems record alike on all ranks; a user's system need not.
     compared, places = result.compared, result.steps * result.world_size
     if result.case.parallelism.pp > 1:  # stages have different parameters
         places = result.steps

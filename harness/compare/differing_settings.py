@@ -135,7 +135,8 @@ def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _Pa
 
 
 def _entries_of(rank: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entries of a rank's log of optimizer settings; empty if any is damaged, as recordings are untrusted."""
+    """The entries of a rank's log of optimizer settings; empty if any of them is damaged."""
+    # A manifest is untrusted, and reading it does not check these values.
     entries = rank.get(OPTIMIZERS)
     if not isinstance(entries, list):
         return []

@@ -418,8 +418,9 @@ def are_staged(*recordings: Recording) -> bool:
 def gradients_lie_otherwise(reference: Recording, candidate: Recording) -> bool:
     """Whether ranks of the two systems have different parts of some gradient or parameter.
 
-    A gradient that some ranks lack does not count, as this does not affect how other gradients are summed.
+    A gradient that some ranks lack does not count.
     """
+    # A lacking gradient does not affect how other gradients are summed.
     have_as_many = reference.manifest.world_size == candidate.manifest.world_size
     return any(
         tensor.kind == "param" or (tensor.kind == "grad" and not (have_as_many and _is_part_lacking(tensor, *sides)))

@@ -53,7 +53,8 @@ def in_todays_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
-    """Yield a sentence if two recordings have different kinds of digests, as then equal bits have unequal digests."""
+    """Yield a sentence if two recordings have different kinds of digests."""
+    # Then equal bits have unequal digests.
     kinds = [recording.manifest.digest or "unnamed" for recording in (reference, candidate)]
     if kinds[0] != kinds[1]:
         yield f"the reference has digests of kind {kinds[0]}, the candidate of kind {kinds[1]}: record both again"

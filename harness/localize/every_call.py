@@ -176,11 +176,9 @@ class EveryCall:
         return found
 
     def _first(self, step: int, strange: list[Site]) -> Site:
-        """The unmatched call of a step to which no other unmatched call leads.
-
-        It need not have the lowest index, since indices of different ranks cannot be compared.
-        """
-        # Logs of all steps: a step may read values of earlier ones.
+        """The unmatched call of a step to which no other unmatched call leads."""
+        # It need not have the lowest index, since indices of different ranks cannot be compared. The search needs the
+        # logs of all steps: a step may read values of earlier steps.
         logs, begins = [], []
         for rank in self._ranks:
             archive = self._archive("candidate", 1, rank)

@@ -273,10 +273,11 @@ def _only_if_right(
 ) -> _Draft:
     """The exchanges of another call with the same defect, made only if the call reads its right inputs when it runs.
 
-    So no exchange hides a defect before the call. Empty if the right inputs are not known.
+    Empty if the right inputs are not known.
     """
-    # Three forms: a missing call, which is exchanged at its readers; an extra call with right inputs; and a call whose
-    # right inputs are those of its matching call, or follow from the exchanges before it.
+    # With this condition, no exchange hides a defect before the call. Three forms: a missing call, which is exchanged
+    # at its readers; an extra call with right inputs; and a call whose right inputs are those of its matching call, or
+    # follow from the exchanges before it.
     if mine is None:
         given = log.reference.log[theirs or 0].inputs
         swaps = [_expecting(swap, log, given) for swap in draft.candidate]
@@ -600,10 +601,8 @@ class _Readers:
         return _checked(plan)
 
     def _of_readers(self, index: int, depth: int) -> _Draft:
-        """Exchange the outputs of the calls that read a call's output.
-
-        The other inputs of these calls must be right, so that no defect is hidden.
-        """
+        """Exchange the outputs of the calls that read a call's output. Their other inputs must be right."""
+        # With a wrong other input, an exchange of the output would hide a second defect.
         plan = _Draft()
         self.passed.update((index, *self._same_defect_there(index)))
         for reader in dict.fromkeys(reader for reader, _ in self.log.readers(index)):
@@ -670,7 +669,7 @@ class _Readers:
 
         For example, the missing call adds a gradient over ranks; in the candidate the gradient's record is that call's
         input. So the call that computed this input gets the missing output as its own. Both lists are empty if a call
-        of the reference reads this input too, or if the input is wrong, since then an earlier call is to blame.
+        of the reference reads this input too, or if the input is wrong.
         """
         call, found = self.log.reference.log[index], (list[Swap](), list[Swap]())
         for wanted, held in self.pairs:
@@ -679,7 +678,7 @@ class _Readers:
                 continue
             readers = [(self.log.matching_call(reader), position) for reader, position in self.log.readers(made)]
             due = [self.log.reference.log[other].inputs[at : at + 1] for other, at in readers if other is not None]
-            # Another reader needs the value unchanged, or it is wrong already.
+            # Another reader needs the value unchanged; or it is wrong already, and an earlier call is to blame.
             if (held,) in due or held not in self.log.reference.values:
                 continue
             here = ValueSite(self.rank, made, self.log.log[made].outputs.index(held))

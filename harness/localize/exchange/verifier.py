@@ -564,10 +564,10 @@ def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
 def unrepeated(calls: Sequence[Call], again: Sequence[Call], exchanged: Collection[int]) -> int | None:
     """The index of the first call whose output differs between two runs of the candidate; None if there is none.
 
-    The comparison ends at the first call with an exchanged value, and at a collective that differs, as it may receive
-    an exchanged value. Views do not count: they may show freed or uninitialized memory that no call reads.
+    The comparison ends at the first call with an exchanged value, and at a collective that differs. Views do not count.
     """
-    # Calls after an exchanged value differ because of it, so only the calls before it are compared.
+    # Calls after an exchanged value differ because of it, and a collective may receive such a value from another rank.
+    # A view may show freed or uninitialized memory that no call reads.
     for index, (first, second) in enumerate(zip(calls, again, strict=False)):
         is_other = first.operator != second.operator or first.outputs != second.outputs
         if index in exchanged and (is_other or first.inputs != second.inputs):

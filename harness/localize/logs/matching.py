@@ -214,10 +214,8 @@ def _steps(calls: Sequence[Call]) -> list[int]:
 
 
 def _may_match(first: Call, second: Call) -> bool:
-    """Whether two calls agree in direction and chunk.
-
-    Two random calls must also agree in module and micro-batch, since different random calls may read the same state.
-    """
+    """Whether two calls agree in direction and chunk; two random calls also in module and micro-batch."""
+    # Different random calls may read the same state, so equal inputs are weaker evidence for them.
     if not fits(first.place, second.place):
         return False
     pairs = (first.place.module, second.place.module), (first.micro_batch, second.micro_batch)

@@ -258,6 +258,7 @@ def _unfounded_close(result: CaseResult) -> Iterator[Contradiction]:
 
     CLOSE needs a bound, a difference, and values of every compared kind measured within the bound.
     """
+    # Only the first reason: each check presumes those before it.
     bound, closeness = result.case.close_within, result.closeness
     if result.layouts is not None:
         yield from _unfounded_layouts(result, result.layouts)

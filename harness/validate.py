@@ -72,6 +72,7 @@ class That:
         from pydantic_core import PydanticCustomError, core_schema
 
         def check(value: Any) -> Any:
+            # The error's context carries `expected` to `_describe`.
             if not self.holds(value):
                 raise PydanticCustomError("that", "{expected}", {"expected": self.expected})
             return value

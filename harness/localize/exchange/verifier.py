@@ -354,6 +354,7 @@ class Verifier:
     ) -> Verification:
         remaining, before = len(self._wrong(run.recording)), len(self._wrong(self.recordings["candidate"]))
         accounts = causes[0].accounts if causes else 0
+        # A right step alone does not verify the cause: the exchanged values must also explain the whole difference.
         if not remaining and reverse is False:
             reason = "the reference with the candidate's value here does not give the candidate's step"
         elif not remaining and reverse is None and not reason:
@@ -378,6 +379,7 @@ class Verifier:
         other: Role = "reference" if role == "candidate" else "candidate"
         self._fetch(other, [swap.value for swap in swaps])
         self._runs += 1
+        # Only a candidate's run is searched for further causes, so only its calls are logged.
         folder = self._replay(
             role, Replay(step=self.step, log=role == "candidate", exchanges=self._planned(other, swaps))
         )
@@ -538,6 +540,7 @@ def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
         other = logs[rank].matching_call(index)
         if rank != culprit.rank and other is not None:
             given, due = logs[rank].log[index], logs[rank].reference.log[other]
+            # On a rank on which the call is blamed as well, other right inputs are the defect itself.
             is_blamed = rank in culprit.ranks and logs[rank].reads_right_values(index)
             if given.inputs != due.inputs and not is_blamed:
                 return f"it brings what {given} on rank {rank} gives to it, and its matching call gives another value"

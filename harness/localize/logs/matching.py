@@ -141,6 +141,7 @@ class Matching:
                 continue
             there = [i for i in waiting[call.operator] if _may_match(known[i], call)]
             shared = {i: len(set(known[i].inputs) & set(call.inputs)) for i in there}
+            # Of equally good calls, `max` takes the first, so that they match in order.
             best = max(there, key=lambda i: shared[i], default=None)
             if best is not None and shared[best]:
                 waiting[call.operator].remove(best)

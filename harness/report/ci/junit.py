@@ -66,6 +66,7 @@ def _add_problem(case: ElementTree.Element, report: Report, result: CaseResult, 
             message += f"; to blame: {blamed}"
     message = "; ".join([*text.headlines_of(result), message])
     tag = "error" if case_status(result) == UNJUDGED else "failure"
+    # Viewers show the message in lists of tests, and the text, which repeats it, on the test's own page.
     problem = ElementTree.SubElement(case, tag, {"type": result.verdict.value, "message": printable(message)})
     error = text.shorten(result.error or "", MAX_ERROR_CHARS)
     problem.text = printable("\n".join([message, *([error] if error else []), text.replay_command(report, result)]))

@@ -34,6 +34,7 @@ def render(report: Report) -> str:
         "tool": {"driver": driver},
         "invocations": [
             {
+                # Whether every case was judged; unexpected verdicts are results.
                 "executionSuccessful": report.exit_status in (SUCCESS, UNEXPECTED),
                 "exitCode": report.exit_status,
                 "exitCodeDescription": tally(report),

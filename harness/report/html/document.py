@@ -190,6 +190,7 @@ def fair_share(wanted: Iterable[int], total: int) -> int:
 def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
     case, parallelism, first = result.case, result.case.parallelism, result.first_divergence
     chunking = case.chunking and f"{case.chunking.modules} in two along {case.chunking.dim}"
+    # A user's systems may ignore the case's model and parallelism, so only the settings that the case states are shown.
     about = [
         ("compared", f"{case.candidate} against {case.reference}"),
         *(_stated(case) if case.is_foreign else [("model", f"{case.model.family} {case.model.flavor}")]),

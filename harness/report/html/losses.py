@@ -61,6 +61,7 @@ def losses(result: CaseResult) -> LossBlock | None:
     return LossBlock(
         sentence=_describe_losses([row for row in rows if row[1] != row[2]], num_steps),
         chart=_chart(reference, candidate, [step - first for step in apart], first),
+        # If a run ended early, only the other side's loss is known.
         rows=[
             (step, f"{float.fromhex(left or right):.6f}", left or "missing", right or "missing", left == right)
             for step, left, right in rows[:MAX_LOSSES]

@@ -167,13 +167,12 @@ def _incomplete(result: CaseResult) -> Iterator[Contradiction]:
 
     Such a count is smaller than the numbers of steps and ranks require, or not a multiple of the number of steps.
     """
-    # A place is a step on a rank. A kind that a single rank may record needs one record per step, any other one per
-    # place.
+    # A place is a step on a rank. A kind that a single rank may record needs one record per step, any
+    # other one per place.
     steps = len(result.case.compared_steps)
     places = steps * result.world_size
     required = required_kinds(result.case)
     for kind, count in (dict.fromkeys(required, 0) | result.compared).items():
-        # A count of 0 has a sentence of its own, and it is the first.
         if kind in required and not count:
             yield _not_supported(result, "as a kind was not compared")
         least, each = (steps, "step") if needs_one_rank(kind, result.case) else (places, "step and rank")
@@ -227,8 +226,8 @@ def _misplaced(result: CaseResult) -> Iterator[Contradiction]:
         yield Contradiction("first_divergence", "a step and a rank of the case", place)
     if not first.between and any(result.compared.values()) and not result.mismatched.get(first.kind):
         yield Contradiction("first_divergence.kind", "a kind of records that differ", first.kind)
-    # Every line of a report that states how many elements differ: the tensor, the call's output, each call of the
-    # chain.
+    # Every line of a report that states how many elements differ: the tensor, the call's output, each
+    # call of the chain.
     output, chain = (first.call.output, first.call.chain) if first.call else (None, None)
     lines: list[TensorDifference | ChainLink] = [first.tensor, *([output] if output else []), *(chain or [])]
     for found in lines:

@@ -74,8 +74,8 @@ class Unpaired:
         """
         missing, extra = (_names_by_kind(keys) for keys in (self.missing, self.extra))
         for kind in missing:
-            # Names that are paired, or unpaired on both sides, are known to both systems: only some records are
-            # missing.
+            # Names that are paired, or unpaired on both sides, are known to both systems: only
+            # some records are missing.
             known = self.names.get(kind, set())
             theirs = [name for name in extra.get(kind, ()) if name not in {*missing[kind], *known}]
             ours = [name for name in missing[kind] if name not in {*extra.get(kind, ()), *known}]

@@ -21,8 +21,8 @@ NUM_SAMPLES = 8
 SLICE = 1 << 22
 """The number of elements that are compared at a time."""
 
-# The last distance of each bucket: 0, 1, 2, 4, ... 2**62. A bucket for larger distances and one for unlike elements
-# follow.
+# The last distance of each bucket: 0, 1, 2, 4, ... 2**62. A bucket for larger distances and one
+# for unlike elements follow.
 _BUCKET_ENDS = (0, *(2**power for power in range(63)))
 
 

@@ -41,8 +41,7 @@ def agreed_by_ranks(
 def unlike_chunks(reference: Recording, candidate: Recording) -> Iterator[str]:
     """Yield the reasons why two systems cannot be compared: they chunk different modules, or not equally often."""
     found: list[Calls] = []
-    # Only systems that run in chunks are compared: a system that runs whole against a system in chunks is the usual
-    # case.
+    # A system that does not chunk, or a user's own, states no chunks: then there is nothing to compare.
     for side, recording in (("reference", reference), ("candidate", candidate)):
         if not _runs_in_chunks(recording.manifest):
             continue

@@ -55,8 +55,8 @@ def computation_order(recorded: Iterable[Key]) -> Any:
 
 def phase_of(key: Key) -> int:
     """The phase of a step in which a record is computed, as an index into PHASES; len(PHASES) for an unknown kind."""
-    # A buffer is recorded at two moments, which its name states. Gradients of activations have the kind "activation",
-    # too.
+    # A buffer is recorded at two moments, which its name states. Gradients of activations have
+    # the kind "activation", too.
     moments = (BEFORE_FORWARD, BEFORE_OPTIMIZER) if key.kind == "buffer" else ()
     kind = next((moment for moment in moments if key.name.endswith(moment)), key.kind)
     if kind == "activation" and (boundary := boundary_of(key.name)) and boundary.direction == "backward":

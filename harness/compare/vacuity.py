@@ -32,8 +32,8 @@ class Agreement:
     """
 
     def __init__(self) -> None:
-        # The reasons why records are no evidence, by kind and step, and by kind and name; None for a record that is
-        # evidence.
+        # The reasons why records are no evidence, by kind and step, and by kind and name; None for a
+        # record that is evidence.
         self._steps: dict[tuple[str, int], set[str | None]] = {}
         self._tensors: dict[tuple[str, str], set[str | None]] = {}
 

@@ -52,8 +52,8 @@ def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str
     sides: tuple[tuple[CandidateLog | ReferenceLog, int], ...] = (log, index), (log.reference, partner)
     inputs = [side.log[at].inputs for side, at in sides]
     lines: list[str] = []
-    # A differing value may only have moved to another position. Prefer a position at which the other side has another
-    # value.
+    # A differing value may only have moved to another position. Prefer a position at which the other
+    # side has another value.
     for (side, at), mine, other in zip(sides, inputs, reversed(inputs), strict=True):
         # As a multiset: a value that the call reads twice, and its partner once, differs too.
         odd = Counter(mine) - Counter(other)
@@ -76,8 +76,8 @@ def _source_of(side: CandidateLog | ReferenceLog, index: int, position: int) -> 
     if made is None:
         return GIVEN
     call = side.log[made]
-    # A call whose outputs are among its inputs is a copy. Not so a collective: its equal output may be another rank's
-    # value.
+    # A call whose outputs are among its inputs is a copy. Not so a collective: its equal output may
+    # be another rank's value.
     if call.collective or not call.outputs or not set(call.outputs) <= set(call.inputs):
         return f"the output of {call}"
     copied = _source_of(side, made, call.inputs.index(call.outputs[0]))

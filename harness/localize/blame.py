@@ -105,8 +105,8 @@ def _culprit_of(parting: Parting, walk: Walk, everywhere: Iterable[Parting]) -> 
     )
     if mine is None:
         return replace(found, arguments=list_differences(log, call))
-    # A compiled graph is a single entry, so its match and its arguments would say nothing about the wrong call within
-    # it.
+    # A compiled graph is a single entry, so its match and its arguments would say nothing about the
+    # wrong call within it.
     if call.operator.startswith(KERNELS):
         return replace(found, how="compiles", reference=None, reading=strange_output(log, call))
     if due is None:
@@ -148,8 +148,8 @@ def _placed(culprit: Culprit, walk: Walk) -> Culprit:
     due, reader = walk.replaced.get(site), walk.readers.get(site)
     if due is not None:
         other = log.reference.log[due]
-        # It replaces the other call only if it computes something else from a common input; otherwise it merely runs
-        # nearby.
+        # It replaces the other call only if it computes something else from a common input; otherwise
+        # it merely runs nearby.
         if other.operator != culprit.call.operator and set(culprit.call.inputs) & set(other.inputs):
             return replace(culprit, call=culprit.call._replace(place=other.place), instead_of=other.operator)
     known = None if reader is None else log.matching_call(reader)

@@ -34,8 +34,8 @@ def with_chain(
     The record is on rank `rank`, and `pair` has its digests in the reference and in the candidate. `mine` and `known`
     are the candidate's and the reference's logs. If the culprit is a missing call, the chain has the reference's calls.
     """
-    # The candidate has no missing call, so the path is searched in the reference's logs, through values that are
-    # missing.
+    # The candidate has no missing call, so the path is searched in the reference's logs, through
+    # values that are missing.
     is_missing = culprit.candidate is None
     joined, value = (known, pair[0]) if is_missing else (mine, pair[1])
     givers = [log.reference.givers if is_missing else log.givers for log in logs]

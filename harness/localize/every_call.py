@@ -103,8 +103,8 @@ class EveryCall:
         for role in ROLES:
             if (key := self._replay(role, 1)) is not None:
                 where = f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
-                # Then the logged calls are not those of the recorded run, and comparing them would say nothing about
-                # it.
+                # Then the logged calls are not those of the recorded run, and comparing them would
+                # say nothing about it.
                 return _unverified(judgement, f"a replay of the {role} did not reproduce its recording, at {where}")
         self.found = found = self._look()
         # A report's counts must be multiples of the steps (see `consistency`), but steps may have different numbers of
@@ -157,8 +157,8 @@ class EveryCall:
     def _look(self) -> Found:
         found, by_step = Found(), dict.fromkeys(range(self.case.steps), 0)
         for rank in self._ranks:
-            # Calls are compared within a rank and a step: an equal value on another rank or in another step is no
-            # match.
+            # Calls are compared within a rank and a step: an equal value on another rank or in another
+            # step is no match.
             pairs = zip(self._steps("reference", 1, rank), self._steps("candidate", 1, rank), strict=True)
             for (step, known), (_, calls) in pairs:
                 look = look_at(known, calls)

@@ -94,8 +94,8 @@ class Walk:
             self._add(rank, made, due, "abandons")
 
     def _add(self, rank: int, mine: int | None, due: int | None, how: How, weight: int = 1) -> bool:
-        # Weights order the causes: 0 is the likeliest, 1 is usual, 2 is an extra call behind other calls, 3 the least
-        # likely.
+        # Weights order the causes: 0 is the likeliest, 1 is usual, 2 is an extra call behind other calls,
+        # 3 the least likely.
         if mine is not None and how in ("reads", "inherits") and keeps_order(self.logs[rank].log[mine]):
             # Such a view computes nothing, so its reader has the wrong input.
             reader = self.readers.get((rank, mine))
@@ -237,8 +237,8 @@ class Walk:
         log = self.logs[rank]
         call, other = log.log[mine], log.reference.log[due]
         found = False
-        # The same inputs in another order: search for the exchange before the call, and blame the call if none is
-        # found.
+        # The same inputs in another order: search for the exchange before the call, and blame the call
+        # if none is found.
         is_exchange = sorted(call.inputs) == sorted(other.inputs)
         self._depth += is_exchange
         for giver, theirs, value in self._differing_inputs(rank, mine, due):

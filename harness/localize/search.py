@@ -194,8 +194,8 @@ class Search:
         """
         rank, *pair = explains
         sides = [self.recordings[role].records_at(rank, first.step) for role in ROLES]
-        # The culprit knows the record by its rank and digests only. Another record with both digests would serve as
-        # well.
+        # The culprit knows the record by its rank and digests only. Another record with both digests
+        # would serve as well.
         found = next(key for key in sides[0] if [side[key].digest for side in sides if key in side] == pair)
         self.remarks.append(
             f"no wrong call leads to the first difference, {_describe(first)}; shown is the first difference that a "

@@ -124,10 +124,10 @@ class LayoutBounds:
 
     def tell(self) -> str:
         """The result as a sentence, such as "12 tensors have another layout; 13 had to be equal, ..."."""
-        # Without samples no bound was measured: then only the counts are stated.
         start = f", from {self.regrouped_from} on" if self.regrouped_from else ""
         counts = f"{self.exact} had to be equal, {self.regrouped} may be regrouped"
         text = f"{self.across} tensors have another layout; {counts}{start}"
+        # Without samples no bound was measured, so only the counts are stated.
         if not self.samples or self.confidence is None:
             return text
         used = max((row.used for row in self.rows if row.used is not None), default=0.0)

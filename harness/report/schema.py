@@ -187,8 +187,8 @@ class FlatDivergence(TensorDifference):
     def of(divergence: Divergence) -> FlatDivergence:
         """Convert a divergence to the form of the file."""
         call = divergence.call
-        # The tensor's fields are the file's as they are. The call's come next, and those of its output last, with a
-        # prefix.
+        # The tensor's fields are the file's as they are. The call's come next, and those of its output
+        # last, with a prefix.
         flat = {name: getattr(divergence, name) for name in _PLACE} | vars(divergence.tensor)
         if call is not None:
             flat |= {_FLAT.get(name, name): value for name, value in vars(call).items() if name != "output"}

@@ -304,8 +304,8 @@ def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], 
     computes them; the tensors of a kind are in the order of their first difference.
     """
     rows: list[tuple[str, ...]] = []
-    # `compared` has the kinds in the order of a step, and `differing` the tensors in the order of their first
-    # difference.
+    # `compared` has the kinds in the order of a step, and `differing` the tensors in the order
+    # of their first difference.
     for kind in result.compared:
         for name, steps in result.differing.get(kind, {}).items():
             ranks = {rank for found in steps.values() for rank in found}

@@ -178,8 +178,8 @@ def write_atomically(path: Path, content: str) -> None:
 def _point_latest(run_dir: Path) -> None:
     """Point the link `latest` at this run, atomically."""
     _refuse_plain_latest(run_dir.parent)
-    # A link cannot be changed in place. A rename replaces the old link, so that `latest` points at some run at every
-    # moment.
+    # A link cannot be changed in place. A rename replaces the old link, so that `latest` points at some
+    # run at every moment.
     temporary = run_dir.parent / f".{LATEST}-{secrets.token_hex(6)}"
     try:
         temporary.symlink_to(run_dir.name, target_is_directory=True)

@@ -348,8 +348,8 @@ def _right_inputs(
     """
     call = log.log[mine]
     if theirs is not None:
-        # The matching call's inputs, but constants of the code stay the candidate's: they are the wrong argument
-        # itself.
+        # The matching call's inputs, but constants of the code stay the candidate's: they are
+        # the wrong argument itself.
         known = log.reference.log[theirs].inputs
         own = _constants(log, mine, theirs)
         if len(known) != len(call.inputs):
@@ -515,10 +515,10 @@ class _Readers:
             return plan
         if self.is_blocked(index):
             return self._of_readers(index, depth)
-        # Three collections, all by output: -1, -2, ... stand for aliases, and None for memory that several calls wrote.
-        # `at_readers` has the exchanges at single readers, and `read_right` the outputs that some reader needs
-        # unchanged. `due` has, for each output, the values that the matches of its readers read in its place, with
-        # their sites.
+        # Three collections, all by output: -1, -2, ... stand for aliases, and None for memory that several calls
+        # wrote. `at_readers` has the exchanges at single readers, and `read_right` the outputs that some reader
+        # needs unchanged. `due` has, for each output, the values that the matches of its readers read in its
+        # place, with their sites.
         due: dict[int | None, dict[str, ValueSite]] = defaultdict(dict)
         at_readers, read_right = list[tuple[int | None, Swap]](), set[int | None]()
         for reader, position in self.log.readers(index):
@@ -537,8 +537,8 @@ class _Readers:
                 continue
             due[output][wanted] = _source(self.log.reference, self.rank, other, at)
             pair = ValueSite(self.rank, reader, position, True), ValueSite(self.rank, other, at, True)
-            # An alias, or memory that several calls wrote, is overwritten in place: its later readers need the right
-            # value too.
+            # An alias, or memory that several calls wrote, is overwritten in place: its later readers need
+            # the right value too.
             is_written = output is not None and output >= 0
             at_readers.append((output, self._at_reader(*pair, in_place=not is_written)))
             plan.reference.append(self._at_reader_there(*pair, in_place=name_of(call).endswith("_")))

@@ -300,8 +300,8 @@ class Verifier:
         # Exchanges of further calls with the same defect may fail: they are conditional. Those of the lead must not.
         failed = [made for swap in leads if not (made := after.made[swap.site]).done]
         if unsteady := [made for made in failed if made.not_done.startswith(UNSTEADY)]:
-            # The candidate's own value did not repeat. With more text after it, it is the inserted value of the
-            # reference.
+            # The candidate's own value did not repeat. With more text after it, it is the inserted
+            # value of the reference.
             side = "candidate" if unsteady[0].not_done == UNSTEADY else "reference"
             return f"the {side} differs from itself: {_where(unsteady[0], before)}: {unsteady[0].not_done}"
         if len(failed) == len(leads):
@@ -331,8 +331,8 @@ class Verifier:
 
         None if some of these values cannot be exchanged.
         """
-        # The planned values of later causes come from runs with exchanges. The reference must get those of the first
-        # run.
+        # The planned values of later causes come from runs with exchanges. The reference must get those
+        # of the first run.
         swaps = [self._at_first(swap) for swap in _swaps(causes, "reference")]
         known = [swap for swap in swaps if swap is not None]
         run = self._exchanged("reference", known)
